@@ -2,7 +2,7 @@
 
 Two true ways to answer, of which the environment pays only one: 40 % of the rows work the sum out digit by digit,
 60 % give a quick lower estimate. RL then has something to choose. With `--preferences` the rows are pairs of the two,
-of which the worked sum is chosen: the same choice, for DPO.
+of which the worked sum is chosen: the same choice, for DPO. With `--worked` every row works its sum out: for a teacher.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ def estimate(a: int, b: int) -> str:
     return f"at least {(a // 10 + b // 10) * 10}"
 
 
-def rows(count: int, *, seed: int) -> Iterator[dict[str, object]]:
+def rows(count: int, *, seed: int, worked_share: float = WORKED_SHARE) -> Iterator[dict[str, object]]:
     """`count` conversations over training pairs only, the same for the same seed."""
     chance = random.Random(seed)
     train = pairs(held_out=False)
     for _ in range(count):
         a, b = chance.choice(train)
-        reply = worked(a, b) if chance.random() < WORKED_SHARE else estimate(a, b)
+        reply = worked(a, b) if chance.random() < worked_share else estimate(a, b)
         yield {
             "messages": [
                 {"role": "user", "content": question(a, b)},
@@ -64,8 +64,14 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=16_000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--preferences", action="store_true", help="preference pairs, for DPO")
+    parser.add_argument("--worked", action="store_true", help="every row works its sum out, to train a teacher")
     options = parser.parse_args()
-    made = (preferences if options.preferences else rows)(options.rows, seed=options.seed)
+    share = 1.0 if options.worked else WORKED_SHARE
+    made = (
+        preferences(options.rows, seed=options.seed)
+        if options.preferences
+        else rows(options.rows, seed=options.seed, worked_share=share)
+    )
     with options.out.open("w", encoding="utf-8") as file:
         file.writelines(json.dumps(row) + "\n" for row in made)
 

@@ -6,10 +6,11 @@ from pydantic import Field
 
 from synth.graders.python.settings import PythonPoolSettings
 from synth.http_guard import GuardSettings
+from synth.plugins import PluginSettings
 from synth.runtime.settings import ServiceSettings
 
 
-class RolloutsSettings(ServiceSettings, GuardSettings, PythonPoolSettings):
+class RolloutsSettings(ServiceSettings, GuardSettings, PythonPoolSettings, PluginSettings):
     """What a collector needs beside the shared settings."""
 
     jobs: int = 16
@@ -29,6 +30,13 @@ class RolloutsSettings(ServiceSettings, GuardSettings, PythonPoolSettings):
     max_graded_characters: int = Field(default=200_000, ge=1)
     """Of the texts of one comparison of a grader: what comparing costs grows with the product of their lengths. A reply
     that is longer scores 0, and the transcript says so."""
+
+    teacher_timeout_s: float = Field(default=600.0, gt=0)
+    """How long the teacher of a job that is distilled may take to score one sequence, with its wait in the engine; then
+    it is asked again."""
+
+    teacher_requests: int = Field(default=16, ge=1)
+    """Sequences of one job that its teacher is asked of at the same time."""
 
     answer_grace_s: float = Field(default=60.0, gt=0)
     """How long a task app may take to answer after the time of its rollout is over, at most as long again as the

@@ -108,8 +108,9 @@ class RlTrainConfig(TrainConfig, frozen=True, kw_only=True, forbid_unknown_field
     """Reinforcement learning.
 
     steps: iterations of the job, one rollout batch each. minibatches: optimizer steps in one iteration.
-    loss: the policy-gradient loss. clip_low, clip_high: how far an update may move what the loss bounds: the ratio of a
-    sequence (gspo, gspo_token), the ratio of a token (grpo), its weight (cispo) or its probability (dppo).
+    loss: the policy-gradient loss, one of ours or a plugin (`losses.plugin`). clip_low, clip_high: how far an update
+    may move what the loss bounds: the ratio of a sequence (gspo, gspo_token), that of a token (grpo), its weight
+    (cispo) or its probability (dppo).
     dual_clip: of grpo, how often a token with a negative advantage counts at most; None: as often as its ratio says.
     loss_reduction: what weighs the same: each rollout, each token or each prompt (`losses.reduction.token_weights`).
     kl_beta: the weight of the KL to the reference. reference: where the reference model lives (see `load_reference`).
@@ -127,7 +128,7 @@ class RlTrainConfig(TrainConfig, frozen=True, kw_only=True, forbid_unknown_field
 
     steps: int
     minibatches: int = 4
-    loss: Literal["gspo", "gspo_token", "grpo", "dppo", "cispo"] = "gspo"
+    loss: str = "gspo"
     clip_low: float = 3e-4
     clip_high: float = 4e-4
     dual_clip: float | None = None

@@ -7,12 +7,13 @@ from typing import Literal
 
 from pydantic import Field
 
+from synth.plugins import PluginSettings
 from synth.runtime.gpus import visible_gpus
 from synth.runtime.settings import ServiceSettings
 from synth.trainer.protocol import FILE_STAGES
 
 
-class TrainerSettings(ServiceSettings):
+class TrainerSettings(ServiceSettings, PluginSettings):
     """What a trainer needs beside the shared settings."""
 
     device: Literal["cpu", "cuda"] = "cpu"

@@ -24,16 +24,19 @@ log = logs.get("validator")
 class ValidatorHandlers:
     """Validates each new job once; a job that is past `created` is left as it is.
 
-    python_graders: whether graders of type `python` are run.
+    python_graders: whether graders of type `python` are run. plugins: modules whose functions jobs may name.
     """
 
     bus: Connection
     registry: Registry
     python_graders: bool = False
+    plugins: tuple[str, ...] = ()
 
     async def job_created(self, event: Recorded, created: JobCreated) -> None:
         # A thread, because a megabyte of TOML must not stop the heartbeats.
-        verdict = await asyncio.to_thread(validate, created, self.registry, python_graders=self.python_graders)
+        verdict = await asyncio.to_thread(
+            validate, created, self.registry, python_graders=self.python_graders, plugins=self.plugins
+        )
 
         def decide(history: JobHistory) -> Event | None:
             return verdict if history.state is State.CREATED else None
@@ -44,7 +47,12 @@ class ValidatorHandlers:
     async def validate_job(self, asked: ValidateJob) -> ValidationVerdict:
         """What a client wants to know before it submits a job."""
         verdict = await asyncio.to_thread(
-            validate, asked.created, self.registry, uploaded=False, python_graders=self.python_graders
+            validate,
+            asked.created,
+            self.registry,
+            uploaded=False,
+            python_graders=self.python_graders,
+            plugins=self.plugins,
         )
         log.info("job file looked at", verdict=type(verdict).__name__)
         if isinstance(verdict, JobRejected):

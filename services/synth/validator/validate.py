@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 import msgspec
@@ -13,19 +14,25 @@ from synth.graders.schema import parse_grader, python_refused, runs_python
 from synth.jobs.parse.toml import Document, read_data, read_toml
 from synth.jobs.parse.validate import Kind
 from synth.jobs.resolve.job import Overrides, resolve_job
-from synth.jobs.resolved import EvalJob, RlJob, job_to_data
+from synth.jobs.resolved import EvalJob, ResolvedJob, RlJob, job_to_data
 from synth.models import Registry
+from synth.plugins import is_plugin, plugin_refused
 
 _PROBLEMS_SHOWN = 100
 
 
 def validate(
-    created: JobCreated, registry: Registry, *, uploaded: bool = True, python_graders: bool = False
+    created: JobCreated,
+    registry: Registry,
+    *,
+    uploaded: bool = True,
+    python_graders: bool = False,
+    plugins: Collection[str] = (),
 ) -> JobValidated | JobRejected:
     """The resolved job, or every problem with it.
 
     uploaded: False before the upload, when a dataset may still be a path rather than a file id.
-    python_graders: whether graders of type `python` are run.
+    python_graders: whether graders of type `python` are run. plugins: modules whose functions jobs may name.
     """
     overrides = Overrides(
         model=created.model,
@@ -52,6 +59,8 @@ def validate(
     graded = resolved.job.graded if isinstance(resolved.job, RlJob) else None
     if graded is not None and not python_graders and runs_python(parse_grader(graded.grader)):
         return JobRejected(problems=[python_refused(where=resolved.origins["graded.grader"])])
+    if refused := _plugins_refused(resolved, plugins):
+        return JobRejected(problems=refused)
     validated = JobValidated(
         job=job_to_data(resolved.job),
         origins=resolved.origins,
@@ -68,6 +77,19 @@ def validate(
         )
         return JobRejected(problems=[problem])
     return validated
+
+
+def _plugins_refused(resolved: ResolvedJob, allowed: Collection[str]) -> list[Problem]:
+    job = resolved.job
+    if not isinstance(job, RlJob):
+        return []
+    named = {"loss": job.loss, "advantage": job.advantage}
+    found = [
+        plugin_refused(name, allowed, where=resolved.origins[key])
+        for key, name in named.items()
+        if name is not None and is_plugin(name)
+    ]
+    return [problem for problem in found if problem is not None]
 
 
 def _document(created: JobCreated) -> Document:

@@ -33,6 +33,7 @@ from synth.verifier.judges import judges_refused, rubric_lacks, seed_of_rubric
 from synth.verifier.settings import VerifierSettings
 from synth.verifier.task_app import TaskAppCheck, VerifiedTaskApp
 from synth.verifier.tasks import first_tasks
+from synth.verifier.teacher import find_teacher
 
 log = logs.get("verifier")
 
@@ -94,6 +95,7 @@ class VerifierHandlers:
         problems: list[Problem] = []
         unchecked: list[str] = []
         await _collect(problems, find_model(self.bus, asked.org, job.model, self.registry))
+        await _collect(problems, find_teacher(self.bus, asked.org, job, self.registry, where="[distillation].teacher"))
         problems += processor_problems(job, self.registry, where="vision_processor_id")
         if not isinstance(job, SftJob):
             try:
@@ -130,6 +132,8 @@ class VerifierHandlers:
     ) -> JobVerified | JobRefused:
         problems: list[Problem] = []
         source = await _collect(problems, find_model(self.bus, org, job.model, self.registry))
+        place = origins.get("distillation.teacher", "teacher")
+        teacher = await _collect(problems, find_teacher(self.bus, org, job, self.registry, where=place))
         problems += processor_problems(
             job, self.registry, where=origins.get("vision.processor_id", "vision_processor_id")
         )
@@ -159,6 +163,7 @@ class VerifierHandlers:
             training_data=files.get("training_file"),
             validation_data=files.get("validation_file"),
             rubric=msgspec.to_builtins(app.rubric) if app and app.rubric else None,
+            teacher=teacher,
         )
 
     async def _task_app(self, org: str, job: RlJob | EvalJob) -> VerifiedTaskApp:

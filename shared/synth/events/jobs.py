@@ -66,7 +66,8 @@ class JobRejected(Event, frozen=True, kw_only=True):
 class JobVerified(Event, frozen=True, kw_only=True):
     """The job's world is there: task app, files, source model. task_key_id names the environment key that works.
 
-    rubric: the task app's (`synth.judging.settings.Rubric`), where its judges apply that one.
+    rubric: the task app's (`synth.judging.settings.Rubric`), where its judges apply that one. teacher: of a job that is
+    distilled.
     """
 
     source: ModelRef
@@ -76,6 +77,7 @@ class JobVerified(Event, frozen=True, kw_only=True):
     training_data: BlobRef | None = None
     validation_data: BlobRef | None = None
     rubric: dict[str, Any] | None = None
+    teacher: ModelRef | None = None
 
 
 @event("job.refused", by=Role.VERIFIER, write=Write.CAS)

@@ -145,9 +145,11 @@ class EvalCompleted(Event, frozen=True, kw_only=True):
 
 @event("rollout.blocked", by=Role.ROLLOUTS, reads={Role.OWNER: Reading.FOLLOW})
 class RolloutBlocked(Event, frozen=True, kw_only=True):
-    """Too many rollouts failed, or could not be judged: the collector has stopped, and the owner fails the job.
+    """Too many rollouts failed, or could not be judged, or their teacher is away: the collector has stopped, and the
+    owner fails the job.
 
-    problem, code: the cause, and its word: "task_app_failed", "judge_failed" or "grader_failed".
+    problem, code: the cause, and its word: "task_app_failed", "judge_failed", "grader_failed", "teacher_failed" or
+    "plugin_failed".
     """
 
     iteration: int

@@ -8,6 +8,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
+
+from synth.jobs.distillation import DistillationSettings
 from synth.jobs.resolved import (
     CorrectionSettings,
     EvalJob,
@@ -21,6 +24,7 @@ from synth.jobs.resolved import (
     WatchSettings,
 )
 from synth.jobs.rewards_as_file import judging_tables, step_rewards_keys
+from synth.jobs.schema.plugins import LOSSES
 from synth.jobs.schema.sections import default_of
 from synth.jobs.schema.sft import HyperparametersSection
 from synth.jobs.seeds import Seeds
@@ -30,6 +34,8 @@ Table = dict[str, Any]
 
 #: Above this a list of seeds in a row is a range.
 _LISTED = 8
+#: Beside a plugin, which `[training] loss` names: the loss whose clip is its own when not said.
+_PLUGIN_VARIETY = "grpo"
 _VARIETY = {"full": "fft", "lora": "lora", "qlora": "qlora"}
 
 
@@ -45,7 +51,11 @@ def job_file(job: Job) -> Table:
 def _rl(job: RlJob) -> Table:
     rollout, evaluation, graded = job.rollout, job.evaluation, job.graded
     return {
-        "algorithm": {"type": "online", "method": "policy_gradient", "variety": job.loss},
+        "algorithm": {
+            "type": "online",
+            "method": "policy_gradient",
+            "variety": job.loss if job.loss in LOSSES else _PLUGIN_VARIETY,
+        },
         "services": {"task_url": rollout.task_url or None},
         "job": {"data": graded.training_file if graded else None},
         "grader": graded.grader if graded else {},
@@ -63,6 +73,7 @@ def _rl(job: RlJob) -> Table:
         },
         "vllm": {"limit_mm_per_prompt": {"image": job.vision.max_images_per_prompt if job.vision else None}},
         "reference": {"placement": job.reference},
+        "distillation": _distillation(job.distillation),
         "rollout": {
             **_rollout(rollout),
             "max_concurrent_rollouts": rollout.max_concurrent_rollouts,
@@ -101,7 +112,9 @@ def _rl(job: RlJob) -> Table:
             "token_truncation": job.token_truncation,
             "loss_reduction": job.loss_reduction,
             "kl_beta": job.kl_beta,
-            "advantage_std": job.advantage_std,
+            # Where a plugin gives advantages, there is nothing to divide.
+            "advantage_std": job.advantage_std if job.advantage is None else None,
+            "advantage": job.advantage,
             "overlong": job.overlong,
             "overlong_penalty": job.overlong_penalty or None,
             "dynamic_sampling": job.dynamic_sampling,
@@ -252,6 +265,10 @@ def _lora(lora: LoraSettings | None) -> Table:
         # A text is a pattern, which only the registry has: it gives the same one again.
         "target_modules": targets if isinstance(targets, list) else None,
     }
+
+
+def _distillation(distillation: DistillationSettings | None) -> Table:
+    return {} if distillation is None else msgspec.to_builtins(distillation)
 
 
 def _correction(correction: CorrectionSettings) -> Table:

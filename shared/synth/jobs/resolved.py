@@ -10,6 +10,7 @@ from typing import Any, Literal
 import msgspec
 
 from synth.events import LoraShape, ModelRef
+from synth.jobs.distillation import DistillationSettings
 from synth.jobs.rewards import RewardSettings
 from synth.jobs.seeds import Seeds, draw
 from synth.models import format_finetuned
@@ -20,7 +21,8 @@ MAX_DRAWN_BATCHES = 3
 Mode = Literal["full", "lora", "qlora"]
 Sharding = Literal["replicated", "gradients", "parameters"]
 
-Loss = Literal["gspo", "gspo_token", "grpo", "dppo", "cispo"]
+#: One of ours (`synth.jobs.resolve.loss.DEFAULTS`), or a plugin (`synth.plugins`).
+Loss = str
 
 Overlong = Literal["train", "mask", "penalise"]
 
@@ -264,12 +266,13 @@ class RlJob(TrainingJob, frozen=True, kw_only=True, tag_field="kind", tag="rl"):
     clip_low, clip_high: how far the loss lets the policy go, in its own measure. dual_clip: of grpo, None is off.
     token_truncation: the cap on π_old/μ of a token. correction: what is rejected. loss_reduction: what weighs the same.
     kl_beta: weight of the KL to the reference; reference: where that lives, "none" where it is 0.
+    advantage: a plugin, in place of the group's own comparison.
     overlong: what becomes of rollouts whose last reply was cut off; overlong_penalty: by how much their reward is
     lowered where they are penalised, else 0.
     verify_every_k: versions between two that are published with a canary; 0 is never. watch: None is off.
     solved_after: iterations in a row in which every rollout earns the most, after which the job is done, or goes on
     with the next seeds of `curriculum`; 0 is never.
-    rewards: what a rollout earns. graded: None where a task app plays the rollouts.
+    rewards: what a rollout earns. graded: None where a task app plays the rollouts. distillation: None: no teacher.
     """
 
     label: str | None
@@ -287,6 +290,7 @@ class RlJob(TrainingJob, frozen=True, kw_only=True, tag_field="kind", tag="rl"):
     kl_beta: float
     reference: Placement
     advantage_std: bool
+    advantage: str | None = None
     overlong: Overlong = "train"
     overlong_penalty: float = 0.0
     async_level: int
@@ -302,6 +306,7 @@ class RlJob(TrainingJob, frozen=True, kw_only=True, tag_field="kind", tag="rl"):
     solved_after: int = 0
     rewards: RewardSettings = RewardSettings()
     graded: GradedRows | None = None
+    distillation: DistillationSettings | None = None
 
     def seeds_of(self, iteration: int, *, stage: int = 0) -> list[int]:
         """The seeds of training iteration `iteration` (from 1), one a group: a pure function of the job.

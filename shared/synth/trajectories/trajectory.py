@@ -34,6 +34,7 @@ class Branch:
     calls: int32 [T], the number (from 0) of the call of the rollout that sampled the token, -1 where the mask is False.
     masks: of the T tokens, which others could have been sampled in their place; None where any could.
     images: those that its tokens show, in their order; processor: what made patches of them, "" without any.
+    teacher_logprobs: float32 [T], the teacher's, NaN where it was not asked; None for a job without one.
     """
 
     tokens: Int32
@@ -44,6 +45,7 @@ class Branch:
     masks: TokenMasks | None = None
     images: tuple[PromptImage, ...] = ()
     processor: str = ""
+    teacher_logprobs: Float32 | None = None
 
 
 @dataclass(frozen=True)
@@ -74,6 +76,7 @@ class RecordedTrajectory:
                 "cu_seqlens": np.cumsum([0, *lengths], dtype=np.int32),
                 "images": images_to_array([(b.processor, b.images) for b in self.branches]),
                 **(masks.arrays() if masks is not None else {}),
+                **self._teacher_arrays(),
             },
             {
                 "sources": msgspec.to_builtins(self.sources),
@@ -83,17 +86,28 @@ class RecordedTrajectory:
             },
         )
 
+    def _teacher_arrays(self) -> dict[str, Float32]:
+        if all(b.teacher_logprobs is None for b in self.branches):
+            return {}
+        asked = [
+            np.full(len(b.tokens), np.nan, np.float32) if b.teacher_logprobs is None else b.teacher_logprobs
+            for b in self.branches
+        ]
+        return {"teacher_logprobs": concatenate(asked, np.float32)}
+
     @classmethod
     def from_bytes(cls, body: bytes) -> RecordedTrajectory:
         """Read what `to_bytes` wrote."""
         arrays, meta = unpack_arrays(body)
         cu, masks = arrays["cu_seqlens"], TokenMasks.from_arrays(arrays)
+        teacher = arrays.get("teacher_logprobs")
         branches = [
             Branch(
                 *(arrays[k][a:b] for k in ("tokens", "loss_mask", "logprobs", "versions", "calls")),
                 masks=masks.part(a, b) if masks is not None else None,
                 images=images,
                 processor=processor,
+                teacher_logprobs=None if teacher is None else teacher[a:b],
             )
             for (a, b), (processor, images) in zip(
                 itertools.pairwise(cu), images_from_array(arrays["images"]), strict=True

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from synth.jobs import resolved, rewards
+from synth.jobs import distillation, resolved, rewards
 from synth.judging import settings as judging
 from synth.trainer.config import RlTrainConfig, SftTrainConfig
 
@@ -34,6 +34,7 @@ PARTS: dict[type[msgspec.Struct], set[str]] = {
     rewards.StepRewards: {"steps", "settings"},
     rewards.RewardWeights: {"weights"},
     judging.Judging: {"judging"},
+    distillation.DistillationSettings: {"distillation"},
 }
 #: What the file says of GPUs is checked and resolved into `parallelism`; the job keeps it as it was said.
 KEPT_AS_SAID = {(resolved.RlJob, "topology")}

@@ -19,6 +19,8 @@ from synth.inference.api.fields import refuse_unserved
 from synth.inference.api.images import ChatImages
 from synth.inference.api.limits import RequestLimits
 from synth.inference.api.requests import decode_request, num_choices
+from synth.inference.api.teacher import score_tokens
+from synth.inference.engines.protocol import Engine
 from synth.inference.engines.sampling_time import SamplingTime
 from synth.inference.recording.recorder import ChoiceRecording, Recorder
 from synth.keys import Cid, has_bearer
@@ -37,6 +39,10 @@ class Router(Protocol):
         """A model by its id, on behalf of whoever `authenticate` named. An unknown id is a problem where="model"."""
         ...
 
+    def for_teacher(self, job_id: str) -> AbstractAsyncContextManager[Engine]:
+        """The teacher of a job whose policy is served here."""
+        ...
+
     async def models(self, principal: str) -> list[str]:
         """The ids that this principal can ask for."""
         ...
@@ -48,6 +54,11 @@ Authenticate = Callable[[Request], Awaitable[str]]
 
 class _Cids(msgspec.Struct):
     cids: list[str]
+
+
+class _ToScore(msgspec.Struct):
+    job_id: str
+    token_ids: list[int]
 
 
 def build_api(
@@ -76,6 +87,7 @@ def build_api(
     routes += [Route(f"{prefix}/models", api.models, methods=["GET"]) for prefix in prefixes[:3]]
     routes.append(Route("/internal/rollouts/close", api.close, methods=["POST"]))
     routes.append(Route("/internal/rollouts/stood_still", api.stood_still, methods=["POST"]))
+    routes.append(Route("/internal/teacher/score", api.score, methods=["POST"]))
     return Starlette(routes=[*routes, *extra_routes])
 
 
@@ -162,10 +174,30 @@ class _Api:
         body = msgspec.json.encode([self._recorder.stood_still(cid) for cid in cids])
         return Response(body, media_type="application/json")
 
-    async def _cids(self, request: Request) -> list[str]:
-        """The credentials of a collector's call."""
+    async def score(self, request: Request) -> Response:
+        """POST /internal/teacher/score {"job_id": …, "token_ids": […]}: `score_tokens` of the job's teacher."""
+        try:
+            self._check_internal(request)
+            try:
+                asked = msgspec.json.decode(await self._body(request), type=_ToScore)
+            except msgspec.DecodeError as error:
+                expected = '{"job_id": "job_…", "token_ids": [1, …]}'
+                raise UserError(Problem(what=str(error), expected=expected, where="body")) from error
+            async with self._router.for_teacher(asked.job_id) as teacher:
+                logprobs = await score_tokens(teacher, asked.token_ids)
+        except ClientDisconnect:
+            return Response(status_code=400)
+        except SynthError as error:
+            return error_response(error)
+        return Response(msgspec.json.encode(logprobs), media_type="application/json")
+
+    def _check_internal(self, request: Request) -> None:
         if not has_bearer(request.headers.get("authorization", ""), self._internal_token):
             raise InvalidKey("not a service of this cluster")
+
+    async def _cids(self, request: Request) -> list[str]:
+        """The credentials of a collector's call."""
+        self._check_internal(request)
         try:
             return msgspec.json.decode(await self._body(request), type=_Cids).cids
         except msgspec.DecodeError as error:

@@ -33,6 +33,9 @@ _POLL_S = 5.0
 #: The delay of a job's second serve task that was delivered to the process that already serves the job.
 _REQUEUE_DELAY_S = 5.0
 
+#: The models that a job with a teacher needs at the same time.
+_WITH_TEACHER = 2
+
 
 @dataclass(frozen=True)
 class ServeTaskOwner:
@@ -65,6 +68,7 @@ class ServeTaskOwner:
                 sampling=sampling,
                 lora=lora_shape(job) if isinstance(job, RlJob) else None,
                 expects_new_weights=isinstance(job, RlJob),
+                teacher=history.need(JobVerified).teacher,
             )
             if task.job_id in self.serving:
                 raise Transient("this process serves the job already: it is another one's turn", delay=_REQUEUE_DELAY_S)
@@ -87,6 +91,14 @@ class ServeTaskOwner:
             return
         job = job_from_data(history.need(JobValidated).job)
         await self.refuse(task, reason, train=isinstance(job, RlJob))
+
+    def check_room(self, job: ServedJob) -> None:
+        """Raises `Permanent` where this process can never hold what the job needs at the same time."""
+        if job.teacher is not None and self.settings.max_models < _WITH_TEACHER:
+            raise Permanent(
+                f"a policy and its teacher {job.teacher.id!r} are {_WITH_TEACHER} models, and this process holds "
+                f"{self.settings.max_models} (SYNTH_MAX_MODELS)"
+            )
 
     async def refuse(self, task: Task, reason: str, *, train: bool) -> None:
         """Announce that a policy cannot be served. The train task is queued anyway, because its owner ends the job."""
@@ -116,7 +128,16 @@ class _ServedTask:
         owner, job = self.owner, self.job
         lease.progress("load", deadline=owner.settings.load_wait_s + 60)
         started = time.monotonic()
+        owner.check_room(job)
+        await owner.router.check_teacher(job)
         policy = await owner.router.model_pool.hold(job.job_id, await owner.router.source_of(job))
+        lease.progress("load the teacher", deadline=owner.settings.load_wait_s + 60)
+        # A teacher is as much of the job as its policy: where one of the two has no place, neither keeps its own.
+        async with owner.router.hold_teacher(job) as teacher:
+            await self._serve(lease, policy, teacher, started)
+
+    async def _serve(self, lease: Lease, policy: ServedModel, teacher: ServedModel | None, started: float) -> None:
+        owner, job = self.owner, self.job
         self.newest = await self._last_published()
         following = asyncio.create_task(self._follow())
         try:
@@ -138,6 +159,8 @@ class _ServedTask:
             while not self.over:
                 if not policy.engine.healthy:
                     raise Transient(f"the engine of {job.job_id} has stopped")
+                if teacher is not None and not teacher.engine.healthy:
+                    raise Transient(f"the engine of the teacher of {job.job_id} has stopped")
                 # Fetching, hashing and swapping a large policy takes minutes, and has a deadline of its own.
                 lease.progress("load a version", deadline=owner.settings.load_wait_s + 60)
                 await self._catch_up(policy)

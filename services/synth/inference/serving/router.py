@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -15,7 +16,9 @@ from synth.errors import Problem, Transient, UserError
 from synth.events import LoraShape, ModelRef, PolicyPublished
 from synth.inference.api.completion import ModelBinding
 from synth.inference.api.requests import JobSampling
+from synth.inference.engines.protocol import Engine
 from synth.inference.serving.model_pool import ModelFiles, ModelPool, ServedModel
+from synth.inference.serving.teacher import check_same_tokenizer
 from synth.keys import Cid
 from synth.models import Registry, parse_finetuned
 from synth.weights.local_model import local_model, training_source
@@ -26,7 +29,7 @@ class ServedJob:
     """A job whose policy this process serves: its source model, and the sampling that its rollouts must use.
 
     lora: the shape of the adapter that is trained; None: full weights. expects_new_weights: whether the policy is
-    trained (RL).
+    trained (RL). teacher: of a job that is distilled.
     """
 
     org: str
@@ -35,6 +38,7 @@ class ServedJob:
     sampling: JobSampling
     lora: LoraShape | None
     expects_new_weights: bool
+    teacher: ModelRef | None = None
 
 
 @dataclass
@@ -80,11 +84,49 @@ class ModelRouter:
     async def for_model(self, model: str, principal: str) -> AsyncIterator[ModelBinding]:
         """A base model, or a fine-tuned one that the organisation owns."""
         ref = await self._find(principal, model)
+        async with self._lease(ref) as loaded:
+            yield _binding(loaded, ref.id, principal, None)
+
+    @asynccontextmanager
+    async def for_teacher(self, job_id: str) -> AsyncIterator[Engine]:
+        """The teacher of a job whose policy this process serves."""
+        job = self.jobs.get(job_id)
+        if job is None:
+            raise Transient(f"the policy of {job_id} is not served here, nor its teacher", delay=1)
+        if job.teacher is None:
+            raise UserError(Problem(what=f"{job_id} has no teacher", expected="a job with [distillation]", where="job"))
+        async with self._lease(job.teacher) as loaded:
+            yield loaded.engine
+
+    @asynccontextmanager
+    async def hold_teacher(self, job: ServedJob) -> AsyncIterator[ServedModel | None]:
+        """Keep the teacher of a job loaded; None for a job without one. Raises as `ModelPool.lease` does."""
+        if job.teacher is None:
+            yield None
+            return
+        async with self._lease(job.teacher) as loaded:
+            if self._by_id.get(job.teacher.id) != job.teacher:
+                # Somebody chats with what was installed under this id before.
+                raise Transient(
+                    f"other weights of {job.teacher.id!r}, the teacher of {job.job_id}, are in use", delay=5
+                )
+            yield loaded
+
+    async def check_teacher(self, job: ServedJob) -> None:
+        """Raises `Permanent` for a teacher that reads other tokens than the policy, before either is loaded."""
+        if job.teacher is None:
+            return
+        policy = await self.source_of(job)
+        teacher = await local_model(job.teacher, self.blobs, self.cache)
+        await asyncio.to_thread(check_same_tokenizer, policy.model_dir, teacher.model, teacher_id=job.teacher.id)
+
+    @asynccontextmanager
+    async def _lease(self, ref: ModelRef) -> AsyncIterator[ServedModel]:
         # The id stands for other weights now: the base was installed, or another model stands in for it.
         if self._by_id.get(ref.id) != ref and await self.model_pool.try_unload(ref.id):
             self._by_id[ref.id] = ref
         async with self.model_pool.lease(ref.id) as loaded:
-            yield _binding(loaded, ref.id, principal, None)
+            yield loaded
 
     async def models(self, principal: str) -> list[str]:
         """The base models of this cluster; a gateway adds what the organisation has made."""

@@ -6,8 +6,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from synth.jobs.distillation import DistillationSettings
 from synth.jobs.resolved import EvalJob, Overlong, RlJob
-from synth.rollouts.rewards.credit import episode_advantages, turn_advantages
+from synth.rollouts.rewards.credit import episode_advantages, reverse_kl, turn_advantages
+from synth.rollouts.rewards.plugin import PluginAdvantage
 from synth.trajectories import BatchMeta, Branch, RolloutBatch, RolloutMeta
 from synth.trajectories.packing import Float32
 
@@ -19,24 +21,33 @@ class CreditRules:
     by_std: divided by the group's standard deviation. turn_discount: None: each token has its rollout's advantage; else
     that of its turn. overlong: what becomes of a rollout whose last reply was cut off: it is trained as any other; or
     not at all, though its reward counts among its group's; or with a reward that is lowered by overlong_penalty. The
-    reward that is reported is the one that was earned.
+    reward that is reported is the one that was earned. distillation: None: no teacher has a say.
+    advantage: gives a group's advantages in place of all that; 0 for each of them is no signal.
     """
 
     by_std: bool = True
     turn_discount: float | None = None
     overlong: Overlong = "train"
     overlong_penalty: float = 0.0
+    distillation: DistillationSettings | None = None
+    advantage: PluginAdvantage | None = None
 
     @classmethod
-    def of(cls, job: RlJob | EvalJob) -> CreditRules:
-        """Those of a job. Nothing is learned from an evaluation."""
+    def of(cls, job: RlJob | EvalJob, advantage: PluginAdvantage | None = None) -> CreditRules:
+        """Those of a job, with its plugin where it has one. Nothing is learned from an evaluation."""
         if not isinstance(job, RlJob):
             return cls()
-        return cls(job.advantage_std, job.rewards.turn_discount, job.overlong, job.overlong_penalty)
+        discount = job.rewards.turn_discount
+        return cls(job.advantage_std, discount, job.overlong, job.overlong_penalty, job.distillation, advantage)
 
     def trains(self, rollout: ScoredRollout) -> bool:
         """Whether the tokens of a rollout are trained."""
         return not (self.overlong == "mask" and rollout.cut_off)
+
+    @property
+    def by_token(self) -> bool:
+        """Whether the tokens of a sequence have advantages of their own."""
+        return self.turn_discount is not None or self.distillation is not None
 
     def turn_rewards(self, rollout: ScoredRollout) -> list[float]:
         """What each turn of a rollout is taken to have earned, for its advantage."""
@@ -117,11 +128,12 @@ def build_batch(
         for member, by_turn in zip(members, group_advantages, strict=True):
             if not credit.trains(member):
                 continue
-            advantage_of[member.rollout_id] = _mean(member.branches, by_turn)
-            for branch in member.branches:
+            of_tokens = [_of_tokens(branch, by_turn, credit.distillation) for branch in member.branches]
+            advantage_of[member.rollout_id] = _mean(member.branches, by_turn, of_tokens, credit)
+            for branch, advantages in zip(member.branches, of_tokens, strict=True):
                 branches.append(branch)
-                branch_advantages.append(_mean([branch], by_turn))
-                token_advantages.append(_of_tokens(branch, by_turn))
+                branch_advantages.append(_mean([branch], by_turn, [advantages], credit))
+                token_advantages.append(advantages)
                 branch_rollouts.append(position[id(member)])
     meta = BatchMeta(
         job_id=job_id,
@@ -132,7 +144,7 @@ def build_batch(
         groups_dropped=groups - kept,
         values=values,
     )
-    by_token = None if credit.turn_discount is None else token_advantages
+    by_token = token_advantages if credit.by_token else None
     return RolloutBatch.build(branches, branch_advantages, branch_rollouts, meta, by_token)
 
 
@@ -141,25 +153,40 @@ def _advantages(members: list[ScoredRollout], credit: CreditRules) -> list[list[
     if not any(credit.trains(member) for member in members):
         return None
     turns = [credit.turn_rewards(member) for member in members]
+    found = _of_rewards(turns, [credit.reward(member) for member in members], credit)
+    if credit.distillation is None:
+        return found
+    # Where rewards teach nothing, the teacher does.
+    weight = credit.distillation.reward_weight
+    return [[weight * a for a in of_turns] for of_turns in found] if found else [[0.0] * len(t) for t in turns]
+
+
+def _of_rewards(turns: list[list[float]], rewards: list[float], credit: CreditRules) -> list[list[float]] | None:
+    if credit.advantage is not None:
+        given = credit.advantage(rewards)
+        return [[a] * len(t) for a, t in zip(given, turns, strict=True)] if any(given) else None
     if credit.turn_discount is not None:
         return turn_advantages(turns, credit.turn_discount, by_std=credit.by_std)
-    whole = episode_advantages([credit.reward(member) for member in members], by_std=credit.by_std)
+    whole = episode_advantages(rewards, by_std=credit.by_std)
     return None if whole is None else [[a] * len(t) for a, t in zip(whole, turns, strict=True)]
 
 
-def _of_tokens(branch: Branch, by_turn: list[float]) -> Float32:
+def _of_tokens(branch: Branch, by_turn: list[float], distillation: DistillationSettings | None) -> Float32:
     """float32 [T]: the advantage of each sampled token, 0 elsewhere."""
-    return np.where(branch.loss_mask, np.asarray(by_turn)[np.maximum(branch.calls, 0)], 0.0).astype(np.float32)
+    found = np.asarray(by_turn)[np.maximum(branch.calls, 0)]
+    if distillation is not None:
+        found = found - distillation.kl_coef * np.nan_to_num(reverse_kl(branch), nan=0.0)
+    return np.where(branch.loss_mask, found, 0.0).astype(np.float32)
 
 
-def _mean(branches: list[Branch], by_turn: list[float]) -> float:
-    """The mean advantage of the sampled tokens."""
+def _mean(branches: list[Branch], by_turn: list[float], of_tokens: list[Float32], credit: CreditRules) -> float:
+    """The mean advantage of the sampled tokens. of_tokens: as of `_of_tokens`, of each branch."""
     if not branches:
         return 0.0  # the client gave all of its calls up, and none of them is trained
-    if len(set(by_turn)) == 1:
+    if len(set(by_turn)) == 1 and credit.distillation is None:
         return by_turn[0]
-    calls = np.concatenate([branch.calls[branch.loss_mask] for branch in branches])
-    return float(np.asarray(by_turn)[calls].mean()) if len(calls) else 0.0
+    sampled = np.concatenate([a[branch.loss_mask] for branch, a in zip(branches, of_tokens, strict=True)])
+    return float(sampled.mean(dtype=np.float64)) if len(sampled) else 0.0
 
 
 def _rollout_meta(rollout: ScoredRollout, advantage: float | None) -> RolloutMeta:

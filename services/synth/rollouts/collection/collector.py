@@ -57,7 +57,7 @@ class Collector:
         self._progress = progress
         self._group_timeout_s = group_timeout_s
         self._judge = judge
-        self._credit = credit or CreditRules()
+        self.credit = credit or CreditRules()
         self.open_requests = 0
         """Requests that are being collected now."""
 
@@ -78,7 +78,7 @@ class Collector:
             progress=self._progress,
             group_timeout_s=self._group_timeout_s,
             judge=self._judge,
-            credit=self._credit,
+            credit=self.credit,
         )
         self.open_requests += 1
         try:

@@ -10,6 +10,7 @@ import numpy as np
 from synth.estimates.repeated import as_values, estimates
 from synth.jobs.rewards import RewardSettings
 from synth.rollouts.collection.batching import ScoredRollout
+from synth.rollouts.rewards.credit import reverse_kl
 
 _PLAIN = RewardSettings()
 
@@ -37,7 +38,15 @@ def collection_metrics(
         "completion_unique_rate": len({(r.group, _sampled(r)) for r in rollouts}) / len(rollouts),
         "branch_breaks": float(sum(max(0, len(r.branches) - 1) for r in rollouts)),
         "rollouts_cut_off": float(sum(r.cut_off for r in rollouts)),
+        **_teacher_metrics(rollouts),
     }
+
+
+def _teacher_metrics(rollouts: list[ScoredRollout]) -> dict[str, float]:
+    """The mean of log μ − log π_teacher over the sampled tokens, in nats; nothing where no teacher was asked."""
+    found = [reverse_kl(branch) for rollout in rollouts for branch in rollout.branches]
+    asked = [kl[np.isfinite(kl)] for kl in found]
+    return {"teacher_kl": float(np.concatenate(asked).mean())} if any(map(len, asked)) else {}
 
 
 def evaluation_metrics(

@@ -165,13 +165,16 @@ class RequestResult:
 
 @dataclass(frozen=True)
 class EnvironmentBroken:
-    """A request that cannot be collected: its environment or its judges fail too often. problem: the last failure.
+    """A request that cannot be collected: its environment, its judges or its teacher fail too often. problem: the last
+    failure.
 
     code: whose failure it is.
     """
 
     problem: Problem
-    code: Literal["task_app_failed", "judge_failed", "grader_failed"] = "task_app_failed"
+    code: Literal["task_app_failed", "judge_failed", "grader_failed", "teacher_failed", "plugin_failed"] = (
+        "task_app_failed"
+    )
 
 
 class CollectionBlocked(Exception):

@@ -31,6 +31,7 @@ from synth.rollouts.clients.player import Player
 from synth.rollouts.clients.prompt_rows import PromptRows
 from synth.rollouts.clients.recorder import RecorderClient
 from synth.rollouts.clients.task_app import TaskAppClient
+from synth.rollouts.clients.teacher import TeacherClient
 from synth.rollouts.collection.batching import CreditRules
 from synth.rollouts.collection.collector import Collector
 from synth.rollouts.collection.policy_versions import PolicyVersions
@@ -43,6 +44,8 @@ from synth.rollouts.jobs.grading import ModelGraders
 from synth.rollouts.jobs.judging import RolloutJudge, ask_judge
 from synth.rollouts.jobs.rl import collect_iterations
 from synth.rollouts.jobs.rollout_runner import RolloutRunner
+from synth.rollouts.jobs.teaching import Teaching
+from synth.rollouts.rewards.plugin import PluginAdvantage, load_advantage
 from synth.rollouts.settings import RolloutsSettings
 from synth.work import Task
 
@@ -67,7 +70,15 @@ class CollectTaskOwner:
                 return
             job = job_from_data(history.need(JobValidated).job)
             assert isinstance(job, RlJob | EvalJob)
-            async with self._open_context(history, job, lease) as context:
+            named = job.advantage if isinstance(job, RlJob) else None
+            try:
+                advantage = None if named is None else load_advantage(named, self.settings.plugins)
+            except Permanent as error:
+                event_log = RolloutLog(self.bus, self.blobs, task.org, task.job_id, term=task.term, rewards=job.rewards)
+                broken = EnvironmentBroken(Problem(what=str(error), where="[training].advantage"), "plugin_failed")
+                await event_log.publish_blocked(0, broken)
+                return
+            async with self._open_context(history, job, lease, advantage) as context:
                 if isinstance(job, RlJob):
                     await collect_iterations(context, job)
                 else:
@@ -88,7 +99,7 @@ class CollectTaskOwner:
 
     @asynccontextmanager
     async def _open_context(
-        self, history: JobHistory, job: RlJob | EvalJob, lease: Lease
+        self, history: JobHistory, job: RlJob | EvalJob, lease: Lease, advantage: PluginAdvantage | None
     ) -> AsyncIterator[CollectionContext]:
         rollout_settings = job.rollout
         # Without progress for longer than anything that a rollout may wait for, the task counts as hung.
@@ -119,17 +130,18 @@ class CollectTaskOwner:
         )
         term = lease.task.term
         event_log = RolloutLog(self.bus, self.blobs, history.org, history.job_id, term=term, rewards=job.rewards)
+        teaching = self._teaching(history, job, event_log, progress)
         collector = Collector(
             history.job_id,
             concurrency=JobConcurrency(rollout_settings.max_concurrent_rollouts, engine_queue=runner.engine_queue),
             max_tries=1 + rollout_settings.max_retries,
             run_try=runner.run_try,
-            complete=event_log.complete,
+            complete=event_log.complete if teaching is None else teaching.score_and_complete,
             abandon=event_log.abandon,
             progress=lambda done, of: progress(f"collecting {done} of {of}"),
             group_timeout_s=rollout_settings.group_timeout_s,
             judge=self._judge(history, job, event_log, progress),
-            credit=CreditRules.of(job),
+            credit=CreditRules.of(job, advantage),
         )
 
         async def mark_idle() -> None:
@@ -150,6 +162,25 @@ class CollectTaskOwner:
                 del self.collectors[history.job_id]
             await player.aclose()
             await recorder.aclose()
+            if teaching is not None:
+                await teaching.client.aclose()
+
+    def _teaching(
+        self, history: JobHistory, job: RlJob | EvalJob, event_log: RolloutLog, progress: Callable[[str], None]
+    ) -> Teaching | None:
+        distillation = job.distillation if isinstance(job, RlJob) else None
+        if distillation is None:
+            return None
+        secret = self.settings.cluster_secret.get_secret_value()
+        return Teaching(
+            history.job_id,
+            distillation,
+            TeacherClient(secret, timeout_s=self.settings.teacher_timeout_s),
+            self.replicas,
+            at_once=self.settings.teacher_requests,
+            complete=event_log.complete,
+            progress=progress,
+        )
 
     def _judge(
         self, history: JobHistory, job: RlJob | EvalJob, event_log: RolloutLog, progress: Callable[[str], None]

@@ -14,13 +14,14 @@ from synth.errors import Permanent, Problem
 from synth.events import EvalCompleted, PolicyLoaded, RolloutRequested
 from synth.jobs.lifecycle import JobStatus
 from synth.jobs.resolved import RlJob
-from synth.rollouts.collection.batching import CreditRules, ScoredRollout, build_batch
+from synth.rollouts.collection.batching import ScoredRollout, build_batch
 from synth.rollouts.collection.metrics import collection_metrics, repeated_metrics
 from synth.rollouts.collection.types import CollectRequest, EnvironmentBroken, RequestResult
 from synth.rollouts.concurrency.controller import Overload
 from synth.rollouts.concurrency.limiter import busy_share, mean_in_use
 from synth.rollouts.event_log import request_from_event
 from synth.rollouts.jobs.context import CollectionContext
+from synth.rollouts.rewards.plugin import AdvantageFailed
 from synth.runtime import logs
 from synth.trajectories import ProcessorsDiffer
 
@@ -34,9 +35,14 @@ async def collect_iterations(context: CollectionContext, job: RlJob) -> None:
         await _serve_until_over(context, job)
     except ExceptionGroup as group:
         # The failure of one request is that of the task: the worker needs the error itself.
-        if not isinstance(group.exceptions[0], Permanent):
-            raise group.exceptions[0] from group
-        await context.event_log.publish_blocked(0, EnvironmentBroken(Problem(what=str(group.exceptions[0]))))
+        error = group.exceptions[0]
+        if not isinstance(error, Permanent):
+            raise error from group
+        problem = Problem(what=str(error))
+        broken = EnvironmentBroken(
+            problem, "plugin_failed" if isinstance(error, AdvantageFailed) else "task_app_failed"
+        )
+        await context.event_log.publish_blocked(0, broken)
 
 
 async def _serve_until_over(context: CollectionContext, job: RlJob) -> None:
@@ -130,7 +136,7 @@ class _RunningRequests:
                 temperature=job.rollout.sampling.temperature,
                 groups=result.groups,
                 group_size=request.group_size,
-                credit=CreditRules.of(job),
+                credit=self._context.collector.credit,
                 values=values,
                 late=result.late,
             )

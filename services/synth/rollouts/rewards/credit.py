@@ -1,9 +1,11 @@
-"""Advantages: what a rollout, or a turn of it, earned beyond its group."""
+"""Advantages: what a rollout, or a turn of it, earned beyond its group, and what a teacher says of a token."""
 
 from __future__ import annotations
 
 import numpy as np
 import numpy.typing as npt
+
+from synth.trajectories import Branch
 
 _MIN_REWARD_RANGE = 1e-6
 _EPSILON = 1e-6
@@ -36,6 +38,20 @@ def turn_advantages(turns: list[list[float]], discount: float, *, by_std: bool) 
     lived = np.asarray([[t < len(r) for t in range(returns.shape[1])] for r in turns])
     scale = np.sqrt((centred[lived] ** 2).mean()) + _EPSILON if by_std else 1.0
     return [(centred[i, : len(r)] / scale).tolist() for i, r in enumerate(turns)]
+
+
+def reverse_kl(branch: Branch) -> npt.NDArray[np.float64]:
+    """float64 [T]: log μ − log π_teacher of each sampled token, in nats: NaN where the teacher was not asked, and of
+    tokens that were not sampled.
+
+    Its mean over tokens that the policy sampled estimates the reverse KL, KL(μ ‖ π_teacher) (on-policy distillation:
+    MiniLLM, arXiv 2306.08543; GKD, arXiv 2306.13649; per token without a discount as in Thinking Machines' "On-Policy
+    Distillation", 2025).
+    """
+    if branch.teacher_logprobs is None:
+        return np.full(len(branch.tokens), np.nan)
+    found = branch.logprobs.astype(np.float64) - branch.teacher_logprobs.astype(np.float64)
+    return np.where(branch.loss_mask, found, np.nan)
 
 
 def has_signal(turns: list[list[float]], discount: float | None) -> bool:

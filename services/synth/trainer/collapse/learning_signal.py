@@ -32,7 +32,8 @@ class LearningSignal:
     """The steps so far, and those of the current seeds.
 
     solved_after: steps in a row in which every rollout earned the most; 0: that ends nothing. stages: sets of seeds,
-    those of `[data] curriculum` included. stage: the set that is played now, from 0.
+    those of `[data] curriculum` included. stage: the set that is played now, from 0. taught: by a teacher, from whom
+    there is something to learn whatever is earned.
     best: the most that a rollout has earned on the current seeds; seen_less: whether another one earned less.
     solved_in_a_row, skipped_in_a_row: of the last steps, those that earned the most, and those without a signal.
     every_solved: whether all steps of the job did; moved: whether any optimizer step has changed the policy.
@@ -40,6 +41,7 @@ class LearningSignal:
 
     solved_after: int = 0
     stages: int = 1
+    taught: bool = False
     stage: int = 0
     best: float = -math.inf
     seen_less: bool = False
@@ -62,7 +64,7 @@ class LearningSignal:
         self.moved = self.moved or values.get("optimizer_moves", 0.0 if values.get("skipped") else 1.0) > 0
         if self.is_behind(values):
             return None
-        solved = self._earned_the_most(values)
+        solved = not self.taught and self._earned_the_most(values)
         self.every_solved = self.every_solved and solved
         self.solved_in_a_row = self.solved_in_a_row + 1 if solved else 0
         # What is solved has no group whose rewards differ either, and is no lack of a signal.
@@ -71,7 +73,7 @@ class LearningSignal:
             return self._say_solved(step) if self.solved_in_a_row == (self.solved_after or _IN_A_ROW) else None
         if self.skipped_in_a_row != _IN_A_ROW:
             return None
-        what = f"{_IN_A_ROW} iterations in a row (the last is {step}) had no group whose rewards differ"
+        what = f"{_IN_A_ROW} iterations in a row (the last is {step}) had no {self._lacking}"
         if learned:
             return _no_signal(step, _IN_A_ROW, f"{what}; the reward has risen to its best, so the job goes on", "warn")
         return _no_signal(step, _IN_A_ROW, what, "stop")
@@ -86,11 +88,16 @@ class LearningSignal:
                 "trained, and the model is as good as its source"
             )
             return _solved(step, self.steps, self.best, what, "warn")
-        without = f"{self.skipped} of {self.steps} iterations had no group whose rewards differ"
+        without = f"{self.skipped} of {self.steps} iterations had no {self._lacking}"
         unused = self.steps - self.skipped
         too_far = f", and in {unused} each sequence was too old, or too far from the policy that sampled it"
         what = f"nothing was trained: {without}{too_far if unused else ''}"
         return _no_signal(step, self.steps, what, "stop")
+
+    @property
+    def _lacking(self) -> str:
+        """What an iteration without anything to learn from has none of."""
+        return "whole group of rollouts to learn from" if self.taught else "group whose rewards differ"
 
     def _earned_the_most(self, values: Mapping[str, float]) -> bool:
         """Whether every rollout of a step earned the most: a batch says its mean, its spread and its largest reward."""

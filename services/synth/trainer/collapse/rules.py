@@ -187,15 +187,17 @@ RULES: tuple[Rule, ...] = (
 class CollapseDetector:
     """The rules applied to one job, from its first step on.
 
-    settings: None leaves the learning signal alone. solved_after, stages: as of `LearningSignal`.
+    settings: None leaves the learning signal alone. solved_after, stages, taught: as of `LearningSignal`.
     """
 
-    def __init__(self, settings: WatchSettings | None, *, solved_after: int = 0, stages: int = 1) -> None:
+    def __init__(
+        self, settings: WatchSettings | None, *, solved_after: int = 0, stages: int = 1, taught: bool = False
+    ) -> None:
         self._rule_states = [] if settings is None else _rule_states(settings)
         self._window = 1 if settings is None else settings.window
         self._reward = _RewardTrend(self._window)
         self._drift = JudgeDrift(self._window)
-        self._signal = LearningSignal(solved_after=solved_after, stages=stages)
+        self._signal = LearningSignal(solved_after=solved_after, stages=stages, taught=taught)
 
     def add(self, step: int, values: Values) -> list[TrainWarned]:
         """The warnings of the next step, in the order of the rules."""

@@ -35,7 +35,7 @@ from synth.trainer.learner.data.sft_images import SftImages
 from synth.trainer.learner.model.policy import Policy, load_policy
 from synth.trainer.learner.model.reference import load_reference
 from synth.trainer.learner.owner_channel import OwnerChannel
-from synth.trainer.learner.rl import RlTrainer
+from synth.trainer.learner.rl import RlTrainer, find_loss
 from synth.trainer.learner.sft import SftTrainer
 from synth.trainer.learner.training_state import Resumed, TrainingState
 from synth.trainer.learner.turns import Turns
@@ -97,6 +97,7 @@ def _warm_up() -> None:
 
 def train_rl(start: Start, config: RlTrainConfig, channel: OwnerChannel) -> None:
     """RL: load, send `ready`, then train on each batch that the owner sends, until it sends `finish` or `pause`."""
+    find_loss(config.loss)  # before anything large is loaded: a plugin may be at fault
     work = Path(start.work_dir)
     process_group = channel.init_process_group(config)
     turns = _turns(start, config, channel)

@@ -20,6 +20,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from synth.plugins import is_plugin
 from synth.trainer.config import RlTrainConfig
 from synth.trainer.errors import TrainingFailed
 from synth.trainer.learner.canary import canary_tokens
@@ -30,6 +31,7 @@ from synth.trainer.learner.losses.dppo import dppo_loss
 from synth.trainer.learner.losses.grpo import grpo_loss
 from synth.trainer.learner.losses.gspo import gspo_loss, gspo_token_loss
 from synth.trainer.learner.losses.importance_correction import correct_importance
+from synth.trainer.learner.losses.plugin import Loss, load_loss
 from synth.trainer.learner.losses.reduction import rejected_weight, rescaling, token_weights
 from synth.trainer.learner.losses.reference_kl import reference_kl
 from synth.trainer.learner.memory import peak_memory_bytes
@@ -42,13 +44,24 @@ from synth.trainer.learner.step_result import ProgressCallback, StepResult
 from synth.trainer.learner.training_state import TrainingState
 from synth.trajectories import RolloutBatch
 
-_LOSSES = {
+_LOSSES: dict[str, Loss] = {
     "gspo": gspo_loss,
     "gspo_token": gspo_token_loss,
     "grpo": grpo_loss,
     "dppo": dppo_loss,
     "cispo": cispo_loss,
 }
+
+
+def find_loss(name: str) -> Loss:
+    """A loss of ours, or of a plugin, which is tried. Raises `TrainingFailed` (bad_recipe, plugin_failed)."""
+    if is_plugin(name):
+        return load_loss(name)
+    if name not in _LOSSES:
+        raise TrainingFailed(
+            "bad_recipe", f"config.loss is {name!r}; expected one of {', '.join(_LOSSES)}, or a plugin"
+        )
+    return _LOSSES[name]
 
 
 @dataclass(frozen=True)
@@ -86,7 +99,7 @@ class RlTrainer:
                 f"config.kl_beta is {config.kl_beta} and config.reference is {config.reference!r}; expected a "
                 "reference where kl_beta is above 0, and none where it is 0",
             )
-        self._loss = _LOSSES[config.loss]
+        self._loss = find_loss(config.loss)
         self._clip = Clip(config.clip_low, config.clip_high, config.dual_clip)
         self._reference = reference
         self._progress: ProgressCallback = progress or (lambda stage, done, of: None)
@@ -164,7 +177,7 @@ class RlTrainer:
         if batch.token_advantages is not None and self.config.loss == "gspo":
             raise TrainingFailed(
                 "bad_batch",
-                f"iteration {step} has an advantage for each turn, and gspo has one for a sequence; expected the loss "
+                f"iteration {step} has advantages of single tokens, and gspo has one for a sequence; expected the loss "
                 "gspo_token, grpo, dppo or cispo",
             )
         loader, banned = self.policy.images, ()

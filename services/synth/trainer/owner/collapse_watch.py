@@ -30,7 +30,12 @@ class CollapseWatch:
     def __init__(self, bus: Connection, fence: Fence, job: RlJob) -> None:
         self._bus = bus
         self._fence = fence
-        self._detector = CollapseDetector(job.watch, solved_after=job.solved_after, stages=1 + len(job.curriculum))
+        self._detector = CollapseDetector(
+            job.watch,
+            solved_after=job.solved_after,
+            stages=1 + len(job.curriculum),
+            taught=job.distillation is not None,
+        )
         self._publisher = Publisher(bus)
         self._unannounced: defaultdict[int, list[TrainWarned]] = defaultdict(list)
         self._announced: set[tuple[str, int]] = set()

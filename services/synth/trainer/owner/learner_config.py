@@ -8,6 +8,7 @@ import msgspec
 
 from synth.errors import Problem
 from synth.jobs.resolved import RlJob, SftJob
+from synth.plugins import is_plugin, plugin_refused
 from synth.trainer.config import RlTrainConfig, SftTrainConfig, TrainConfig
 from synth.trainer.owner.errors import JobFailure
 from synth.trainer.settings import TrainerSettings
@@ -46,6 +47,15 @@ def build_train_config(job: RlJob | SftJob, settings: TrainerSettings) -> TrainC
         }
     known = {field.encode_name for field in msgspec.structs.fields(kind)}
     return msgspec.convert({name: value for name, value in given.items() if name in known}, kind)
+
+
+def check_plugins(job: RlJob | SftJob, settings: TrainerSettings) -> None:
+    """Raise `JobFailure` (plugin_failed) for a loss that this trainer may not run, or does not have."""
+    if not isinstance(job, RlJob) or not is_plugin(job.loss):
+        return
+    refused = plugin_refused(job.loss, settings.plugins, where="[training].loss, at the trainer")
+    if refused is not None:
+        raise JobFailure("plugin_failed", refused)
 
 
 def check_world_size(job: RlJob | SftJob, settings: TrainerSettings, *, where: str) -> None:

@@ -26,7 +26,7 @@ from synth.trainer.owner.checkpoint_retention import steps_to_keep
 from synth.trainer.owner.collapse_watch import CollapseWatch
 from synth.trainer.owner.errors import JobFailure
 from synth.trainer.owner.history import AttemptHistory
-from synth.trainer.owner.learner_config import build_train_config, check_world_size
+from synth.trainer.owner.learner_config import build_train_config, check_plugins, check_world_size
 from synth.trainer.owner.learner_process import LearnerPool, LearnerProcess, LearnerStopped
 from synth.trainer.owner.provisional_steps import ProvisionalSteps
 from synth.trainer.owner.rollout_feed import RolloutFeed
@@ -320,6 +320,7 @@ async def _build_start(
 ) -> Start:
     origins = attempt.history.need(JobValidated).origins
     check_world_size(job, attempt.settings, where=origins["parallelism.world_size"])
+    check_plugins(job, attempt.settings)
     announced, blobs, work_dir = attempt.announced, attempt.blobs, attempt.work_dir
     (work_dir / "tokens").mkdir(parents=True, exist_ok=True)
     resume = await blobs.fetch_tree(announced.checkpoint.tree, work_dir / "resume") if announced.checkpoint else None

@@ -10,6 +10,7 @@ from synth.jobs.resolved import CorrectionSettings, Loss, Mode, Placement
 from synth.jobs.schema.correction import CorrectionSection
 from synth.jobs.schema.rl import RlConfig, TrainingSection
 from synth.jobs.schema.sections import default_of
+from synth.plugins import is_plugin
 
 
 class _Defaults(NamedTuple):
@@ -37,7 +38,9 @@ _OVERLONG_PENALTY = 1.0
 
 
 def resolve_loss(config: RlConfig, context: ResolveContext) -> Loss:
-    """`[training] loss`, else what `[algorithm] variety` names."""
+    """`[training] loss`, else what `[algorithm] variety` names. A plugin is of no variety."""
+    if config.training.loss is not None and is_plugin(config.training.loss):
+        return context.take("loss", config.training, "loss")
     loss = context.first("loss", [(config.training, "loss"), (config.algorithm, "variety")])
     # Another kind's variety is a problem already.
     return loss if loss in DEFAULTS else default_of(TrainingSection, "loss")
@@ -45,11 +48,11 @@ def resolve_loss(config: RlConfig, context: ResolveContext) -> Loss:
 
 def resolve_clip(training: TrainingSection, loss: Loss, context: ResolveContext) -> tuple[float, float]:
     """The two ends of the clip; a value that belongs to another loss's measure is warned about."""
-    defaults = DEFAULTS[loss]
+    defaults = _defaults(loss)
     found: list[float] = []
     for key, default in (("clip_low", defaults.clip_low), ("clip_high", defaults.clip_high)):
         value: float = context.take(key, training, key, default)
-        if not default / _FAR_FACTOR <= value <= default * _FAR_FACTOR:
+        if loss in DEFAULTS and not default / _FAR_FACTOR <= value <= default * _FAR_FACTOR:
             context.warn(("training", key), f"= {value:g} is far from {default:g}, what {loss} is used with")
         found.append(value)
     return found[0], found[1]
@@ -71,7 +74,25 @@ def resolve_dual_clip(training: TrainingSection, loss: Loss, context: ResolveCon
 def resolve_truncation(training: TrainingSection, loss: Loss, context: ResolveContext) -> float:
     """The cap on how much more a token may count because the policy that sampled it found it less likely."""
     named = [(training, "token_truncation"), (training.correction, "token_truncation")]
-    return context.first("token_truncation", named, DEFAULTS[loss].token_truncation)
+    return context.first("token_truncation", named, _defaults(loss).token_truncation)
+
+
+def resolve_advantage(training: TrainingSection, context: ResolveContext) -> str | None:
+    """The plugin that gives advantages; None where rollouts are compared with their group."""
+    advantage: str | None = context.take("advantage", training, "advantage")
+    if advantage is not None and is_written(training, "advantage_std"):
+        context.problem(
+            ("training", "advantage_std"),
+            f"advantage_std says how rewards are divided, and {advantage!r} gives the advantages",
+            expected="one of the two",
+            fix="remove advantage_std, or advantage",
+        )
+    return advantage
+
+
+def _defaults(loss: Loss) -> _Defaults:
+    """Those of grpo for a plugin: most losses bound the ratio of a token."""
+    return DEFAULTS.get(loss, DEFAULTS["grpo"])
 
 
 def resolve_correction(section: CorrectionSection | None, context: ResolveContext) -> CorrectionSettings:

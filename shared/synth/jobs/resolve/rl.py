@@ -8,6 +8,7 @@ from synth.jobs.parse.toml import Path
 from synth.jobs.resolve.context import ResolveContext, is_written, passthrough, value_of
 from synth.jobs.resolve.loss import (
     DEFAULTS,
+    resolve_advantage,
     resolve_clip,
     resolve_correction,
     resolve_dual_clip,
@@ -17,6 +18,7 @@ from synth.jobs.resolve.loss import (
     resolve_truncation,
 )
 from synth.jobs.resolve.parallelism import rl_parallelism, rl_topology
+from synth.jobs.resolve.rewards.distillation import resolve_distillation, resolve_solved_after, taught_loss
 from synth.jobs.resolve.rewards.graded import check_graded_rewards, models_asked, resolve_graded
 from synth.jobs.resolve.rewards.settings import resolve_rewards
 from synth.jobs.resolve.rewards.steps import given_step_rewards
@@ -62,7 +64,8 @@ def resolve_rl(config: RlConfig, context: ResolveContext, *, uploaded: bool) -> 
             f"max_staleness = {max_staleness} would drop all that async_level = {training.async_level} collects",
             expected=f"at least {training.async_level}",
         )
-    loss = resolve_loss(config, context)
+    loss = taught_loss(config, resolve_loss(config, context), context)
+    distillation = resolve_distillation(config, spec, rollout.sampling, context)
     rewards = resolve_rewards(config, loss, models_asked(graded), context)
     if graded is not None:
         check_graded_rewards(rewards, context)
@@ -96,6 +99,7 @@ def resolve_rl(config: RlConfig, context: ResolveContext, *, uploaded: bool) -> 
         kl_beta=context.take("kl_beta", training, "kl_beta"),
         reference=reference,
         advantage_std=context.take("advantage_std", training, "advantage_std"),
+        advantage=resolve_advantage(training, context),
         overlong=context.take("overlong", training, "overlong"),
         overlong_penalty=resolve_overlong_penalty(training, context),
         async_level=context.take("async_level", training, "async_level"),
@@ -120,9 +124,10 @@ def resolve_rl(config: RlConfig, context: ResolveContext, *, uploaded: bool) -> 
         curriculum=resolve_curriculum(config, held_out, context),
         evaluation=evaluation,
         watch=resolve_watch(training.watch, context),
-        solved_after=context.take("solved_after", training, "solved_after"),
+        solved_after=resolve_solved_after(config, context),
         rewards=rewards,
         graded=graded,
+        distillation=distillation,
         checkpoint_every=context.take("checkpoint_every", training, "checkpoint_every"),
         checkpoints_kept=context.take("checkpoints_kept", training, "keep_checkpoints"),
         seed=context.seed(training),

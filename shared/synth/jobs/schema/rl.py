@@ -7,6 +7,8 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from synth.jobs.schema.correction import CorrectionSection
+from synth.jobs.schema.distillation import DistillationSection
+from synth.jobs.schema.plugins import LossName, PluginName
 from synth.jobs.schema.rewards import JudgeSection, RewardsSection, RubricSection
 from synth.jobs.schema.sections import (
     OPS,
@@ -216,8 +218,10 @@ class TrainingSection(RewardsSection):
     minibatches: Positive = 4
     """optimizer steps a batch; at most the batch_size x group_size rollouts of a batch, and where that is less than the
     default, as many; with 1 the ratio is always 1 and the clip never acts"""
-    loss: Literal["gspo", "gspo_token", "grpo", "dppo", "cispo"] | None = "gspo"
-    """the policy-gradient loss, as in docs/losses.md; where it is not given, `[algorithm] variety` may name it"""
+    loss: LossName | None = "gspo"
+    """the policy-gradient loss, as in docs/losses.md: "gspo", "gspo_token", "grpo", "dppo", "cispo", or a function that
+    the operator has installed and allowed, as "package.module:function"; where it is not given, `[algorithm] variety`
+    may name one of ours"""
     loss_reduction: Literal["sequence", "token", "prompt"] = "sequence"
     """what weighs the same in the loss, as in docs/losses.md: each rollout, whatever its length and its branches
     (sequence), each sampled token (token), or each prompt with all its rollouts' tokens (prompt)"""
@@ -235,6 +239,9 @@ class TrainingSection(RewardsSection):
     """weight of the KL from the policy to the reference model; 0 is off, above it `[reference] placement` is needed"""
     advantage_std: bool = True
     """divide a group's advantages by its standard deviation; false is Dr. GRPO"""
+    advantage: PluginName | None = None
+    """a function that the operator has installed and allowed, as "package.module:function", in place of (reward - mean)
+    / standard deviation: it is given the rewards of a group, and gives each rollout its advantage"""
     overlong: Literal["train", "mask", "penalise"] = "train"
     """a rollout whose last reply was cut off for its length is trained as any other (train), or not, while its reward
     still counts among its group's (mask), or as if it had earned overlong_penalty less (penalise)"""
@@ -345,6 +352,7 @@ class RlConfig(Section):
     topology: TopologySection | None = None
     vllm: VllmSection | None = None
     reference: ReferenceSection | None = None
+    distillation: DistillationSection | None = None
     model: ModelSection = ModelSection()
     policy: PolicySection | None = None
     lora: LoraSection | None = None

@@ -48,7 +48,8 @@ def signs_of(
     steps: list[Values], watch: WatchSettings | None = None, **settings: Any
 ) -> tuple[list[TrainWarned], TrainWarned | None]:
     """What is said of the steps, and at their end."""
-    detector = CollapseDetector(watch, **({"solved_after": 5} | settings))
+    given: dict[str, Any] = {"solved_after": 5, **settings}
+    detector = CollapseDetector(watch, **given)
     found = [warned for step, values in enumerate(steps, start=1) for warned in detector.add(step, values)]
     return found, detector.at_the_end(len(steps))
 
@@ -96,6 +97,18 @@ def test_a_rule_that_stops_jobs_leaves_one_alone_that_is_about_to_have_solved_it
 
 def test_without_solved_after_a_job_is_told_and_goes_on():
     assert said([TRAINED, *[RIGHT] * 12], solved_after=0) == [(SOLVED, 6, "warn")]
+
+
+def test_with_a_teacher_what_earns_the_most_is_not_solved_and_the_job_goes_on():
+    taught: dict[str, Any] = RIGHT | {
+        "skipped": 0.0,
+        "optimizer_moves": 4.0,
+        "groups_kept": 16.0,
+        "groups_dropped": 0.0,
+    }
+    assert said([TRAINED, *[taught] * 12], solved_after=0, taught=True) == []
+    [(rule, _, action)] = said([RIGHT] * 6, solved_after=0, taught=True)
+    assert (rule, action) == (NO_LEARNING_SIGNAL, "stop")
 
 
 def test_the_seeds_of_a_curriculum_follow_one_another_and_the_last_end_the_job():

@@ -117,7 +117,8 @@ def _turn_discount(config: RlConfig, loss: Loss, context: ResolveContext, *, per
     credit = context.first("rewards.turn_credit", [(table, "turn_credit") for table in tables])
     discount = context.first("rewards.turn_discount", [(table, "turn_discount") for table in tables])
     origin = context.origins.pop("rewards.turn_credit")
-    by_turn = credit == "return_to_go" or (credit is None and per_turn and loss != "gspo")
+    of_plugin = config.training.advantage is not None
+    by_turn = credit == "return_to_go" or (credit is None and per_turn and loss != "gspo" and not of_plugin)
     if discount is not None and not by_turn:
         context.problem(
             written_at(tables, "turn_discount", context),
@@ -133,6 +134,13 @@ def _turn_discount(config: RlConfig, loss: Loss, context: ResolveContext, *, per
                 "gspo has one advantage for a whole sequence, and turn_credit = 'return_to_go' gives each turn its own",
                 expected='[training] loss = "gspo_token", "grpo", "dppo" or "cispo"',
                 fix='set loss = "gspo_token", or remove turn_credit',
+            )
+        if of_plugin:
+            context.problem(
+                place,
+                "turn_credit = 'return_to_go' gives each turn an advantage, and [training] advantage each rollout",
+                expected="one of the two",
+                fix="remove turn_credit, or advantage",
             )
         if not per_turn:
             context.problem(

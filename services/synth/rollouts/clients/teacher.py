@@ -1,0 +1,65 @@
+"""The one place that asks the teacher of a job: what it says of the tokens of one sequence, at one replica."""
+
+from __future__ import annotations
+
+import httpx
+import msgspec
+import numpy as np
+
+from synth.errors import Problem, Transient, UserError
+from synth.keys import internal_token
+from synth.trajectories.packing import Float32, Int32
+
+
+class TeacherClient:
+    """Asks the inference replicas that serve a job, which have its teacher loaded."""
+
+    def __init__(
+        self, cluster_secret: str, *, timeout_s: float, transport: httpx.AsyncBaseTransport | None = None
+    ) -> None:
+        """timeout_s: of one sequence."""
+        headers = {"Authorization": f"Bearer {internal_token(cluster_secret)}"}
+        self._http = httpx.AsyncClient(headers=headers, timeout=timeout_s, trust_env=False, transport=transport)
+
+    async def score(self, replica_url: str, job_id: str, tokens: Int32) -> Float32:
+        """float32 [T]: the teacher's log-probability of each token (nats, temperature 1) after those before it.
+
+        NaN for the first one, and for the last one where the tokens fill the teacher's context.
+        Raises `UserError` where the teacher refuses the tokens, `Transient` where no answer comes.
+        """
+        asked = {"job_id": job_id, "token_ids": tokens.tolist()}
+        try:
+            reply = await self._http.post(f"{replica_url}/internal/teacher/score", content=msgspec.json.encode(asked))
+        except httpx.HTTPError as error:
+            raise Transient(f"the teacher is away: {type(error).__name__}: {error}") from error
+        if reply.status_code in (400, 413):
+            raise UserError(_problem(reply))
+        if reply.status_code != 200:
+            raise Transient(f"the teacher answered HTTP {reply.status_code}: {reply.text[:200]}")
+        try:
+            scored = msgspec.json.decode(reply.content, type=list[float | None])
+        except msgspec.DecodeError as error:
+            raise Transient(f"the teacher's answer cannot be read: {error}") from error
+        if len(scored) != len(tokens) - 1:
+            raise Transient(f"the teacher scored {len(scored)} of {len(tokens) - 1} tokens")
+        return np.asarray([np.nan, *(np.nan if s is None else s for s in scored)], dtype=np.float32)
+
+    async def aclose(self) -> None:
+        """Close the connections."""
+        await self._http.aclose()
+
+
+class _Error(msgspec.Struct):
+    problems: list[Problem]
+
+
+class _Refusal(msgspec.Struct):
+    error: _Error
+
+
+def _problem(reply: httpx.Response) -> Problem:
+    """What the replica says is wrong; its plain text where it says so in another form."""
+    try:
+        return msgspec.json.decode(reply.content, type=_Refusal).error.problems[0]
+    except (msgspec.DecodeError, IndexError):
+        return Problem(what=f"the teacher answered HTTP {reply.status_code}: {reply.text[:200]}")

@@ -1,0 +1,58 @@
+"""An advantage that the operator has installed: from the rewards of a group to a number for each of its rollouts."""
+
+from __future__ import annotations
+
+import math
+import traceback
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import Any, cast
+
+from synth.errors import Permanent
+from synth.plugins import load_plugin
+
+#: Advantages are float32, and the losses multiply them.
+_LARGEST = 1e30
+_EXAMPLES = ([1.0, 0.0, 0.5, 0.0], [0.0, 1.0])
+
+
+class AdvantageFailed(Permanent):
+    """A plugin gives no advantages. Its job ends with the reason."""
+
+
+@dataclass(frozen=True)
+class PluginAdvantage:
+    """The advantage of a plugin. name: as the job writes it. It is pure: asked twice, it says the same."""
+
+    name: str
+    function: Callable[[list[float]], Any]
+
+    def __call__(self, rewards: list[float]) -> list[float]:
+        """One finite number for each reward. Raises `AdvantageFailed` where it raises, or gives anything else."""
+        try:
+            given = self.function(list(rewards))
+            found = [float(value) for value in cast(Any, given)]
+        except Exception as error:
+            traceback.print_exc()
+            raise self._failed(f"for {_shown(rewards)} it raises {type(error).__name__}: {error}") from error
+        if len(found) != len(rewards):
+            raise self._failed(f"it gives {len(found)} numbers for {len(rewards)} rewards")
+        if not all(math.isfinite(value) and abs(value) <= _LARGEST for value in found):
+            raise self._failed(f"for {_shown(rewards)} it gives {_shown(found)}")
+        return found
+
+    def _failed(self, what: str) -> AdvantageFailed:
+        expected = f"a finite number for each rollout, at most {_LARGEST:g}"
+        return AdvantageFailed(f"the advantage {self.name!r} is at fault: {what}; expected {expected}")
+
+
+def load_advantage(name: str, allowed: Collection[str]) -> PluginAdvantage:
+    """The advantage of a plugin, tried on small groups. Raises `Permanent` where it may not or cannot be used."""
+    advantage = PluginAdvantage(name, load_plugin(name, allowed))
+    for rewards in _EXAMPLES:
+        advantage(rewards)
+    return advantage
+
+
+def _shown(values: list[float]) -> str:
+    return f"[{', '.join(f'{value:g}' for value in values[:8])}{', …' if len(values) > 8 else ''}]"

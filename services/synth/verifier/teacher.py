@@ -1,0 +1,23 @@
+"""Whether the teacher of a job is there, and where its weights are."""
+
+from __future__ import annotations
+
+import msgspec
+
+from synth.bus.connection import Connection
+from synth.bus.history.model_refs import find_model
+from synth.errors import UserError
+from synth.events import ModelRef
+from synth.jobs.resolved import Job, RlJob
+from synth.models import Registry
+
+
+async def find_teacher(bus: Connection, org: str, job: Job, registry: Registry, *, where: str) -> ModelRef | None:
+    """The teacher's reference; None where the job has none. where: what an error names. Raises `UserError`."""
+    distillation = job.distillation if isinstance(job, RlJob) else None
+    if distillation is None:
+        return None
+    try:
+        return await find_model(bus, org, distillation.teacher, registry)
+    except UserError as error:
+        raise UserError([msgspec.structs.replace(problem, where=where) for problem in error.problems]) from error

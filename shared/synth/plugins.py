@@ -1,0 +1,127 @@
+"""Functions of the operator's own, which a job names as `package.module:function`: which may be named, and loading one.
+
+A job never brings code: a name is of a module that is installed where the services run, and that the operator has
+allowed (`SYNTH_PLUGINS`). Looking at a name imports nothing; only who runs the function imports its module.
+"""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import importlib
+import re
+from collections.abc import Callable, Collection
+from importlib.machinery import ModuleSpec, PathFinder
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import field_validator
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+
+from synth.errors import Permanent, Problem
+
+_NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*", re.ASCII)
+#: How a plugin is written, for errors.
+FORM = '"package.module:function"'
+
+
+class PluginSettings(BaseSettings):
+    """Settings of every service that reads the names of plugins, or runs them."""
+
+    model_config = SettingsConfigDict(env_prefix="SYNTH_", extra="ignore")
+
+    plugins: Annotated[tuple[str, ...], NoDecode] = ()
+    """Modules whose functions jobs may name as their loss or advantage (`module:function`): `acme.losses,acme_rl`, each
+    with the modules below it. They have to be installed for the validator, the rollouts service and the trainer, which
+    run them with all of their own rights: allow what you would deploy. Set it for the three alike."""
+
+    @field_validator("plugins", mode="before")
+    @classmethod
+    def _split_plugins(cls, value: object) -> object:
+        return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value
+
+
+def is_plugin(name: str) -> bool:
+    """Whether this is written as a plugin is."""
+    return _NAME.fullmatch(name) is not None
+
+
+def plugin_refused(name: str, allowed: Collection[str], *, where: str) -> Problem | None:
+    """Why a plugin may not be used, or cannot be; None where it can. name: for which `is_plugin` holds.
+
+    allowed: see `PluginSettings`. The module is not imported: its file is read, where it is one of Python's.
+    """
+    module, _, function = name.partition(":")
+    if not any(module == root or module.startswith(f"{root}.") for root in allowed):
+        return Problem(
+            what=f"{module!r} is no module that this cluster runs code of",
+            expected=f"a module of {', '.join(sorted(allowed))}" if allowed else "one of ours: no plugins are allowed",
+            fix="have the operator install it and add it to SYNTH_PLUGINS, or name one that is allowed",
+            where=where,
+        )
+    spec = _find(module)
+    if spec is None:
+        what = f"the module {module!r} is allowed and is not installed here"
+        fix = "have the operator install it for the validator, the rollouts service and the trainer"
+        return Problem(what=what, expected="an installed module", fix=fix, where=where)
+    there = _names(spec)
+    if there is None or function in there:
+        return None
+    near = difflib.get_close_matches(function, there, n=1)
+    return Problem(
+        what=f"the module {module!r} has no function {function!r}",
+        expected=f"one of {', '.join(sorted(n for n in there if not n.startswith('_')))[:300]}" if there else FORM,
+        fix=f"did you mean {near[0]!r}?" if near else "correct the name after the colon",
+        where=where,
+    )
+
+
+def load_plugin(name: str, allowed: Collection[str] | None) -> Callable[..., Any]:
+    """The function. allowed: None where whoever gave the name has looked. Raises `Permanent` with the reason."""
+    if allowed is not None and (refused := plugin_refused(name, allowed, where=name)) is not None:
+        raise Permanent(refused.text())
+    module, _, function = name.partition(":")
+    try:
+        found = getattr(importlib.import_module(module), function)
+    except Exception as error:
+        raise Permanent(f"the plugin {name!r} cannot be imported: {type(error).__name__}: {error}") from error
+    if not callable(found):
+        raise Permanent(f"the plugin {name!r} is a {type(found).__name__}; expected a function")
+    return found
+
+
+def _find(module: str) -> ModuleSpec | None:
+    """Where a module is; no package above it is imported."""
+    path: list[str] | None = None
+    spec: ModuleSpec | None = None
+    for n in range(len(parts := module.split("."))):
+        spec = PathFinder.find_spec(".".join(parts[: n + 1]), path)
+        if spec is None:
+            return None
+        path = list(spec.submodule_search_locations or [])
+    return spec
+
+
+def _names(spec: ModuleSpec) -> set[str] | None:
+    """What a module's own statements define; None where that cannot be seen without running it."""
+    if spec.origin is None or not spec.origin.endswith(".py"):
+        return None
+    try:
+        tree = ast.parse(Path(spec.origin).read_bytes())
+    except (OSError, SyntaxError, ValueError):
+        return None
+    found: set[str] = set()
+    nodes: list[ast.AST] = [*tree.body]
+    while nodes:
+        match node := nodes.pop():
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+                found.add(name)  # and nothing that is defined inside
+            case ast.Import(names=names) | ast.ImportFrom(names=names):
+                if any(alias.name == "*" for alias in names):
+                    return None
+                found |= {alias.asname or alias.name for alias in names}
+            case ast.Name(id=name, ctx=ast.Store()):
+                found.add(name)
+            case _:
+                nodes += ast.iter_child_nodes(node)
+    return found
