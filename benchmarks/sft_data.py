@@ -3,10 +3,10 @@
 .venv/bin/python -m benchmarks.sft_data [--gb 3] [--processes N] [--vocabulary 4096] [--folder DIR]
 
 A JSONL file and a tokenizer are made on the spot. One training process (the learner, as the trainer starts it) trains
-three steps on a first megabyte, which is the model's memory and time. Another one begins on the whole file and is killed
-(SIGKILL) in the middle of tokenising; a third goes on, and trains three steps. Memory is the proportional share (PSS) of
-the process and all that it starts. Exit code 1: more than 1 GB beyond the model's, or more than a chunk a process made
-again.
+three steps on a megabyte, which is the model's memory and time. Another one begins on the whole file and is killed
+(SIGKILL) in the middle of tokenising; a third goes on, and trains three steps. Memory is the proportional share (PSS)
+of the process and all that it starts. Exit code 1: more than 1 GB beyond the model's, or more than a chunk a process
+made again.
 """
 
 from __future__ import annotations
@@ -152,7 +152,8 @@ def train(model: Path, dataset: Path, work: Path, processes: int, *, kill_at: in
         stdout=subprocess.PIPE,
         env=environment,
     )
-    assert process.stdin is not None and process.stdout is not None
+    assert process.stdin is not None
+    assert process.stdout is not None
     measured = Measured()
     watch = _Watch(psutil.Process(process.pid))
     last = begun

@@ -124,8 +124,8 @@ class Paused(msgspec.Struct, tag="paused", tag_field="event"):
 FILE_STAGES = frozenset({"load", "resume", "checkpoint", "export"})
 
 
-#: The stage in which a dataset is tokenised. `done` and `of` are its bytes, and a message whose `done` is that of the one
-#: before is no sign of life: who waits for another process that does nothing waits in vain.
+#: The stage in which a dataset is tokenised. `done` and `of` are its bytes, and a message whose `done` is that of the
+#: one before is no sign of life: who waits for another process that does nothing waits in vain.
 TOKENISE = "tokenise"
 
 

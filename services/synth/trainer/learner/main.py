@@ -177,7 +177,7 @@ def train_sft(start: Start, config: SftTrainConfig, channel: OwnerChannel) -> No
     # Those who come after it find what rank 0 has made.
     with process_group.main_process_first():
         data, validation = (
-            None if file is None else _encode(start, config, file, channel, examples=examples, makes=process_group.is_main)
+            file and _encode(start, config, file, channel, examples=examples, makes=process_group.is_main)
             for file, examples in ((start.dataset, config.examples), (start.validation, None))
         )
     assert data is not None

@@ -35,8 +35,8 @@ class Order:
     """0 … n-1 in the order of `permutation`, of which a part is asked for: 4 bytes of memory a number.
 
     Beyond 2^24 it is another permutation that depends on n and the key alone, and takes no memory at all: a Feistel
-    network over the smallest power of 4 that is not below n, whose numbers from n on are walked past (Black and Rogaway,
-    "Ciphers with Arbitrary Finite Domains", 2002).
+    network over the smallest power of 4 that is not below n, whose numbers from n on are walked past (Black and
+    Rogaway, "Ciphers with Arbitrary Finite Domains", 2002).
     """
 
     _LARGE = 1 << 24

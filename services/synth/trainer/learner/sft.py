@@ -1,8 +1,8 @@
 """Training on a file: loop over epochs of tokenised rows, step, validate at intervals, keep the best weights.
 
 Supervised fine-tuning and DPO are the same loop over rows or pairs, and differ in what a step minimises
-(`objectives.py`). Invariant: the rows of a step are a pure function of (seed, step), so the step is the data cursor. Of a dataset on the
-disk, a step reads its own rows.
+(`objectives.py`). Invariant: the rows of a step are a pure function of (seed, step), so the step is the data cursor. Of
+a dataset on the disk, a step reads its own rows.
 """
 
 from __future__ import annotations

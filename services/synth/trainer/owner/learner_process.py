@@ -14,6 +14,7 @@ from synth.errors import Transient
 from synth.runtime import logs
 from synth.trainer.protocol import (
     FILE_STAGES,
+    TOKENISE,
     Done,
     Failed,
     Finish,
@@ -45,7 +46,7 @@ class LearnerProcess:
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process
-        self._on_progress: Callable[[str], None] = lambda stage: None
+        self._on_progress: Callable[[Progressed], None] = lambda progressed: None
         self._log = asyncio.create_task(self._forward_log())
 
     @classmethod
@@ -78,8 +79,8 @@ class LearnerProcess:
         """Return when the process has ended, for whatever reason."""
         await self._process.wait()
 
-    async def start_job(self, start: Start, *, progress: Callable[[str], None]) -> None:
-        """Give the process its only job. progress: called with the stage at each sign of life."""
+    async def start_job(self, start: Start, *, progress: Callable[[Progressed], None]) -> None:
+        """Give the process its only job. progress: called with each sign of life."""
         self._on_progress = progress
         await self.send(start)
 
@@ -95,28 +96,34 @@ class LearnerProcess:
     async def recv(self, *, silence: Callable[[str], float]) -> LearnerMessage:
         """The next message that is not a sign of life. Raises `LearnerStopped` when there will be none.
 
-        silence: for a stage ("" before the first), the seconds without any message after which the process counts as
-        hung and is killed.
+        silence: for a stage ("" before the first), the seconds without progress after which the process counts as hung
+        and is killed. Each message is progress, but of a dataset that is tokenised one that says the same as the last.
         """
         assert self._process.stdout is not None
-        stage = ""
+        loop = asyncio.get_running_loop()
+        stage, at = "", -1
+        seconds = silence(stage)
+        deadline = loop.time() + seconds
         while True:
-            seconds = silence(stage)
             try:
-                async with asyncio.timeout(seconds):
+                async with asyncio.timeout_at(deadline):
                     line = await self._process.stdout.readline()
             except TimeoutError as error:
                 self._process.kill()
                 setting = "SYNTH_MODEL_IO_S" if stage in FILE_STAGES else "SYNTH_CHILD_SILENCE_S"
-                what = f"the training process said nothing for {seconds:.0f} s"
+                what = f"the training process {'made no progress' if at >= 0 else 'said nothing'} for {seconds:.0f} s"
                 raise LearnerStopped(f"{what}{stage and ', since it began to '}{stage} ({setting})") from error
             if not line:
                 raise LearnerStopped(f"the training process ended by itself ({await self._process.wait()})")
             message = msgspec.json.decode(line, type=LearnerMessage | Progressed)
             if not isinstance(message, Progressed):
                 return message
-            stage = message.stage
-            self._on_progress(stage)
+            if stage == TOKENISE == message.stage and message.done == at:
+                continue
+            stage, at = message.stage, message.done if message.stage == TOKENISE else -1
+            seconds = silence(stage)
+            deadline = loop.time() + seconds
+            self._on_progress(message)
 
     async def stop(self) -> None:
         """Stop the process by closing its input, and kill it if it has not ended after 5 s."""

@@ -74,7 +74,7 @@ class DatasetFile:
                 report(at - begin)
 
     def before(self, end: int) -> tuple[int, int]:
-        """The lines before a byte, and how many of them are rows. It reads all of them, so: to say where an error is."""
+        """The lines before a byte, and how many of them are rows. It reads them all: for an error alone."""
         lines = rows = at = 0
         with self.path.open("rb") as file:
             for line in file:

@@ -21,7 +21,6 @@ from synth.trainer.learner.data.dataset_file import DatasetFile
 from synth.trainer.learner.data.packing import SequenceSource
 from synth.trainer.learner.data.sft_dataset import (
     EncodedSequence,
-    RenderedSequence,
     RowEncoder,
     as_floats,
     cache_key,
@@ -126,9 +125,9 @@ def encode_pairs(
 
 def _encode_batches(rows: Iterable[PreferenceRow], encoder: RowEncoder) -> Iterator[_Pair]:
     """The trained pairs of rows, some rows at a time."""
-    rendered = (encoder.render(_conversation(r, side)) for r in encoder.counted(rows) for side in (r.chosen, r.rejected))
+    sides_of = (_conversation(row, side) for row in encoder.counted(rows) for side in (row.chosen, row.rejected))
     seen = 0
-    for sides in encoder.batches(rendered, sides=2):
+    for sides in encoder.batches(map(encoder.render, sides_of), sides=2):
         encoded = iter(encoder.encode([sequence for side in sides for sequence in side]))
         for k in range(0, len(sides), 2):
             seen += 1
@@ -139,8 +138,8 @@ def _encode_batches(rows: Iterable[PreferenceRow], encoder: RowEncoder) -> Itera
             if same and not cut:
                 raise TrainingFailed(
                     "bad_dataset",
-                    f"row {encoder.number_of(seen)}: the model's chat template renders the chosen and the rejected side "
-                    "the same; expected two that differ; remove the pair",
+                    f"row {encoder.number_of(seen)}: the model's chat template renders the chosen and the rejected "
+                    "side the same; expected two that differ; remove the pair",
                 )
             if same or not chosen or not rejected:
                 encoder.count["untrained_rows"] += 1

@@ -1,8 +1,8 @@
 """Where tokenised files are kept beyond a job: a folder for each, shared by the processes of a machine.
 
 Two OS locks, which go with whoever held them, guard a folder: `use` is shared by all who read it and exclusive to who
-removes it; `write` is exclusive to who makes or checks its chunks. Invariants: a folder in use is never removed; a chunk
-is made by one process at a time; the folders that were used longest ago go first.
+removes it; `write` is exclusive to who makes or checks its chunks. Invariants: a folder in use is never removed; a
+chunk is made by one process at a time; the folders that were used longest ago go first.
 """
 
 from __future__ import annotations

@@ -83,8 +83,8 @@ class ChunkWriter:
         begins = np.concatenate([[0], np.flatnonzero(bits[1:] != bits[:-1]) + 1])
         runs = np.diff(begins, append=len(weights)).astype("<i4")
         shown = msgspec.json.encode(images) if images else b""
-        head = _HEAD.pack(len(runs), len(shown))
-        record = head + runs.tobytes() + weights[begins].astype("<f4").tobytes() + ids.astype(self._ids).tobytes() + shown
+        values = runs, weights[begins].astype("<f4"), ids.astype(self._ids)
+        record = _HEAD.pack(len(runs), len(shown)) + b"".join(array.tobytes() for array in values) + shown
         self._write(record)
         self._begins.append(self._begins[-1] + len(record))
         self._lengths.append(len(ids))
@@ -172,7 +172,9 @@ class ChunkReader:
 
     def _read_info(self) -> tuple[ChunkInfo, int]:
         size = os.fstat(self._file.fileno()).st_size
-        length, crc, mark = _TAIL.unpack(self._read(size - _TAIL.size, _TAIL.size)) if size >= _TAIL.size else (0, 0, b"")
+        if size < _TAIL.size:
+            raise self._bad("it has no end")
+        length, crc, mark = _TAIL.unpack(self._read(size - _TAIL.size, _TAIL.size))
         at = size - _TAIL.size - length
         if mark != _MARK or at < 0:
             raise self._bad("it has no end")
@@ -193,8 +195,8 @@ class ChunkReader:
     def _bad(self, what: str) -> TrainingFailed:
         return TrainingFailed(
             "bad_cache",
-            f"{self._path} is not the chunk of tokens that was written: {what}; expected the file as it was; remove it, "
-            "and it is made again",
+            f"{self._path} is not the chunk of tokens that was written: {what}; expected the file as it was; remove "
+            "it, and it is made again",
         )
 
 
