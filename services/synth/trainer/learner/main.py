@@ -32,6 +32,7 @@ from synth.trainer.learner.data.pair_dataset import PairDataset, encode_pair_fil
 from synth.trainer.learner.data.sft_dataset import SftDataset, encode_file, load_tokenizer
 from synth.trainer.learner.data.sft_images import SftImages
 from synth.trainer.learner.data.token_cache import TokenCache
+from synth.trainer.learner.data.token_store import StoredSequences
 from synth.trainer.learner.model.policy import Policy, load_policy
 from synth.trainer.learner.model.reference import load_reference
 from synth.trainer.learner.owner_channel import OwnerChannel
@@ -211,7 +212,7 @@ def train_sft(start: Start, config: SftTrainConfig, channel: OwnerChannel) -> No
 
 def _encode(
     start: Start, config: SftTrainConfig, file: DataFile, channel: OwnerChannel, *, examples: int | None, makes: bool
-) -> SftDataset | PairDataset:
+) -> SftDataset[StoredSequences] | PairDataset[StoredSequences]:
     """The tokens of a file. makes: whether this process makes what the cache has not."""
     given, loader = start.tokens, _image_loader(start)
     if given is None:

@@ -15,7 +15,14 @@ import torch
 from torch import Tensor
 
 from synth.trainer.config import DpoConfig, SftTrainConfig
-from synth.trainer.learner.data.packing import MicroBatch, Sequences, collate, plan_micro_batches, windows
+from synth.trainer.learner.data.packing import (
+    MicroBatch,
+    Sequences,
+    SequenceSource,
+    collate,
+    plan_micro_batches,
+    windows,
+)
 from synth.trainer.learner.data.pair_dataset import PairDataset
 from synth.trainer.learner.data.sft_dataset import SftDataset
 from synth.trainer.learner.distributed.process_group import add_metrics
@@ -54,8 +61,8 @@ class NllObjective:
         self,
         policy: Policy,
         config: SftTrainConfig,
-        data: SftDataset,
-        validation: SftDataset | None,
+        data: SftDataset[SequenceSource],
+        validation: SftDataset[SequenceSource] | None,
         progress: ProgressCallback,
     ) -> None:
         self._policy = policy
@@ -136,8 +143,8 @@ class DpoObjective:
         state: TrainingState,
         config: SftTrainConfig,
         dpo: DpoConfig,
-        data: PairDataset,
-        validation: PairDataset | None,
+        data: PairDataset[SequenceSource],
+        validation: PairDataset[SequenceSource] | None,
         progress: ProgressCallback,
     ) -> None:
         self._state = state
@@ -200,7 +207,7 @@ class DpoObjective:
         )
 
     @torch.no_grad()
-    def _score(self, data: PairDataset) -> Tensor:
+    def _score(self, data: PairDataset[SequenceSource]) -> Tensor:
         """float64 [P, 2], on the CPU: the log-probability of each side of each pair under the policy as it is."""
         scores = torch.zeros((len(data), 2), dtype=torch.float64)
         with _evaluating(self._policy):
@@ -212,7 +219,7 @@ class DpoObjective:
         self._policy.process_group.all_reduce_([scores])
         return scores
 
-    def _all_batches(self, data: PairDataset, stage: str) -> Iterator[_PairBatch]:
+    def _all_batches(self, data: PairDataset[SequenceSource], stage: str) -> Iterator[_PairBatch]:
         """The micro-batches of all pairs, as `_batches`."""
         for window in windows(len(data)):
 
@@ -222,7 +229,7 @@ class DpoObjective:
             yield from self._batches(data, window, progress)
 
     def _batches(
-        self, data: PairDataset, pairs: list[int], progress: Callable[[int, int], None]
+        self, data: PairDataset[SequenceSource], pairs: list[int], progress: Callable[[int, int], None]
     ) -> Iterator[_PairBatch]:
         """The micro-batches of this rank, with the progress of those that were before."""
         group, packing = self._policy.process_group, self._config.packing
@@ -240,7 +247,7 @@ class DpoObjective:
             yield _PairBatch(micro_pairs, micro, micro.gather(sequences.weights), side_S)
             progress(done, len(micro_batches))
 
-    def _tokens(self, data: PairDataset, pair: int) -> int:
+    def _tokens(self, data: PairDataset[SequenceSource], pair: int) -> int:
         """What a pair takes of a forward, padding included."""
         lengths = data.sequences.lengths(data.sequences_of([pair])).values()
         return sum(lengths) if self._config.packing == "packed" else max(lengths) * len(lengths)

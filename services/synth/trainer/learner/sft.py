@@ -13,6 +13,7 @@ from pathlib import Path
 
 from synth.trainer.config import SftTrainConfig
 from synth.trainer.errors import TrainingFailed
+from synth.trainer.learner.data.packing import SequenceSource
 from synth.trainer.learner.data.pair_dataset import PairDataset
 from synth.trainer.learner.data.sft_dataset import IMAGE_COUNTS, SftDataset
 from synth.trainer.learner.memory import peak_memory_bytes
@@ -32,9 +33,9 @@ class SftTrainer:
         self,
         policy: Policy,
         config: SftTrainConfig,
-        data: SftDataset | PairDataset,
+        data: SftDataset[SequenceSource] | PairDataset[SequenceSource],
         *,
-        validation: SftDataset | PairDataset | None = None,
+        validation: SftDataset[SequenceSource] | PairDataset[SequenceSource] | None = None,
         best_file: Path | None = None,
         progress: ProgressCallback | None = None,
     ) -> None:

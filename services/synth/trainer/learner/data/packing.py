@@ -10,7 +10,7 @@ import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, TypeVar
 
 import msgspec
 import numpy as np
@@ -135,6 +135,10 @@ class MicroBatch:
     def gather(self, values_T: npt.NDArray[Any]) -> Tensor:
         """The values at this micro-batch's trained tokens [N], from an array over all tokens of the `Sequences`."""
         return torch.from_numpy(values_T[self.source_N]).to(self.input_ids_BL.device)
+
+
+#: Of a dataset: where its sequences are.
+SourceT_co = TypeVar("SourceT_co", bound=SequenceSource, covariant=True)
 
 
 #: Sequences, or pairs, that are planned at one time where all of a dataset are gone through: a plan looks at each bin

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic
 
 import msgspec
 import numpy as np
@@ -18,7 +18,7 @@ import numpy.typing as npt
 from synth.chat.messages import PreferenceRow, TrainingMessage, TrainingRow
 from synth.trainer.errors import TrainingFailed
 from synth.trainer.learner.data.dataset_file import DatasetFile
-from synth.trainer.learner.data.packing import SequenceSource
+from synth.trainer.learner.data.packing import Sequences, SourceT_co
 from synth.trainer.learner.data.sft_dataset import (
     EncodedSequence,
     RowEncoder,
@@ -40,7 +40,7 @@ _Pair = tuple[list[EncodedSequence], list[EncodedSequence]]
 
 
 @dataclass(frozen=True)
-class PairDataset:
+class PairDataset(Generic[SourceT_co]):
     """P tokenised pairs: their tokens in memory, or on the disk.
 
     cu_sides: int64 [2P+1]: pair p's chosen side is the sequences from cu_sides[2p], its rejected one those from
@@ -48,7 +48,7 @@ class PairDataset:
     `SftDataset`; a pair of which a side has no token left to train is in untrained_rows.
     """
 
-    sequences: SequenceSource
+    sequences: SourceT_co
     cu_sides: npt.NDArray[np.int64]
     counts: dict[str, float]
 
@@ -79,7 +79,7 @@ def encode_pair_file(
     images: SftImages | None = None,
     makes: bool = True,
     progress: BytesProgress = lambda done, of: None,
-) -> PairDataset:
+) -> PairDataset[StoredSequences]:
     """Tokenise a JSONL file of pairs once, as `encode_file` does, with what it raises."""
 
     def make(begin: int, end: int, path: Path, report: Callable[[int], None]) -> ChunkInfo:
@@ -108,7 +108,7 @@ def encode_pairs(
     *,
     sequence_length: int,
     images: SftImages | None = None,
-) -> PairDataset:
+) -> PairDataset[Sequences]:
     """Render and tokenise pairs, in memory; both sides of each are cut at `sequence_length` tokens.
 
     Raises `TrainingFailed`: bad_dataset for a pair that the template cannot render or of which it renders both sides

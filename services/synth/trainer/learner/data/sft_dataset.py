@@ -7,12 +7,13 @@ is not; what is cut or dropped is counted.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import logging
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -24,7 +25,7 @@ from synth.errors import UserError
 from synth.images.prompt_image import PromptImage
 from synth.trainer.errors import TrainingFailed
 from synth.trainer.learner.data.dataset_file import DatasetFile
-from synth.trainer.learner.data.packing import Sequences, SequenceSource
+from synth.trainer.learner.data.packing import Sequences, SourceT_co
 from synth.trainer.learner.data.sft_images import SftImages
 from synth.trainer.learner.data.token_cache import TokenCache
 from synth.trainer.learner.data.token_chunk import ChunkInfo, ChunkWriter, sum_counts
@@ -42,14 +43,14 @@ _UnitT = TypeVar("_UnitT")
 
 
 @dataclass(frozen=True)
-class SftDataset:
+class SftDataset(Generic[SourceT_co]):
     """Tokenised rows: in memory, or on the disk.
 
     counts: rows, sequences, truncated_rows, truncated_tokens, untrained_rows; for a model that sees, images_trimmed
     (more than a message may have) and images_truncated (beyond the length of a sequence).
     """
 
-    sequences: SequenceSource
+    sequences: SourceT_co
     counts: dict[str, float]
 
     def __len__(self) -> int:
@@ -95,7 +96,7 @@ def encode_file(
     images: SftImages | None = None,
     makes: bool = True,
     progress: BytesProgress = lambda done, of: None,
-) -> SftDataset:
+) -> SftDataset[StoredSequences]:
     """Tokenise a JSONL file once: what the cache has of the same file, tokenizer and template is not made again.
 
     images: for a model that sees. makes: whether this process makes what is missing; else another one has.
@@ -126,7 +127,7 @@ def encode_rows(
     *,
     sequence_length: int,
     images: SftImages | None = None,
-) -> SftDataset:
+) -> SftDataset[Sequences]:
     """Render and tokenise chat rows, in memory.
 
     A row is one sequence; where the template renders earlier turns anew (Qwen3 strips their `<think>` blocks), each
@@ -189,7 +190,7 @@ class RowEncoder:
         self._ends = turn_ends(tokenizer)
         self._sequence_length = sequence_length
         self._images = images
-        self._rows_before = rows_before
+        self._rows_before = functools.cache(rows_before)
 
     def number_of(self, row: int) -> int:
         """The number in its dataset of a row that was counted as this one."""
@@ -236,8 +237,8 @@ class RowEncoder:
         if shown and images is not None:
             row, trimmed = images.trim(row)
             self.count["images_trimmed"] += trimmed
-            if trimmed:
-                log.debug("%d images more than a message of a row may have are left out", trimmed)
+            if trimmed and log.isEnabledFor(logging.DEBUG):
+                log.debug("row %d: %d images more than a message may have are left out", number(), trimmed)
         try:
             return _render(row, self._template, images)
         except UserError as error:
