@@ -31,7 +31,7 @@ def permutation(n: int, *key: int) -> list[int]:
     return np.random.Generator(np.random.PCG64([k % 2**32 for k in key])).permutation(n).tolist()
 
 
-class Order:
+class DrawOrder:
     """0 … n-1 in the order of `permutation`, of which a part is asked for: 4 bytes of memory a number.
 
     Beyond 2^24 it is another permutation that depends on n and the key alone, and takes no memory at all: a Feistel

@@ -20,7 +20,7 @@ from synth.trainer.learner.memory import peak_memory_bytes
 from synth.trainer.learner.model.policy import Policy
 from synth.trainer.learner.objectives import DpoObjective, NllObjective, Objective
 from synth.trainer.learner.optim.lr_schedule import learning_rate
-from synth.trainer.learner.rng import Order, reseed
+from synth.trainer.learner.rng import DrawOrder, reseed
 from synth.trainer.learner.step_result import ProgressCallback, StepResult
 from synth.trainer.learner.training_state import TrainingState
 from synth.weights.policy_file import load_tensors, save_tensors
@@ -59,7 +59,7 @@ class SftTrainer:
         self._objective = self._make_objective()
         self._steps_per_epoch = math.ceil(len(data) / config.batch_size)
         self.total = config.steps if config.steps is not None else config.epochs * self._steps_per_epoch
-        self._order: tuple[int, Order] = (-1, Order(0))
+        self._order: tuple[int, DrawOrder] = (-1, DrawOrder(0))
 
     def step(self) -> StepResult:
         """One optimizer step over `batch_size` rows or pairs. Raises `TrainingFailed` (nan_loss, nan_gradient)."""
@@ -124,7 +124,7 @@ class SftTrainer:
     def _indices(self, step: int) -> list[int]:
         epoch, batch_index = divmod(step - 1, self._steps_per_epoch)
         if self._order[0] != epoch:
-            self._order = (epoch, Order(len(self.data), self.config.seed, epoch))
+            self._order = (epoch, DrawOrder(len(self.data), self.config.seed, epoch))
         size = self.config.batch_size
         return self._order[1].part(batch_index * size, (batch_index + 1) * size)
 

@@ -29,7 +29,7 @@ from synth.trainer.learner.data.sft_dataset import (
 )
 from synth.trainer.learner.data.sft_images import SftImages
 from synth.trainer.learner.data.token_cache import TokenCache
-from synth.trainer.learner.data.token_chunk import ChunkInfo, ChunkWriter, sum_counts
+from synth.trainer.learner.data.token_chunk import ChunkInfo, TokenChunkWriter, sum_counts
 from synth.trainer.learner.data.token_store import StoredSequences
 from synth.trainer.learner.data.tokenise import BytesProgress
 
@@ -85,7 +85,7 @@ def encode_pair_file(
     def make(begin: int, end: int, path: Path, report: Callable[[int], None]) -> ChunkInfo:
         encoder = RowEncoder(tokenizer, sequence_length, images, rows_before=lambda: dataset.before(begin)[1])
         rows = dataset.read(PreferenceRow, begin, end, report)
-        with ChunkWriter(path, vocabulary=vocabulary_of(tokenizer)) as chunk:
+        with TokenChunkWriter(path, vocabulary=vocabulary_of(tokenizer)) as chunk:
             for pair in _encode_batches(rows, encoder):
                 for side in pair:
                     for sequence in side:

@@ -28,7 +28,7 @@ from synth.trainer.learner.data.dataset_file import DatasetFile
 from synth.trainer.learner.data.packing import Sequences, SourceT_co
 from synth.trainer.learner.data.sft_images import SftImages
 from synth.trainer.learner.data.token_cache import TokenCache
-from synth.trainer.learner.data.token_chunk import ChunkInfo, ChunkWriter, sum_counts
+from synth.trainer.learner.data.token_chunk import ChunkInfo, TokenChunkWriter, sum_counts
 from synth.trainer.learner.data.token_store import StoredSequences
 from synth.trainer.learner.data.tokenise import BytesProgress
 
@@ -107,7 +107,7 @@ def encode_file(
     def make(begin: int, end: int, path: Path, report: Callable[[int], None]) -> ChunkInfo:
         encoder = RowEncoder(tokenizer, sequence_length, images, rows_before=lambda: dataset.before(begin)[1])
         rows = dataset.read(TrainingRow, begin, end, report)
-        with ChunkWriter(path, vocabulary=vocabulary_of(tokenizer)) as chunk:
+        with TokenChunkWriter(path, vocabulary=vocabulary_of(tokenizer)) as chunk:
             for sequence in _encode_batches(rows, encoder):
                 chunk.add(sequence.ids, sequence.weights, sequence.images)
             return chunk.finish(begin=begin, end=end, counts=encoder.count)

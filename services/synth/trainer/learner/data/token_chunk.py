@@ -53,7 +53,7 @@ class ChunkInfo(msgspec.Struct, frozen=True, kw_only=True):
     crc: int
 
 
-class ChunkWriter:
+class TokenChunkWriter:
     """Writes one chunk, in a `with` block; without `finish` nothing stays of it."""
 
     def __init__(self, path: Path, *, vocabulary: int) -> None:
@@ -122,7 +122,7 @@ class ChunkWriter:
         self._crc = zlib.crc32(body, self._crc)
 
 
-class ChunkReader:
+class TokenChunkReader:
     """Reads a chunk. Raises `TrainingFailed` (bad_cache) where the file is not what was written."""
 
     def __init__(self, path: Path) -> None:
@@ -203,7 +203,7 @@ class ChunkReader:
 def check_chunk(path: Path, *, begin: int, end: int) -> ChunkInfo | None:
     """What a chunk of these bytes holds; None where it has to be made: it is not there, of other bytes, or damaged."""
     try:
-        reader = ChunkReader(path)
+        reader = TokenChunkReader(path)
     except FileNotFoundError:
         return None
     except (TrainingFailed, OSError, msgspec.DecodeError):

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from synth.trainer.learner.data.packing import Sequences
 from synth.trainer.learner.data.token_cache import FolderInUse
-from synth.trainer.learner.data.token_chunk import ChunkInfo, ChunkReader
+from synth.trainer.learner.data.token_chunk import ChunkInfo, TokenChunkReader
 
 #: Chunks whose file is open at one time: a process may have some thousand files open, and rows are drawn from anywhere.
 _OPEN = 128
@@ -32,7 +32,7 @@ class StoredSequences:
         self.banned = banned
         self._folder = folder
         self._cu_chunks = np.cumsum([0, *(info.sequences for info in chunks)], dtype=np.int64)
-        self._readers: OrderedDict[int, ChunkReader] = OrderedDict()
+        self._readers: OrderedDict[int, TokenChunkReader] = OrderedDict()
 
     def __len__(self) -> int:
         return int(self._cu_chunks[-1])
@@ -64,18 +64,18 @@ class StoredSequences:
             counts.append(self._reader(number).sides())
         return np.concatenate([[0], *counts]).cumsum(dtype=np.int64)
 
-    def _locate(self, i: int) -> tuple[ChunkReader, int]:
+    def _locate(self, i: int) -> tuple[TokenChunkReader, int]:
         if not 0 <= i < len(self):
             raise IndexError(f"sequence {i} of {len(self)}")
         number = int(np.searchsorted(self._cu_chunks, i, side="right")) - 1
         return self._reader(number), i - int(self._cu_chunks[number])
 
-    def _reader(self, number: int) -> ChunkReader:
+    def _reader(self, number: int) -> TokenChunkReader:
         if number in self._readers:
             self._readers.move_to_end(number)
             return self._readers[number]
         while len(self._readers) >= _OPEN:
             _, oldest = self._readers.popitem(last=False)
             oldest.close()
-        reader = self._readers[number] = ChunkReader(chunk_path(self._folder.path, number))
+        reader = self._readers[number] = TokenChunkReader(chunk_path(self._folder.path, number))
         return reader

@@ -66,7 +66,7 @@ def tokenise(
     """
     for left in folder.glob(".*.tokens.*"):
         left.unlink()  # of a process that was killed at it
-    work = _Work(folder, make, enumerate(chunk_spans(dataset, end, chunk_bytes)))
+    work = _ChunkQueue(folder, make, enumerate(chunk_spans(dataset, end, chunk_bytes)))
     count = min(processes, max(1, -(-end // chunk_bytes)))
     try:
         while work.advance(count):
@@ -131,7 +131,7 @@ class _Worker:
 
 
 @dataclass
-class _Work:
+class _ChunkQueue:
     folder: Path
     make: MakeChunk
     spans: Iterator[tuple[int, tuple[int, int]]]
