@@ -63,7 +63,7 @@ class TrainerSettings(ServiceSettings):
 
     tokenise_processes: int | None = Field(default=None, ge=1)
     """Processes that tokenise the dataset of a job at the same time, before it trains. Unset: one for each CPU that
-    this service may use, and at most 8; each takes about 100 MB."""
+    this service may use, and at most 4; each takes up to 200 MB while it tokenises, which together is below 1 GB."""
 
     token_cache_bytes: int = Field(default=100_000_000_000, ge=0)
     """What the tokens of datasets may take in SYNTH_WORK_DIR/cache/tokens, where later jobs and attempts find them. The
@@ -84,7 +84,7 @@ class TrainerSettings(ServiceSettings):
     @property
     def tokenising(self) -> int:
         """How many processes tokenise."""
-        return self.tokenise_processes or min(8, len(os.sched_getaffinity(0)))
+        return self.tokenise_processes or min(4, len(os.sched_getaffinity(0)))
 
     @property
     def computes_deterministically(self) -> bool:
