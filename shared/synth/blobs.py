@@ -12,7 +12,7 @@ import hashlib
 import os
 import shutil
 import uuid
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -154,13 +154,17 @@ class BlobStore:
         """The files of a tree."""
         return msgspec.json.decode(await self.get_bytes(tree), type=Manifest)
 
-    async def fetch(self, ref: BlobRef, path: Path) -> Path:
-        """Return a blob as a local file, checked. On a local store it is the blob itself: read it, never write it."""
+    async def fetch(self, ref: BlobRef, path: Path, *, progress: Callable[[int], None] = lambda done: None) -> Path:
+        """Return a blob as a local file, checked. On a local store it is the blob itself: read it, never write it.
+
+        progress: called with the bytes that were checked here (local), or that have arrived (remote), from this thread
+        or another.
+        """
         if self.root is not None:
             local = self.root / _key(ref)
             if not local.exists():
                 raise BlobMissing(f"{ref.uri} is not in the blob store")
-            await _check(local, ref)
+            await _check(local, ref, progress)
             return local
         if path.exists() and await asyncio.to_thread(_digest, path) == (ref.size, ref.sha256):
             return path
@@ -169,8 +173,11 @@ class BlobStore:
         partial = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
         try:
             with partial.open("wb") as out:
+                done = 0
                 async for chunk in self.stream(ref):
                     await asyncio.to_thread(out.write, chunk)
+                    done += len(chunk)
+                    progress(done)
             await _check(partial, ref)
             partial.replace(path)
         finally:
@@ -303,12 +310,17 @@ async def _pieces(path: Path, ref: BlobRef) -> AsyncIterator[bytes]:
             yield piece
 
 
-def _digest(path: Path) -> tuple[int, str]:
+def _digest(path: Path, progress: Callable[[int], None] = lambda done: None) -> tuple[int, str]:
+    digest, done = hashlib.sha256(), 0
     with path.open("rb") as file:
-        return path.stat().st_size, hashlib.file_digest(file, "sha256").hexdigest()
+        while piece := file.read(_CHUNK):
+            digest.update(piece)
+            done += len(piece)
+            progress(done)
+        return path.stat().st_size, digest.hexdigest()
 
 
-async def _check(path: Path, ref: BlobRef) -> None:
-    size, sha256 = await asyncio.to_thread(_digest, path)
+async def _check(path: Path, ref: BlobRef, progress: Callable[[int], None] = lambda done: None) -> None:
+    size, sha256 = await asyncio.to_thread(_digest, path, progress)
     if (size, sha256) != (ref.size, ref.sha256):
         raise BlobCorrupt(f"{ref.uri} is not what was written ({size} bytes, expected {ref.size}; or sha256 differs)")

@@ -13,8 +13,8 @@ class TrainingFailed(Exception):
     """Training cannot go on. `code` is stable, for programs; `detail` says what, where and what to do.
 
     Codes: bad_message, bad_recipe, bad_model, bad_dataset, bad_batch, bad_image, processor_differs, adapter_differs,
-    out_of_order, nan_loss, nan_gradient, bad_checkpoint, resume_mismatch, no_turn,
-    checkpoint_failed.
+    out_of_order, nan_loss, nan_gradient, bad_checkpoint, resume_mismatch, no_turn, checkpoint_failed, bad_cache,
+    disk_full, tokenise_crashed.
     """
 
     def __init__(self, code: str, detail: str) -> None:

@@ -31,10 +31,26 @@ class TurnConfig(msgspec.Struct):
     job_id: str
 
 
-class Start(msgspec.Struct, tag="start", tag_field="op"):
-    """The first message. config: of `TrainConfig`. work_dir: this attempt's own; everything is written below it.
+class DataFile(msgspec.Struct):
+    """A JSONL file, and the sha256 of its bytes."""
 
-    turn: None where the device is not shared.
+    path: str
+    sha256: str
+
+
+class TokenCacheConfig(msgspec.Struct):
+    """Where tokenised files are kept beyond this attempt: see `synth.trainer.learner.data.token_cache.TokenCache`."""
+
+    folder: str
+    max_bytes: int
+    processes: int
+    chunk_bytes: int = 16 << 20
+
+
+class Start(msgspec.Struct, tag="start", tag_field="op"):
+    """The first message. config: of `TrainConfig`. work_dir: this attempt's own; everything else is written below it.
+
+    tokens: None keeps none beyond the attempt. turn: None where the device is not shared.
     """
 
     kind: Literal["sft", "rl"]
@@ -43,9 +59,9 @@ class Start(msgspec.Struct, tag="start", tag_field="op"):
     work_dir: str
     adapter_dir: str | None = None
     resume_dir: str | None = None
-    dataset: str | None = None
-    validation: str | None = None
-    cache_dir: str | None = None
+    dataset: DataFile | None = None
+    validation: DataFile | None = None
+    tokens: TokenCacheConfig | None = None
     turn: TurnConfig | None = None
 
 
@@ -115,6 +131,11 @@ class Paused(msgspec.Struct, tag="paused", tag_field="event"):
 
 #: Stages in which a model or a checkpoint is read or written in one piece, which may take long and says nothing.
 FILE_STAGES = frozenset({"load", "resume", "checkpoint", "export"})
+
+
+#: The stage in which a dataset is tokenised. `done` and `of` are its bytes, and a message whose `done` is that of the
+#: one before is no sign of life: who waits for another process that does nothing waits in vain.
+TOKENISE = "tokenise"
 
 
 class Progressed(msgspec.Struct, tag="progress", tag_field="event"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Literal
 
@@ -33,7 +34,8 @@ class TrainerSettings(ServiceSettings, PluginSettings):
 
     child_silence_s: float = 300.0
     """How long the training process may say nothing while it computes, before it counts as hung. It speaks after each
-    micro-batch, however long a step takes."""
+    micro-batch, however long a step takes, and after each row that it tokenises, however long the file is; there only a
+    message that says more than the one before counts."""
 
     model_io_s: float = 3600.0
     """How long reading or writing a model or a checkpoint may take, each time: fetching or downloading it, loading it,
@@ -65,6 +67,14 @@ class TrainerSettings(ServiceSettings, PluginSettings):
     """How long no rollout of a batch may come in, beyond the time that the job gives one (`rollout_timeout_s` for each
     of its tries), before the task is handed back: its device must not be idle for ever. A batch may take any time."""
 
+    tokenise_processes: int | None = Field(default=None, ge=1)
+    """Processes that tokenise the dataset of a job at the same time, before it trains. Unset: one for each CPU that
+    this service may use, and at most 4; each takes up to 200 MB while it tokenises, which together is below 1 GB."""
+
+    token_cache_bytes: int = Field(default=100_000_000_000, ge=0)
+    """What the tokens of datasets may take in SYNTH_WORK_DIR/cache/tokens, where later jobs and attempts find them. The
+    datasets that were used longest ago go first; one that a job trains on stays."""
+
     progress_s: float = Field(default=1.0, ge=0.05)
     """Seconds between two announcements of steps that no checkpoint covers yet; watchers see steps no sooner."""
 
@@ -76,6 +86,11 @@ class TrainerSettings(ServiceSettings, PluginSettings):
 
     crashes: int = 5
     """Attempts in a row that may end without a new checkpoint before the job fails."""
+
+    @property
+    def tokenising(self) -> int:
+        """How many processes tokenise."""
+        return self.tokenise_processes or min(4, len(os.sched_getaffinity(0)))
 
     @property
     def computes_deterministically(self) -> bool:

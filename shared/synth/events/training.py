@@ -90,17 +90,30 @@ class ProvisionalStep(msgspec.Struct, frozen=True, kw_only=True):
     values: dict[str, float]
 
 
+class DataProgress(msgspec.Struct, frozen=True, kw_only=True):
+    """How much of a dataset an attempt has read for its training. done, of: bytes of the file.
+
+    stage: "fetch" (out of the blob store) or "tokenise".
+    """
+
+    stage: Literal["fetch", "tokenise"]
+    done: int
+    of: int
+
+
 @event("train.progressed", by=Role.TRAINER, write=Write.FENCED)
 class TrainProgressed(Event, frozen=True, kw_only=True):
-    """Steps as they happen, before a checkpoint covers them: for those who watch, and for nobody who decides.
+    """What happens before a checkpoint covers it: for those who watch, and for nobody who decides.
 
-    An attempt that dies takes them with it, and the next one trains them again; each becomes durable with its
-    `train.step`. It lives for `SYNTH_PROGRESS_TTL_S`.
+    steps: as they happen. An attempt that dies takes them with it, and the next one trains them again; each becomes
+    durable with its `train.step`. data: how far the dataset is, before the first step; `of` is 0 then, as it decides
+    how many steps there are. It lives for `SYNTH_PROGRESS_TTL_S`.
     """
 
     of: int
     attempt: int
     steps: list[ProvisionalStep]
+    data: DataProgress | None = None
 
 
 @event("train.warned", by=Role.TRAINER, write=Write.FENCED)

@@ -73,7 +73,7 @@ class Job:
             return ModelRef(id="made", kind="full", tree=tree)
 
         # Nothing runs it: what is said of steps that are not durable is no matter of the watch.
-        provisional = ProvisionalSteps(Publisher(bus), fence, total=len(STEPS), every_s=1.0, ttl_s=60.0)
+        provisional = ProvisionalSteps(Publisher(bus), fence, every_s=1.0, ttl_s=60.0)
         announcer = Announcer(
             bus,
             self._blobs,

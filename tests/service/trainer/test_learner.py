@@ -15,7 +15,7 @@ from synth.trainer.protocol import IMAGES_FOLDER
 from synth.weights.policy_file import read_policy
 from tests.service.trainer.learner_process import LearnerProcess
 from tests.unit.trainer.batches import OPEN_GATES, random_batch, rl_config
-from tests.unit.trainer.sft_rows import addition_rows, sft_config, write_rows
+from tests.unit.trainer.sft_rows import addition_rows, data_file, sft_config, write_rows
 from tests.unit.trainer.vision import square_rows, vision_batch
 
 STEPS, CUT = 20, 10
@@ -131,7 +131,7 @@ def test_sft_killed_and_resumed_is_sft_straight_through_to_the_byte(model_dir: P
         checkpoint_every=1,
     )
     files = {
-        "dataset": str(write_rows(tmp_path / "train.jsonl", addition_rows(100))),
+        "dataset": data_file(write_rows(tmp_path / "train.jsonl", addition_rows(100))),
         "validation": str(write_rows(tmp_path / "validation.jsonl", addition_rows(16))),
     }
 
@@ -241,7 +241,7 @@ def test_sft_that_is_paused_saves_where_it_stands_and_goes_on_to_the_byte(
     model_dir: Path, tmp_path: Path, mode: str
 ) -> None:
     config = sft_config(steps=STEPS, mode=mode, lora=AdapterConfig(r=4, dropout=0.1), checkpoint_every=1000)
-    dataset = str(write_rows(tmp_path / "train.jsonl", addition_rows(100)))
+    dataset = data_file(write_rows(tmp_path / "train.jsonl", addition_rows(100)))
 
     def start(name: str, child: LearnerProcess, resume_dir: str | None = None) -> dict[str, Any]:
         child.send(**start_message(tmp_path / name, model_dir, "sft", config, resume_dir=resume_dir, dataset=dataset))
@@ -319,7 +319,7 @@ def test_a_model_that_sees_is_trained_on_the_images_of_its_work_folder(vision_di
     dataset = write_rows(tmp_path / "d.jsonl", square_rows(work / IMAGES_FOLDER, 4))
     config = sft_config(steps=1, batch_size=4)
     with LearnerProcess() as child:
-        child.send(**start_message(work, vision_dir, "sft", config, dataset=str(dataset), cache_dir=str(work)))
+        child.send(**start_message(work, vision_dir, "sft", config, dataset=data_file(dataset)))
         assert child.recv()["event"] == "ready"
         stepped = child.recv()
         assert stepped["event"] == "step"

@@ -117,6 +117,21 @@ async def test_a_process_that_says_nothing_more_is_given_the_time_of_its_stage(s
         await process.stop()
 
 
+async def test_a_dataset_that_is_tokenised_no_further_is_silence_and_one_that_is_read_on_is_not() -> None:
+    def progress(done: int) -> str:
+        return f"""'{{"event": "progress", "stage": "tokenise", "done": {done}, "of": 9}}'"""
+
+    process = await saying(progress(1), progress(2), *[progress(3)] * 5)
+    heard: list[int] = []
+    await process.start_job(bad_start(Path("nowhere")), progress=lambda progressed: heard.append(progressed.done))
+    try:
+        with pytest.raises(LearnerStopped, match=r"made no progress for 0 s, since it began to tokenise"):
+            await process.recv(silence=lambda stage: 0.2 if stage == "tokenise" else DEADLINE_S)
+    finally:
+        await process.stop()
+    assert heard == [1, 2, 3]
+
+
 async def test_a_message_may_be_as_long_as_the_steps_of_a_job_make_it() -> None:
     process = await saying("""'{"event": "error", "code": "c", "detail": "' + "x" * (17 << 20) + '"}'""")
     try:

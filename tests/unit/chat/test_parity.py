@@ -18,7 +18,9 @@ from synth.inference.api.sampling_plan import build_conversation
 from synth.inference.chat.prompts import ChatFormat, TokenHistory
 from synth.inference.tokenizers import load_tokenizer
 from synth.trainer.learner.data import sft_dataset
+from synth.trainer.learner.data.dataset_file import DatasetFile
 from tests.unit.chat.templates import FAMILIES, save_tokenizer
+from tests.unit.trainer.sft_rows import token_cache
 
 Json = dict[str, Any]
 EOS = "<|im_end|>"
@@ -191,7 +193,9 @@ def turns_of_trainer(row: Json, model_dir: Path, tmp_path: Path) -> list[Turn]:
     path = tmp_path / "row.jsonl"
     path.write_bytes(line_of(row))
     tokenizer = sft_dataset.load_tokenizer(model_dir)
-    sequences = sft_dataset.encode_file(path, tokenizer, sequence_length=100_000).sequences
+    cache = token_cache(tmp_path / "tokens")
+    data = sft_dataset.encode_file(DatasetFile(path), tokenizer, sequence_length=100_000, cache=cache)
+    sequences = data.sequences.select(range(len(data)))
     turns: list[Turn] = []
     for start, end in itertools.pairwise(sequences.cu_seqlens.tolist()):
         ids, weights = sequences.tokens[start:end].tolist(), sequences.weights[start:end].tolist()

@@ -251,3 +251,14 @@ def test_a_resume_that_was_asked_for_is_no_warning():
     )
     assert fold(*asked, resumed).warning == ""
     assert "resumed behind step 2" in fold(*BEGIN, step(2), ("job.started", {"attempt": 2}), resumed).warning
+
+
+def test_how_far_a_dataset_is_is_shown_until_the_first_step():
+    data = {"stage": "tokenise", "done": 1_240_000_000, "of": 3_000_000_000}
+    event = ("train.progressed", {"of": 0, "attempt": 1, "steps": [], "data": data})
+    p = fold(*BEGIN, event)
+    assert "tokenising 1.2 of 3.0 GB" in drawn(p)
+    assert "tokenising" not in drawn(fold(*BEGIN, event, step(1)))
+    view = EventView(seq=9, type=event[0], time=START, data=event[1])
+    assert describe(view) == "tokenising 1.2 of 3.0 GB"
+    assert describe_new(view, shown=0) == ["tokenising 1.2 of 3.0 GB"]

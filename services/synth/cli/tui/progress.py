@@ -142,6 +142,8 @@ class Progress:
                 self._take_step(self.step, data, event)
                 self._forget_batches("train", self.step)
             case "train.progressed" if data:
+                if data.get("data"):
+                    self.waiting = data_progress(data["data"])
                 for step in data["steps"]:
                     self._take_step(int(step["step"]), {**step, "of": data["of"]}, event)
             case "rollout.requested":
@@ -227,7 +229,7 @@ def describe_new(event: EventView, *, shown: int) -> list[str]:
         case "rollout.completed" | "rollout.judged":
             # A job has thousands of rollouts; those that failed are worth a line while it runs.
             return []
-        case "train.progressed" if data:
+        case "train.progressed" if data and data["steps"]:
             new = [step for step in data["steps"] if int(step["step"]) > shown]
             return [f"{_step(step, data)} (not saved yet)" for step in new]
         case _:
@@ -246,8 +248,10 @@ def describe(event: EventView) -> str | None:
             return _rollout_text(event.type, data)
         case "train.step" if data:
             return _step(data, data)
-        case "train.progressed" if data:
+        case "train.progressed" if data and data["steps"]:
             return f"{_step(data['steps'][-1], data)} (not saved yet)"
+        case "train.progressed" if data and data.get("data"):
+            return data_progress(data["data"])
         case "eval.completed":
             shown = " ".join(f"{n}={number(values[n])}" for n in ("reward_mean", "reward_std") if n in values)
             shown += f" rollouts_failed={number(values['rollouts_failed'])}" if values.get("rollouts_failed") else ""
@@ -294,6 +298,14 @@ def _rollout_text(type: str, data: dict[str, Any]) -> str:
         return f"rollout {name} seed {data.get('seed')}: {ended}{tried}: {(data.get('problem') or {}).get('what', '')}"
     outcome = "ok" if data.get("outcome", "ok") == "ok" else "policy failed"
     return f"rollout {name} seed {data.get('seed')}: reward {_figure(data.get('reward'))} {outcome}{tried}"
+
+
+def data_progress(data: dict[str, Any]) -> str:
+    """How far a dataset is that is read for training, as `tokenising 1.2 of 3.0 GB`."""
+    of = int(data["of"])
+    unit, name = next(((u, n) for u, n in ((10**9, "GB"), (10**6, "MB")) if of >= u), (1000, "kB"))
+    doing = {"fetch": "fetching the dataset,", "tokenise": "tokenising"}.get(str(data["stage"]), str(data["stage"]))
+    return f"{doing} {int(data['done']) / unit:.1f} of {of / unit:.1f} {name}"
 
 
 def _figure(value: Any) -> str:

@@ -223,6 +223,8 @@ def _facts(job: Job, recorded: Recorded) -> dict[str, Any]:
             return {"model": e.model or job.model, "reason": e.reason}
         case JobFailed() as e:
             return {"problems": [e.problem], "code": e.code}
+        case TrainProgressed(steps=[]):
+            return {}
         case TrainProgressed() as e:
             newest = max((s.step for s in e.steps), default=0)
             return {"provisional_step": newest if newest > job.step else None, "steps": e.of}

@@ -28,10 +28,13 @@ from synth.trainer.learner import rng
 from synth.trainer.learner.canary import score_canary
 from synth.trainer.learner.checkpoint.checkpoints import Checkpoints
 from synth.trainer.learner.checkpoint.fingerprint import fingerprint
+from synth.trainer.learner.data.dataset_file import DatasetFile
 from synth.trainer.learner.data.images import ImageLoader
-from synth.trainer.learner.data.pair_dataset import encode_pair_file
-from synth.trainer.learner.data.sft_dataset import encode_file, load_tokenizer
+from synth.trainer.learner.data.pair_dataset import PairDataset, encode_pair_file
+from synth.trainer.learner.data.sft_dataset import SftDataset, encode_file, load_tokenizer
 from synth.trainer.learner.data.sft_images import SftImages
+from synth.trainer.learner.data.token_cache import TokenCache
+from synth.trainer.learner.data.token_store import StoredSequences
 from synth.trainer.learner.model.policy import Policy, load_policy
 from synth.trainer.learner.model.reference import load_reference
 from synth.trainer.learner.owner_channel import OwnerChannel
@@ -41,6 +44,8 @@ from synth.trainer.learner.training_state import Resumed, TrainingState
 from synth.trainer.learner.turns import Turns
 from synth.trainer.protocol import (
     IMAGES_FOLDER,
+    TOKENISE,
+    DataFile,
     Done,
     Failed,
     Finish,
@@ -177,25 +182,12 @@ def train_sft(start: Start, config: SftTrainConfig, channel: OwnerChannel) -> No
     if start.dataset is None:
         raise TrainingFailed("bad_message", "`start` of an SFT run has no dataset")
     work = Path(start.work_dir)
-    cache = Path(start.cache_dir) if start.cache_dir else None
-    tokenizer = load_tokenizer(Path(start.model_dir))
-    loader = _image_loader(start)
     process_group = channel.init_process_group(config)
-    encode = encode_file if config.dpo is None else encode_pair_file
+    # Those who come after it find what rank 0 has made.
     with process_group.main_process_first():
         data, validation = (
-            None
-            if path is None
-            else encode(
-                Path(path),
-                tokenizer,
-                sequence_length=config.sequence_length,
-                examples=config.examples if name == "dataset" else None,
-                images=None if loader is None else SftImages(loader, config.max_images_per_message),
-                cache=None if cache is None else cache / f"{name}.safetensors",
-                progress=lambda rows: channel.send_progress("tokenise", rows, 0),
-            )
-            for name, path in (("dataset", start.dataset), ("validation", start.validation))
+            file and _encode(start, config, file, channel, examples=examples, makes=process_group.is_main)
+            for file, examples in ((start.dataset, config.examples), (start.validation, None))
         )
     assert data is not None
     turns = _turns(start, config, channel)
@@ -226,6 +218,28 @@ def train_sft(start: Start, config: SftTrainConfig, channel: OwnerChannel) -> No
     trainer.use_best()
     best = trainer.state.best
     _finish(checkpoints, work, channel, best_step=trainer.state.step if best is None else best[1])
+
+
+def _encode(
+    start: Start, config: SftTrainConfig, file: DataFile, channel: OwnerChannel, *, examples: int | None, makes: bool
+) -> SftDataset[StoredSequences] | PairDataset[StoredSequences]:
+    """The tokens of a file. makes: whether this process makes what the cache has not."""
+    given, loader = start.tokens, _image_loader(start)
+    if given is None:
+        cache = TokenCache(Path(start.work_dir) / "tokens", max_bytes=sys.maxsize, processes=1)
+    else:
+        cache = TokenCache(
+            Path(given.folder), max_bytes=given.max_bytes, processes=given.processes, chunk_bytes=given.chunk_bytes
+        )
+    return (encode_file if config.dpo is None else encode_pair_file)(
+        DatasetFile(Path(file.path), file.sha256, examples),
+        load_tokenizer(Path(start.model_dir)),
+        sequence_length=config.sequence_length,
+        cache=cache,
+        images=None if loader is None else SftImages(loader, config.max_images_per_message),
+        makes=makes,
+        progress=lambda done, of: channel.send_progress(TOKENISE, done, of),
+    )
 
 
 def _load(start: Start, config: TrainConfig, channel: OwnerChannel, *, dropout: bool) -> Policy:

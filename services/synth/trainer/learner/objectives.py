@@ -7,7 +7,7 @@ step is divided into micro-batches and ranks; both sides of a pair are in one mi
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -15,7 +15,14 @@ import torch
 from torch import Tensor
 
 from synth.trainer.config import DpoConfig, SftTrainConfig
-from synth.trainer.learner.data.packing import MicroBatch, Sequences, collate, plan_micro_batches
+from synth.trainer.learner.data.packing import (
+    MicroBatch,
+    Sequences,
+    SequenceSource,
+    collate,
+    plan_micro_batches,
+    windows,
+)
 from synth.trainer.learner.data.pair_dataset import PairDataset
 from synth.trainer.learner.data.sft_dataset import SftDataset
 from synth.trainer.learner.distributed.process_group import add_metrics
@@ -54,8 +61,8 @@ class NllObjective:
         self,
         policy: Policy,
         config: SftTrainConfig,
-        data: SftDataset,
-        validation: SftDataset | None,
+        data: SftDataset[SequenceSource],
+        validation: SftDataset[SequenceSource] | None,
         progress: ProgressCallback,
     ) -> None:
         self._policy = policy
@@ -73,10 +80,11 @@ class NllObjective:
 
     def backward(self, indices: list[int]) -> dict[str, float]:
         """As `Objective`."""
-        sequences, group = self._sequences, self._policy.process_group
-        weight = float(sum(sequences.weights[sequences.trained_positions(i)].sum() for i in indices))
+        sequences, group = self._sequences.select(indices), self._policy.process_group
+        rows = list(range(len(sequences)))
+        weight = float(sum(sequences.weights[sequences.trained_positions(i)].sum() for i in rows))
         plan = plan_micro_batches(
-            sequences.lengths(indices),
+            sequences.lengths(rows),
             budget=self._config.micro_batch_tokens,
             packing=self._config.packing,
             num_ranks=group.size,
@@ -101,7 +109,7 @@ class NllObjective:
         loss = mean_nll(
             self._policy,
             self._validation.sequences,
-            on_micro_batch=lambda done, of: self._progress("validate", done, of),
+            progress=lambda done, of: self._progress("validate", done, of),
         )
         return {"loss": loss}
 
@@ -135,8 +143,8 @@ class DpoObjective:
         state: TrainingState,
         config: SftTrainConfig,
         dpo: DpoConfig,
-        data: PairDataset,
-        validation: PairDataset | None,
+        data: PairDataset[SequenceSource],
+        validation: PairDataset[SequenceSource] | None,
         progress: ProgressCallback,
     ) -> None:
         self._state = state
@@ -163,7 +171,7 @@ class DpoObjective:
         """As `Objective`; also the implicit rewards, their margin and how often they prefer the chosen side."""
         reference = self._state.reference["data"]
         sums: dict[str, float] = {}
-        for batch in self._batches(self._data, indices, "train"):
+        for batch in self._batches(self._data, indices, lambda done, of: self._progress("train", done, of)):
             logp_N, _ = self._policy.logprobs(batch.micro)
             logp_P2 = batch.sum_sides(logp_N)
             out = self._loss(logp_P2, reference[batch.pairs])
@@ -181,14 +189,14 @@ class DpoObjective:
     def validate(self) -> dict[str, float]:
         """As `Objective`, with the same metrics as a step."""
         assert self._validation is not None
-        reference, pairs = self._state.reference["validation"], list(range(len(self._validation)))
+        reference = self._state.reference["validation"]
         sums: dict[str, float] = {}
         with _evaluating(self._policy):
-            for batch in self._batches(self._validation, pairs, "validate"):
+            for batch in self._all_batches(self._validation, "validate"):
                 logp_P2 = batch.sum_sides(self._policy.logprobs(batch.micro)[0])
                 if not batch.micro.dummy:
                     add_metrics(sums, _pair_sums(self._loss(logp_P2, reference[batch.pairs]), logp_P2))
-        return _means(self._policy.process_group.reduce_metrics(sums), len(pairs))
+        return _means(self._policy.process_group.reduce_metrics(sums), len(self._validation))
 
     def _loss(self, logp_P2: Tensor, reference_P2: Tensor) -> DpoOutput:
         return dpo_loss(
@@ -199,11 +207,11 @@ class DpoObjective:
         )
 
     @torch.no_grad()
-    def _score(self, data: PairDataset) -> Tensor:
+    def _score(self, data: PairDataset[SequenceSource]) -> Tensor:
         """float64 [P, 2], on the CPU: the log-probability of each side of each pair under the policy as it is."""
         scores = torch.zeros((len(data), 2), dtype=torch.float64)
         with _evaluating(self._policy):
-            for batch in self._batches(data, list(range(len(data))), "reference"):
+            for batch in self._all_batches(data, "reference"):
                 logp_P2 = batch.sum_sides(self._policy.logprobs(batch.micro)[0])
                 if not batch.micro.dummy:
                     scores[batch.pairs] = logp_P2.cpu()
@@ -211,7 +219,18 @@ class DpoObjective:
         self._policy.process_group.all_reduce_([scores])
         return scores
 
-    def _batches(self, data: PairDataset, pairs: list[int], stage: str) -> Iterator[_PairBatch]:
+    def _all_batches(self, data: PairDataset[SequenceSource], stage: str) -> Iterator[_PairBatch]:
+        """The micro-batches of all pairs, as `_batches`."""
+        for window in windows(len(data)):
+
+            def progress(done: int, of: int, window: list[int] = window) -> None:
+                self._progress(stage, window[0] + len(window) * done // of, len(data))
+
+            yield from self._batches(data, window, progress)
+
+    def _batches(
+        self, data: PairDataset[SequenceSource], pairs: list[int], progress: Callable[[int, int], None]
+    ) -> Iterator[_PairBatch]:
         """The micro-batches of this rank, with the progress of those that were before."""
         group, packing = self._policy.process_group, self._config.packing
         plan = plan_micro_batches(
@@ -222,13 +241,13 @@ class DpoObjective:
         )
         micro_batches = group.shard_micro_batches(plan)
         for done, (micro_pairs, dummy) in enumerate(micro_batches, start=1):
-            sequences = data.sequences_of(micro_pairs)
-            micro = _collate(self._policy, data.sequences, sequences, dummy=dummy)
+            sequences = data.sequences.select(data.sequences_of(micro_pairs))
+            micro = _collate(self._policy, sequences, list(range(len(sequences))), dummy=dummy)
             side_S = torch.tensor(data.sides_of(micro_pairs), device=self._policy.device)
-            yield _PairBatch(micro_pairs, micro, micro.gather(data.sequences.weights), side_S)
-            self._progress(stage, done, len(micro_batches))
+            yield _PairBatch(micro_pairs, micro, micro.gather(sequences.weights), side_S)
+            progress(done, len(micro_batches))
 
-    def _tokens(self, data: PairDataset, pair: int) -> int:
+    def _tokens(self, data: PairDataset[SequenceSource], pair: int) -> int:
         """What a pair takes of a forward, padding included."""
         lengths = data.sequences.lengths(data.sequences_of([pair])).values()
         return sum(lengths) if self._config.packing == "packed" else max(lengths) * len(lengths)

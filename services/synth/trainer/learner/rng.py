@@ -8,6 +8,7 @@ import random
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 
@@ -28,6 +29,50 @@ def seed_everything(seed: int, *, threads: int, deterministic: bool) -> None:
 def permutation(n: int, *key: int) -> list[int]:
     """0 … n-1 in an order that depends on n and the key alone (seed, step or epoch, …)."""
     return np.random.Generator(np.random.PCG64([k % 2**32 for k in key])).permutation(n).tolist()
+
+
+class DrawOrder:
+    """0 … n-1 in the order of `permutation`, of which a part is asked for: 4 bytes of memory a number.
+
+    Beyond 2^24 it is another permutation that depends on n and the key alone, and takes no memory at all: a Feistel
+    network over the smallest power of 4 that is not below n, whose numbers from n on are walked past (Black and
+    Rogaway, "Ciphers with Arbitrary Finite Domains", 2002).
+    """
+
+    _LARGE = 1 << 24
+    _ROUNDS = 8
+
+    def __init__(self, n: int, *key: int) -> None:
+        self._n = n
+        self._order: npt.NDArray[np.int32] | None = None
+        key = tuple(k % 2**32 for k in key)
+        if n <= self._LARGE:
+            self._order = np.arange(n, dtype=np.int32)
+            np.random.Generator(np.random.PCG64(list(key))).shuffle(self._order)
+            return
+        self._half = np.uint64(((n - 1).bit_length() + 1) // 2)
+        self._mask = np.uint64((1 << int(self._half)) - 1)
+        self._keys = np.random.SeedSequence(list(key)).generate_state(self._ROUNDS, np.uint64)
+
+    def part(self, begin: int, end: int) -> list[int]:
+        """The numbers at the places from `begin` up to `end`, or to the last."""
+        end = min(end, self._n)
+        if self._order is not None:
+            return self._order[begin:end].tolist()
+        values = self._walk(np.arange(begin, end, dtype=np.uint64))
+        while len(beyond := np.flatnonzero(values >= self._n)):
+            values[beyond] = self._walk(values[beyond])
+        return values.tolist()
+
+    def _walk(self, values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+        left, right = values >> self._half, values & self._mask
+        for key in self._keys:
+            # The finaliser of splitmix64.
+            mixed = right ^ key
+            mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+            mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+            left, right = right, left ^ ((mixed ^ (mixed >> np.uint64(31))) & self._mask)
+        return (left << self._half) | right
 
 
 def reseed(*key: int) -> None:

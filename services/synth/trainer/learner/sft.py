@@ -1,7 +1,8 @@
 """Training on a file: loop over epochs of tokenised rows, step, validate at intervals, keep the best weights.
 
 Supervised fine-tuning and DPO are the same loop over rows or pairs, and differ in what a step minimises
-(`objectives.py`). Invariant: the rows of a step are a pure function of (seed, step), so the step is the data cursor.
+(`objectives.py`). Invariant: the rows of a step are a pure function of (seed, step), so the step is the data cursor. Of
+a dataset on the disk, a step reads its own rows.
 """
 
 from __future__ import annotations
@@ -12,13 +13,14 @@ from pathlib import Path
 
 from synth.trainer.config import SftTrainConfig
 from synth.trainer.errors import TrainingFailed
+from synth.trainer.learner.data.packing import SequenceSource
 from synth.trainer.learner.data.pair_dataset import PairDataset
 from synth.trainer.learner.data.sft_dataset import IMAGE_COUNTS, SftDataset
 from synth.trainer.learner.memory import peak_memory_bytes
 from synth.trainer.learner.model.policy import Policy
 from synth.trainer.learner.objectives import DpoObjective, NllObjective, Objective
 from synth.trainer.learner.optim.lr_schedule import learning_rate
-from synth.trainer.learner.rng import permutation, reseed
+from synth.trainer.learner.rng import DrawOrder, reseed
 from synth.trainer.learner.step_result import ProgressCallback, StepResult
 from synth.trainer.learner.training_state import TrainingState
 from synth.weights.tensor_file import load_tensors, save_tensors
@@ -31,9 +33,9 @@ class SftTrainer:
         self,
         policy: Policy,
         config: SftTrainConfig,
-        data: SftDataset | PairDataset,
+        data: SftDataset[SequenceSource] | PairDataset[SequenceSource],
         *,
-        validation: SftDataset | PairDataset | None = None,
+        validation: SftDataset[SequenceSource] | PairDataset[SequenceSource] | None = None,
         best_file: Path | None = None,
         progress: ProgressCallback | None = None,
     ) -> None:
@@ -57,7 +59,7 @@ class SftTrainer:
         self._objective = self._make_objective()
         self._steps_per_epoch = math.ceil(len(data) / config.batch_size)
         self.total = config.steps if config.steps is not None else config.epochs * self._steps_per_epoch
-        self._order: tuple[int, list[int]] = (-1, [])
+        self._order: tuple[int, DrawOrder] = (-1, DrawOrder(0))
 
     def step(self) -> StepResult:
         """One optimizer step over `batch_size` rows or pairs. Raises `TrainingFailed` (nan_loss, nan_gradient)."""
@@ -122,9 +124,9 @@ class SftTrainer:
     def _indices(self, step: int) -> list[int]:
         epoch, batch_index = divmod(step - 1, self._steps_per_epoch)
         if self._order[0] != epoch:
-            self._order = (epoch, permutation(len(self.data), self.config.seed, epoch))
+            self._order = (epoch, DrawOrder(len(self.data), self.config.seed, epoch))
         size = self.config.batch_size
-        return self._order[1][batch_index * size : (batch_index + 1) * size]
+        return self._order[1].part(batch_index * size, (batch_index + 1) * size)
 
     def _validate(self, step: int) -> dict[str, float]:
         every = self.config.validation_every

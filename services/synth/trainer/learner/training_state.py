@@ -28,7 +28,12 @@ from synth.trainer.learner.checkpoint.snapshot import (
     Snapshot,
     shard_name,
 )
-from synth.trainer.learner.data.packing import Sequences, sequences_from_tensors, sequences_to_tensors
+from synth.trainer.learner.data.packing import (
+    Sequences,
+    SequenceSource,
+    sequences_from_tensors,
+    sequences_to_tensors,
+)
 from synth.trainer.learner.model.mean_nll import mean_nll
 from synth.trainer.learner.model.policy import Policy
 from synth.trainer.learner.optim.adamw import Optimizer
@@ -83,7 +88,7 @@ class TrainingState:
             self.policy.trainable_parameters(), self.policy.config, process_group=self.policy.process_group
         )
 
-    def set_probe(self, sequences: Sequences, indices: list[int], *, temperature: float = 1.0) -> None:
+    def set_probe(self, sequences: SequenceSource, indices: list[int], *, temperature: float = 1.0) -> None:
         """Keep the first few of these sequences; the next checkpoint stores them and their loss for `resume`."""
         if indices:
             self.probe = sequences.select(indices[:_PROBE_SEQUENCES])

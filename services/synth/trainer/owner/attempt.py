@@ -12,11 +12,11 @@ from synth.bus.connection import Connection
 from synth.bus.history.job_log import JobHistory
 from synth.bus.publish import Fence
 from synth.bus.worker import Lease
-from synth.events import JobPaused, JobSucceeded
+from synth.events import BlobRef, DataProgress, JobPaused, JobSucceeded
 from synth.jobs.resolved import RlJob, SftJob
 from synth.trainer.owner.history import AttemptHistory
 from synth.trainer.owner.images import ImageFetcher
-from synth.trainer.protocol import IMAGES_FOLDER
+from synth.trainer.protocol import IMAGES_FOLDER, DataFile
 from synth.trainer.settings import TrainerSettings
 
 
@@ -44,6 +44,20 @@ class Attempt:
         """Fetches images to where the learner looks for them."""
         at_once = self.settings.image_fetches
         return ImageFetcher(self.blobs, self.fence.org, self.work_dir / IMAGES_FOLDER, at_once)
+
+    async def fetch_dataset(self, ref: BlobRef, say: Callable[[DataProgress], None]) -> DataFile:
+        """A dataset as a local file. Each piece of it is progress, so that it may take any time."""
+        loop = asyncio.get_running_loop()
+
+        def advanced(done: int) -> None:
+            self.lease.progress("fetch the dataset", deadline=self.settings.child_silence_s)
+            say(DataProgress(stage="fetch", done=done, of=ref.size))
+
+        def progress(done: int) -> None:
+            loop.call_soon_threadsafe(advanced, done)
+
+        path = await self.blobs.fetch(ref, self.work_dir / f"data-{ref.sha256[:16]}.jsonl", progress=progress)
+        return DataFile(path=str(path), sha256=ref.sha256)
 
 
 Train = Callable[[Attempt, "RlJob | SftJob"], Awaitable[JobSucceeded | JobPaused]]

@@ -15,6 +15,7 @@ from synth.errors import Transient
 from synth.runtime import logs
 from synth.trainer.protocol import (
     FILE_STAGES,
+    TOKENISE,
     Done,
     Failed,
     Finish,
@@ -52,7 +53,7 @@ class LearnerProcess:
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process
-        self._on_progress: Callable[[str], None] = lambda stage: None
+        self._on_progress: Callable[[Progressed], None] = lambda progressed: None
         self._log = asyncio.create_task(self._forward_log())
         self.saved: asyncio.Queue[Saved | None] = asyncio.Queue(_UNSTORED)
         self._messages: asyncio.Queue[LearnerMessage | None] = asyncio.Queue()
@@ -91,8 +92,8 @@ class LearnerProcess:
         """Return when the process has ended, for whatever reason."""
         await self._process.wait()
 
-    async def start_job(self, start: Start, *, progress: Callable[[str], None]) -> None:
-        """Give the process its only job. progress: called with the stage at each sign of life."""
+    async def start_job(self, start: Start, *, progress: Callable[[Progressed], None]) -> None:
+        """Give the process its only job. progress: called with each sign of life."""
         self._on_progress = progress
         await self.send(start)
 
@@ -108,8 +109,8 @@ class LearnerProcess:
     async def recv(self, *, silence: Callable[[str], float]) -> LearnerMessage:
         """The next message that is not a sign of life. Raises `LearnerStopped` when there will be none.
 
-        silence: for a stage ("" before the first), the seconds without any message after which the process counts as
-        hung and is killed.
+        silence: for a stage ("" before the first), the seconds without progress after which the process counts as hung
+        and is killed. Each message is progress, but of a dataset that is tokenised one that says the same as the last.
         """
         self._heard_at = time.monotonic()
         receiving = asyncio.ensure_future(self._messages.get())
@@ -120,8 +121,9 @@ class LearnerProcess:
                 if left <= 0 and not self._held_up:
                     self._process.kill()
                     setting = "SYNTH_MODEL_IO_S" if stage in FILE_STAGES else "SYNTH_CHILD_SILENCE_S"
-                    what = f"the training process said nothing for {seconds:.0f} s"
-                    raise LearnerStopped(f"{what}{stage and ', since it began to '}{stage} ({setting})")
+                    what = f"the training process {'made no progress' if stage == TOKENISE else 'said nothing'}"
+                    since = stage and f", since it began to {stage}"
+                    raise LearnerStopped(f"{what} for {seconds:.0f} s{since} ({setting})")
                 await asyncio.wait([receiving], timeout=seconds if self._held_up else left)
             message = receiving.result()
         finally:
@@ -139,19 +141,22 @@ class LearnerProcess:
 
     async def _read_lines(self) -> None:
         assert self._process.stdout is not None
+        at = -1
         while line := await self._process.stdout.readline():
             message = msgspec.json.decode(line, type=LearnerMessage | Progressed | Saved)
-            self._heard_at = time.monotonic()
             if isinstance(message, Progressed):
-                self._stage = message.stage
-                self._on_progress(message.stage)
+                if self._stage == TOKENISE == message.stage and message.done == at:
+                    continue
+                self._stage, at = message.stage, message.done if message.stage == TOKENISE else -1
+                self._heard_at = time.monotonic()
+                self._on_progress(message)
             elif isinstance(message, Saved):
                 # What it says while nobody reads is not silence.
                 self._held_up = True
                 await self.saved.put(message)
                 self._held_up, self._heard_at = False, time.monotonic()
             else:
-                self._stage = ""
+                self._stage, self._heard_at = "", time.monotonic()
                 self._messages.put_nowait(message)
 
     async def stop(self) -> None:

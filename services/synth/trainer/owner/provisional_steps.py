@@ -1,4 +1,5 @@
-"""Says which steps are trained before a checkpoint covers them, so that a watcher sees them as they happen.
+"""Says what an attempt does before a checkpoint covers it, so that a watcher sees it as it happens: its steps, and
+before them how far its dataset is.
 
 Invariants. What is said here decides nothing: a resume reads checkpoints and `train.step` alone. Training never waits
 for it: what cannot be appended now is said with what comes next, or never, when a checkpoint has covered it meanwhile.
@@ -7,10 +8,12 @@ for it: what cannot be appended now is said with what comes next, or never, when
 from __future__ import annotations
 
 import asyncio
+import itertools
+import time
 
 from synth.bus.publish import Fence, Publisher
 from synth.errors import SynthError
-from synth.events import ProvisionalStep, TrainProgressed
+from synth.events import DataProgress, ProvisionalStep, TrainProgressed
 from synth.runtime import logs
 
 log = logs.get("provisional steps")
@@ -18,19 +21,27 @@ log = logs.get("provisional steps")
 #: Steps of one event: with some thirty figures each, they are far below the size that an event may have.
 _MOST = 200
 _APPEND_S = 5.0
+#: Between two that say how far a dataset is: each is a line for who watches without a terminal.
+_DATA_EVERY_S = 5.0
 
 
 class ProvisionalSteps:
-    """The steps of an attempt that no checkpoint covers and that were not said yet."""
+    """The steps of an attempt that no checkpoint covers and that were not said yet, and how far its dataset is.
 
-    def __init__(self, publisher: Publisher, fence: Fence, *, total: int, every_s: float, ttl_s: float) -> None:
-        """total: steps of the job. every_s: seconds between two appends. ttl_s: seconds that one lives in the log."""
+    total: steps of the job, once they are known.
+    """
+
+    def __init__(self, publisher: Publisher, fence: Fence, *, every_s: float, ttl_s: float) -> None:
+        """every_s: seconds between two appends. ttl_s: seconds that one lives in the log."""
+        self.total = 0
         self._publisher = publisher
         self._fence = fence
-        self._total = total
         self._every_s = every_s
         self._ttl_s = ttl_s
         self._unsaid: dict[int, dict[str, float]] = {}
+        self._data: DataProgress | None = None
+        self._data_stage, self._data_due = "", 0.0
+        self._data_number = itertools.count(1)
         self._any = asyncio.Event()
 
     def add(self, step: int, values: dict[str, float]) -> None:
@@ -38,9 +49,19 @@ class ProvisionalSteps:
         self._unsaid[step] = values
         self._any.set()
 
+    def set_data(self, progress: DataProgress) -> None:
+        """How far the dataset is. It is said of what takes longer than a moment, and now and then."""
+        now = time.monotonic()
+        if progress.stage != self._data_stage:
+            self._data_stage, self._data_due = progress.stage, now + self._every_s
+        if now >= self._data_due:
+            self._data, self._data_due = progress, now + max(self._every_s, _DATA_EVERY_S)
+            self._any.set()
+
     def clear(self, *, up_to: int) -> None:
         """A checkpoint covers every step up to this one."""
         self._unsaid = {step: values for step, values in self._unsaid.items() if step > up_to}
+        self._data = None
         if not self._unsaid:
             self._any.clear()
 
@@ -53,18 +74,33 @@ class ProvisionalSteps:
             await self._append()
 
     async def _append(self) -> None:
+        if self._data is not None:
+            await self._append_data(self._data)
         if not self._unsaid:
             return  # a checkpoint came first
         steps = [ProvisionalStep(step=step, values=values) for step, values in list(self._unsaid.items())[:_MOST]]
-        event = TrainProgressed(of=self._total, attempt=self._fence.attempt, steps=steps)
-        id = f"{self._fence.attempt}:{steps[0].step}-{steps[-1].step}"
-        try:
-            async with asyncio.timeout(_APPEND_S):
-                await self._publisher.fenced(event, fence=self._fence, id=id, ttl=self._ttl_s)
-        except (SynthError, TimeoutError) as error:
-            log.warning("steps are not shown yet", first=steps[0].step, error=str(error) or type(error).__name__)
+        event = TrainProgressed(of=self.total, attempt=self._fence.attempt, steps=steps)
+        if not await self._publish(event, f"{self._fence.attempt}:{steps[0].step}-{steps[-1].step}"):
             return
         for said in steps:
             self._unsaid.pop(said.step, None)
         if not self._unsaid:
             self._any.clear()
+
+    async def _append_data(self, progress: DataProgress) -> None:
+        """Say how far the dataset is; what cannot be said now is stale by the next time."""
+        event = TrainProgressed(of=self.total, attempt=self._fence.attempt, steps=[], data=progress)
+        await self._publish(event, f"{self._fence.attempt}:{progress.stage}:{next(self._data_number)}")
+        if self._data is progress:
+            self._data = None
+            if not self._unsaid:
+                self._any.clear()
+
+    async def _publish(self, event: TrainProgressed, id: str) -> bool:
+        try:
+            async with asyncio.timeout(_APPEND_S):
+                await self._publisher.fenced(event, fence=self._fence, id=id, ttl=self._ttl_s)
+        except (SynthError, TimeoutError) as error:
+            log.warning("progress is not shown yet", id=id, error=str(error) or type(error).__name__)
+            return False
+        return True

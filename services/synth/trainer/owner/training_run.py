@@ -14,7 +14,16 @@ import msgspec
 
 from synth.bus.publish import Publisher
 from synth.errors import Problem, Transient
-from synth.events import BlobRef, JobPaused, JobSucceeded, JobValidated, JobVerified, ModelRef, TrainWarned
+from synth.events import (
+    BlobRef,
+    DataProgress,
+    JobPaused,
+    JobSucceeded,
+    JobValidated,
+    JobVerified,
+    ModelRef,
+    TrainWarned,
+)
 from synth.jobs.resolved import RlJob, SftJob, continues, lora_shape
 from synth.models import checkpoint_name
 from synth.runtime import logs
@@ -30,7 +39,21 @@ from synth.trainer.owner.learner_config import build_train_config, check_plugins
 from synth.trainer.owner.learner_process import LearnerPool, LearnerProcess, LearnerStopped
 from synth.trainer.owner.provisional_steps import ProvisionalSteps
 from synth.trainer.owner.rollout_feed import RolloutFeed
-from synth.trainer.protocol import Done, Failed, Finish, Pause, Paused, Ready, Start, Stepped, TrainBatch, TurnConfig
+from synth.trainer.protocol import (
+    TOKENISE,
+    Done,
+    Failed,
+    Finish,
+    Pause,
+    Paused,
+    Progressed,
+    Ready,
+    Start,
+    Stepped,
+    TokenCacheConfig,
+    TrainBatch,
+    TurnConfig,
+)
 from synth.weights.local_model import LocalModel, training_source
 
 log = logs.get("training")
@@ -51,9 +74,13 @@ async def train(attempt: Attempt, job: RlJob | SftJob, learners: LearnerPool) ->
     Raises `JobFailure` when training cannot go on, `LearnerStopped` on a crash.
     """
     async with learners.acquire() as learner:
-        run = await _TrainingRun.open(attempt, job, learner)
-        showing = asyncio.create_task(run.provisional.run())
+        settings = attempt.settings
+        provisional = ProvisionalSteps(
+            Publisher(attempt.bus), attempt.fence, every_s=settings.progress_s, ttl_s=settings.progress_ttl_s
+        )
+        showing = asyncio.create_task(provisional.run())
         try:
+            run = await _TrainingRun.open(attempt, job, learner, provisional)
             done = await run.while_checkpoints_are_stored(_train(run, job))
         finally:
             showing.cancel()
@@ -80,18 +107,22 @@ class _TrainingRun:
     """Why the job succeeds, where it has not simply done all of its steps."""
 
     @classmethod
-    async def open(cls, attempt: Attempt, job: RlJob | SftJob, learner: LearnerProcess) -> _TrainingRun:
+    async def open(
+        cls, attempt: Attempt, job: RlJob | SftJob, learner: LearnerProcess, provisional: ProvisionalSteps
+    ) -> _TrainingRun:
         """Start the learner at the last checkpoint, and announce the resume."""
         settings, lease, announced = attempt.settings, attempt.lease, attempt.announced
         lease.progress("fetch the model", deadline=settings.model_io_s)
         verified = attempt.history.need(JobVerified)
         cache = settings.work_dir / "cache"
         source = await training_source(verified.source, lora_shape(job), attempt.blobs, cache / "models")
-        start = await _build_start(attempt, job, verified, source, cache)
+        start = await _build_start(attempt, job, verified, source, provisional)
         lease.progress("start", deadline=settings.silence_s("") + _MARGIN_S)
 
-        def alive(stage: str) -> None:
-            lease.progress(stage, deadline=settings.silence_s(stage) + _MARGIN_S)
+        def alive(progressed: Progressed) -> None:
+            lease.progress(progressed.stage, deadline=settings.silence_s(progressed.stage) + _MARGIN_S)
+            if progressed.stage == TOKENISE:
+                provisional.set_data(DataProgress(stage="tokenise", done=progressed.done, of=progressed.of))
 
         await learner.start_job(start, progress=alive)
         ready = await _recv(learner, settings.silence_s, Ready)
@@ -103,13 +134,7 @@ class _TrainingRun:
         watch = CollapseWatch(attempt.bus, fence, job) if isinstance(job, RlJob) else None
         if watch is not None:
             await watch.catch_up()
-        provisional = ProvisionalSteps(
-            Publisher(attempt.bus),
-            fence,
-            total=ready.total,
-            every_s=settings.progress_s,
-            ttl_s=settings.progress_ttl_s,
-        )
+        provisional.total = ready.total
         announcer = Announcer(
             attempt.bus,
             attempt.blobs,
@@ -316,21 +341,21 @@ async def _train_rl(run: _TrainingRun, job: RlJob) -> Done | Paused:
 
 
 async def _build_start(
-    attempt: Attempt, job: RlJob | SftJob, verified: JobVerified, source: LocalModel, cache: Path
+    attempt: Attempt, job: RlJob | SftJob, verified: JobVerified, source: LocalModel, provisional: ProvisionalSteps
 ) -> Start:
-    origins = attempt.history.need(JobValidated).origins
-    check_world_size(job, attempt.settings, where=origins["parallelism.world_size"])
-    check_plugins(job, attempt.settings)
+    origins, settings = attempt.history.need(JobValidated).origins, attempt.settings
+    check_world_size(job, settings, where=origins["parallelism.world_size"])
+    check_plugins(job, settings)
     announced, blobs, work_dir = attempt.announced, attempt.blobs, attempt.work_dir
-    (work_dir / "tokens").mkdir(parents=True, exist_ok=True)
+    work_dir.mkdir(parents=True, exist_ok=True)
     resume = await blobs.fetch_tree(announced.checkpoint.tree, work_dir / "resume") if announced.checkpoint else None
     files = (verified.training_data, verified.validation_data)
-    data = [await blobs.fetch(ref, work_dir / f"data-{ref.sha256[:16]}.jsonl") if ref else None for ref in files]
+    data = [await attempt.fetch_dataset(ref, provisional.set_data) if ref else None for ref in files]
     if job.vision is not None:
-        attempt.lease.progress("fetch the images", deadline=attempt.settings.model_io_s)
-        for path in data:
-            if path is not None:
-                await attempt.images.fetch_dataset(path, most=job.vision.max_images_per_message)
+        attempt.lease.progress("fetch the images", deadline=settings.model_io_s)
+        for file in data:
+            if file is not None:
+                await attempt.images.fetch_dataset(Path(file.path), most=job.vision.max_images_per_message)
     return Start(
         kind="rl" if isinstance(job, RlJob) else "sft",
         config=msgspec.to_builtins(build_train_config(job, attempt.settings)),
@@ -338,9 +363,13 @@ async def _build_start(
         adapter_dir=str(source.adapter) if source.adapter else None,
         work_dir=str(work_dir),
         resume_dir=str(resume) if resume else None,
-        dataset=str(data[0]) if data[0] else None,
-        validation=str(data[1]) if data[1] else None,
-        cache_dir=str(work_dir / "tokens"),
+        dataset=data[0],
+        validation=data[1],
+        tokens=TokenCacheConfig(
+            folder=str(settings.work_dir / "cache" / "tokens"),
+            max_bytes=settings.token_cache_bytes,
+            processes=settings.tokenising,
+        ),
         turn=_turn(attempt),
     )
 

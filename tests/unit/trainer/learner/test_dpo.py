@@ -12,14 +12,16 @@ import torch
 from synth.trainer.config import AdapterConfig, DpoConfig, SftTrainConfig
 from synth.trainer.errors import TrainingFailed
 from synth.trainer.learner.checkpoint.checkpoint import write_checkpoint
+from synth.trainer.learner.data.dataset_file import DatasetFile
 from synth.trainer.learner.data.packing import collate
 from synth.trainer.learner.data.pair_dataset import PairDataset, encode_pair_file, encode_pairs
 from synth.trainer.learner.data.sft_dataset import encode_rows, load_tokenizer
 from synth.trainer.learner.data.sft_images import SftImages
+from synth.trainer.learner.data.token_store import StoredSequences
 from synth.trainer.learner.model.policy import load_policy
 from synth.trainer.learner.sft import SftTrainer
 from tests.unit.trainer.pair_rows import pair_rows, preference_pairs
-from tests.unit.trainer.sft_rows import addition_rows, sft_config, training_rows, write_rows
+from tests.unit.trainer.sft_rows import addition_rows, sft_config, token_cache, training_rows, write_rows
 from tests.unit.trainer.vision import square_rows
 
 
@@ -157,21 +159,36 @@ def test_a_pair_whose_sides_are_rendered_the_same_is_refused_by_row(model_dir: P
 
 
 def test_a_tokenised_file_is_read_again(model_dir: Path, tmp_path: Path) -> None:
-    path, cache = write_rows(tmp_path / "pairs.jsonl", preference_pairs(6)), tmp_path / "cache"
-    seen: list[int] = []
-    for _ in range(2):
-        found = encode_pair_file(
-            path, load_tokenizer(model_dir), sequence_length=128, examples=5, cache=cache, progress=seen.append
-        )
-        assert len(found) == 5
-        assert found.cu_sides.tolist() == list(range(11))
-    assert seen == [1, 2, 3, 4, 5]
+    rows = preference_pairs(6)
+    path = write_rows(tmp_path / "pairs.jsonl", rows)
+    tokenizer = load_tokenizer(model_dir)
+
+    def read() -> PairDataset[StoredSequences]:
+        cache = token_cache(tmp_path / "cache", chunk_bytes=600)
+        return encode_pair_file(DatasetFile(path, examples=5), tokenizer, sequence_length=128, cache=cache)
+
+    def chunks() -> list[tuple[str, int]]:
+        return sorted((file.name, file.stat().st_ino) for file in (tmp_path / "cache").glob("*/*.tokens"))
+
+    found, first = read(), chunks()
+    assert len(first) > 1
+    again = read()
+    assert chunks() == first
+    whole = encode_pairs(pair_rows(rows[:5]), tokenizer, sequence_length=128)
+    for data in (found, again):
+        assert len(data) == 5
+        assert data.cu_sides.tolist() == list(range(11))
+        assert data.counts == whole.counts
+        for name in ("tokens", "weights", "cu_seqlens"):
+            assert (getattr(data.sequences.select(range(10)), name) == getattr(whole.sequences, name)).all()
 
 
 def test_a_file_of_conversations_is_named(model_dir: Path, tmp_path: Path) -> None:
     path = write_rows(tmp_path / "rows.jsonl", addition_rows(1))
     with pytest.raises(TrainingFailed, match=r"rows.jsonl:1: .* expected messages\[\], chosen\[\] and rejected\[\]"):
-        encode_pair_file(path, load_tokenizer(model_dir), sequence_length=128)
+        encode_pair_file(
+            DatasetFile(path), load_tokenizer(model_dir), sequence_length=128, cache=token_cache(tmp_path / "cache")
+        )
 
 
 def test_rows_and_pairs_are_not_taken_for_each_other(model_dir: Path, data: PairDataset) -> None:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, Protocol, TypeVar
 
 import msgspec
 import numpy as np
@@ -23,6 +24,20 @@ from synth.trainer.errors import TrainingFailed
 from synth.trainer.learner.data.allowed_tokens import AllowedTokens
 from synth.trainer.learner.data.images import ImageLoader
 from synth.trajectories import TokenMasks
+
+
+class SequenceSource(Protocol):
+    """S token sequences, in memory or on the disk, of which those that are asked for are read."""
+
+    def __len__(self) -> int: ...
+
+    def lengths(self, indices: Iterable[int]) -> dict[int, int]:
+        """The number of tokens of each of these sequences, by index."""
+        ...
+
+    def select(self, indices: Sequence[int]) -> Sequences:
+        """These sequences, in this order, in memory, without their masks."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -41,7 +56,7 @@ class Sequences:
     images: tuple[tuple[PromptImage, ...], ...] = ()
     banned: tuple[int, ...] = ()
 
-    def lengths(self, indices: list[int]) -> dict[int, int]:
+    def lengths(self, indices: Iterable[int]) -> dict[int, int]:
         """The number of tokens of each of these sequences, by index."""
         return {i: int(self.cu_seqlens[i + 1] - self.cu_seqlens[i]) for i in indices}
 
@@ -53,7 +68,7 @@ class Sequences:
         start, end = int(self.cu_seqlens[i]), int(self.cu_seqlens[i + 1])
         return start + 1 + np.flatnonzero(self.weights[start + 1 : end])
 
-    def select(self, indices: list[int]) -> Sequences:
+    def select(self, indices: Sequence[int]) -> Sequences:
         """A set of only these sequences, in this order, without their masks."""
         spans = [slice(self.cu_seqlens[i], self.cu_seqlens[i + 1]) for i in indices]
         return Sequences(
@@ -120,6 +135,21 @@ class MicroBatch:
     def gather(self, values_T: npt.NDArray[Any]) -> Tensor:
         """The values at this micro-batch's trained tokens [N], from an array over all tokens of the `Sequences`."""
         return torch.from_numpy(values_T[self.source_N]).to(self.input_ids_BL.device)
+
+
+#: Of a dataset: where its sequences are.
+SourceT_co = TypeVar("SourceT_co", bound=SequenceSource, covariant=True)
+
+
+#: Sequences, or pairs, that are planned at one time where all of a dataset are gone through: a plan looks at each bin
+#: for each sequence.
+_WINDOW = 1024
+
+
+def windows(count: int) -> Iterator[list[int]]:
+    """0 … count-1, as many at a time as are planned together."""
+    for begin in range(0, count, _WINDOW):
+        yield list(range(begin, min(begin + _WINDOW, count)))
 
 
 def plan_micro_batches(

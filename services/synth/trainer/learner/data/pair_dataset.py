@@ -6,44 +6,49 @@ context; both sides of a pair are kept, or neither is.
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
-import torch
-from torch import Tensor
 
 from synth.chat.messages import PreferenceRow, TrainingMessage, TrainingRow
 from synth.trainer.errors import TrainingFailed
-from synth.trainer.learner.data.packing import Sequences, sequences_from_tensors, sequences_to_tensors
+from synth.trainer.learner.data.dataset_file import DatasetFile
+from synth.trainer.learner.data.packing import Sequences, SourceT_co
 from synth.trainer.learner.data.sft_dataset import (
     EncodedSequence,
-    RenderedSequence,
     RowEncoder,
+    as_floats,
     cache_key,
-    read_or_encode,
-    read_rows,
+    nothing_trained,
+    vocabulary_of,
 )
 from synth.trainer.learner.data.sft_images import SftImages
+from synth.trainer.learner.data.token_cache import TokenCache
+from synth.trainer.learner.data.token_chunk import ChunkInfo, TokenChunkWriter, sum_counts
+from synth.trainer.learner.data.token_store import StoredSequences
+from synth.trainer.learner.data.tokenise import BytesProgress
 
-_FORMAT = "pairs-1"
+_FORMAT = "pairs-2"
+#: What no pair of a file has that nothing is trained of, and what was expected.
+_NOTHING = ("is a pair with tokens to train on both sides", "two sides that differ")
+_Pair = tuple[list[EncodedSequence], list[EncodedSequence]]
 
 
 @dataclass(frozen=True)
-class PairDataset:
-    """P tokenised pairs.
+class PairDataset(Generic[SourceT_co]):
+    """P tokenised pairs: their tokens in memory, or on the disk.
 
     cu_sides: int64 [2P+1]: pair p's chosen side is the sequences from cu_sides[2p], its rejected one those from
     cu_sides[2p+1]; a side is one sequence, unless the template renders its earlier turns anew. counts: as those of
     `SftDataset`; a pair of which a side has no token left to train is in untrained_rows.
     """
 
-    sequences: Sequences
+    sequences: SourceT_co
     cu_sides: npt.NDArray[np.int64]
     counts: dict[str, float]
 
@@ -51,37 +56,50 @@ class PairDataset:
         """How many there are to draw a step's from."""
         return len(self.cu_sides) // 2
 
-    def sequences_of(self, pairs: list[int]) -> list[int]:
+    def sequences_of(self, pairs: Sequence[int]) -> list[int]:
         """The sequences of these pairs, chosen sides before rejected ones."""
         return [i for p in pairs for i in range(int(self.cu_sides[2 * p]), int(self.cu_sides[2 * p + 2]))]
 
-    def sides_of(self, pairs: list[int]) -> list[int]:
+    def sides_of(self, pairs: Sequence[int]) -> list[int]:
         """The side of each of `sequences_of(pairs)`: 2k is the k-th pair's chosen one, 2k+1 its rejected one."""
-        counts = np.diff(self.cu_sides)
-        sides = [(2 * k + side, int(counts[2 * p + side])) for k, p in enumerate(pairs) for side in (0, 1)]
-        return [side for side, count in sides for _ in range(count)]
+        sides: list[int] = []
+        for k, p in enumerate(pairs):
+            for side in (0, 1):
+                begin, end = self.cu_sides[2 * p + side : 2 * p + side + 2].tolist()
+                sides += [2 * k + side] * (end - begin)
+        return sides
 
 
 def encode_pair_file(
-    dataset: Path,
+    dataset: DatasetFile,
     tokenizer: Any,
     *,
     sequence_length: int,
-    examples: int | None = None,
+    cache: TokenCache,
     images: SftImages | None = None,
-    cache: Path | None = None,
-    progress: Callable[[int], None] | None = None,
-) -> PairDataset:
-    """Tokenise a JSONL file of pairs once, as `encode_file` does. Raises `TrainingFailed` (bad_dataset, bad_image)."""
+    makes: bool = True,
+    progress: BytesProgress = lambda done, of: None,
+) -> PairDataset[StoredSequences]:
+    """Tokenise a JSONL file of pairs once, as `encode_file` does, with what it raises."""
 
-    def encode() -> tuple[dict[str, Tensor], dict[str, float]]:
-        rows = itertools.islice(read_rows(dataset, PreferenceRow), examples)
-        data = encode_pairs(rows, tokenizer, sequence_length=sequence_length, images=images, progress=progress)
-        return sequences_to_tensors(data.sequences) | {"cu_sides": torch.from_numpy(data.cu_sides)}, data.counts
+    def make(begin: int, end: int, path: Path, report: Callable[[int], None]) -> ChunkInfo:
+        encoder = RowEncoder(tokenizer, sequence_length, images, rows_before=lambda: dataset.before(begin)[1])
+        rows = dataset.read(PreferenceRow, begin, end, report)
+        with TokenChunkWriter(path, vocabulary=vocabulary_of(tokenizer)) as chunk:
+            for pair in _encode_batches(rows, encoder):
+                for side in pair:
+                    for sequence in side:
+                        chunk.add(sequence.ids, sequence.weights, sequence.images)
+                    chunk.add_side(len(side))
+            return chunk.finish(begin=begin, end=end, counts=encoder.count)
 
-    key = cache_key(_FORMAT, dataset, tokenizer, (sequence_length, examples), images)
-    tensors, counts = read_or_encode(cache, key, encode)
-    return PairDataset(sequences_from_tensors(tensors), tensors["cu_sides"].numpy(), counts)
+    key = cache_key(_FORMAT, dataset, tokenizer, (sequence_length, cache.chunk_bytes), images)
+    folder, chunks = dataset.tokens(cache, key, make if makes else None, progress)
+    counts = sum_counts(chunks)
+    if not counts["sequences"]:
+        raise nothing_trained(counts.get("rows", 0), sequence_length, *_NOTHING)
+    sequences = StoredSequences(folder, chunks, banned=() if images is None else images.loader.banned)
+    return PairDataset(sequences, sequences.cu_sides(), as_floats(counts))
 
 
 def encode_pairs(
@@ -90,42 +108,43 @@ def encode_pairs(
     *,
     sequence_length: int,
     images: SftImages | None = None,
-    progress: Callable[[int], None] | None = None,
-) -> PairDataset:
-    """Render and tokenise pairs; both sides of each are cut at `sequence_length` tokens.
+) -> PairDataset[Sequences]:
+    """Render and tokenise pairs, in memory; both sides of each are cut at `sequence_length` tokens.
 
     Raises `TrainingFailed`: bad_dataset for a pair that the template cannot render or of which it renders both sides
     the same, for an image without `images`, and when nothing at all is trained; bad_image.
     """
     encoder = RowEncoder(tokenizer, sequence_length, images)
-    sides: list[list[RenderedSequence]] = []
-    for row in rows:
-        encoder.count["rows"] += 1
-        sides += [encoder.render(_conversation(row, side)) for side in (row.chosen, row.rejected)]
-        if progress is not None:
-            progress(encoder.count["rows"])
-    encoded = iter(encoder.encode([sequence for side in sides for sequence in side]))
-    kept: list[list[EncodedSequence]] = []
-    for number in range(1, len(sides) // 2 + 1):
-        pair = [[next(encoded) for _ in side] for side in sides[2 * number - 2 : 2 * number]]
-        cut = any(len(sequence.ids) < sequence.length for side in pair for sequence in side)
-        chosen, rejected = ([sequence for sequence in side if sequence.is_trained] for side in pair)
-        same = _is_same(chosen, rejected)
-        if same and not cut:
-            raise TrainingFailed(
-                "bad_dataset",
-                f"row {number}: the model's chat template renders the chosen and the rejected side the same; expected "
-                "two that differ; remove the pair",
-            )
-        if same or not chosen or not rejected:
-            encoder.count["untrained_rows"] += 1
-            continue
-        kept += [chosen, rejected]
+    kept = [side for pair in _encode_batches(rows, encoder) for side in pair]
     if not kept:
-        raise encoder.nothing_trained("is a pair with tokens to train on both sides", "two sides that differ")
+        raise nothing_trained(encoder.count["rows"], sequence_length, *_NOTHING)
     sequences = encoder.sequences([sequence for side in kept for sequence in side])
     cu_sides = np.cumsum([0, *map(len, kept)], dtype=np.int64)
-    return PairDataset(sequences, cu_sides, encoder.counts(len(sequences)))
+    return PairDataset(sequences, cu_sides, as_floats(encoder.count | {"sequences": len(sequences)}))
+
+
+def _encode_batches(rows: Iterable[PreferenceRow], encoder: RowEncoder) -> Iterator[_Pair]:
+    """The trained pairs of rows, some rows at a time."""
+    sides_of = (_conversation(row, side) for row in encoder.counted(rows) for side in (row.chosen, row.rejected))
+    seen = 0
+    for sides in encoder.batches(map(encoder.render, sides_of), sides=2):
+        encoded = iter(encoder.encode([sequence for side in sides for sequence in side]))
+        for k in range(0, len(sides), 2):
+            seen += 1
+            pair = [[next(encoded) for _ in side] for side in sides[k : k + 2]]
+            cut = any(len(sequence.ids) < sequence.length for side in pair for sequence in side)
+            chosen, rejected = ([sequence for sequence in side if sequence.is_trained] for side in pair)
+            same = _is_same(chosen, rejected)
+            if same and not cut:
+                raise TrainingFailed(
+                    "bad_dataset",
+                    f"row {encoder.number_of(seen)}: the model's chat template renders the chosen and the rejected "
+                    "side the same; expected two that differ; remove the pair",
+                )
+            if same or not chosen or not rejected:
+                encoder.count["untrained_rows"] += 1
+                continue
+            yield chosen, rejected
 
 
 def _conversation(row: PreferenceRow, side: list[TrainingMessage]) -> TrainingRow:

@@ -7,19 +7,16 @@ is not; what is cut or dropped is counted.
 
 from __future__ import annotations
 
+import functools
 import hashlib
-import itertools
-import json
 import logging
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
-from torch import Tensor
 
 from synth.chat.messages import TrainingRow, images_in
 from synth.chat.template import ChatTemplate
@@ -27,27 +24,33 @@ from synth.chat.turn_end import turn_ends
 from synth.errors import UserError
 from synth.images.prompt_image import PromptImage
 from synth.trainer.errors import TrainingFailed
-from synth.trainer.learner.data.packing import Sequences, sequences_from_tensors, sequences_to_tensors
+from synth.trainer.learner.data.dataset_file import DatasetFile
+from synth.trainer.learner.data.packing import Sequences, SourceT_co
 from synth.trainer.learner.data.sft_images import SftImages
-from synth.weights.tensor_file import load_tensors, save_tensors
+from synth.trainer.learner.data.token_cache import TokenCache
+from synth.trainer.learner.data.token_chunk import ChunkInfo, TokenChunkWriter, sum_counts
+from synth.trainer.learner.data.token_store import StoredSequences
+from synth.trainer.learner.data.tokenise import BytesProgress
 
 log = logging.getLogger(__name__)
 
-_FORMAT = "sft-4"
+_FORMAT = "sft-5"
 #: In the counts of a model that sees alone.
 IMAGE_COUNTS = ("images_trimmed", "images_truncated")
-_RowT = TypeVar("_RowT", bound=TrainingRow)
+#: Characters that are rendered, and then tokenised, at one time.
+_BATCH_CHARACTERS = 1 << 20
+_UnitT = TypeVar("_UnitT")
 
 
 @dataclass(frozen=True)
-class SftDataset:
-    """Tokenised rows.
+class SftDataset(Generic[SourceT_co]):
+    """Tokenised rows: in memory, or on the disk.
 
     counts: rows, sequences, truncated_rows, truncated_tokens, untrained_rows; for a model that sees, images_trimmed
     (more than a message may have) and images_truncated (beyond the length of a sequence).
     """
 
-    sequences: Sequences
+    sequences: SourceT_co
     counts: dict[str, float]
 
     def __len__(self) -> int:
@@ -84,60 +87,38 @@ def load_tokenizer(model_dir: Path) -> Any:
     return tokenizer
 
 
-def read_rows(dataset: Path, row: type[_RowT]) -> Iterator[_RowT]:
-    """The rows of a JSONL file. Raises `TrainingFailed` (bad_dataset) with the line."""
-    decoder = msgspec.json.Decoder(row)
-    expected = "messages[]" if row is TrainingRow else "messages[], chosen[] and rejected[]"
-    with dataset.open("rb") as file:
-        for number, line in enumerate(file, start=1):
-            if not line.strip():
-                continue
-            try:
-                yield decoder.decode(line)
-            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-                raise TrainingFailed(
-                    "bad_dataset", f"{dataset.name}:{number}: not a row to train on ({error!r}); expected {expected}"
-                ) from error
-
-
 def encode_file(
-    dataset: Path,
+    dataset: DatasetFile,
     tokenizer: Any,
     *,
     sequence_length: int,
-    examples: int | None = None,
+    cache: TokenCache,
     images: SftImages | None = None,
-    cache: Path | None = None,
-    progress: Callable[[int], None] | None = None,
-) -> SftDataset:
-    """Tokenise a JSONL file once: a cache written for the same file, tokenizer and template is read instead.
+    makes: bool = True,
+    progress: BytesProgress = lambda done, of: None,
+) -> SftDataset[StoredSequences]:
+    """Tokenise a JSONL file once: what the cache has of the same file, tokenizer and template is not made again.
 
-    examples: only the first rows. images: for a model that sees. progress: called with the number of rows rendered.
-    Raises `TrainingFailed` (bad_dataset, bad_image).
+    images: for a model that sees. makes: whether this process makes what is missing; else another one has.
+    progress: called with the bytes that are tokenised, and all of them. Raises `TrainingFailed` (bad_dataset,
+    bad_image, disk_full, tokenise_crashed).
     """
 
-    def encode() -> tuple[dict[str, Tensor], dict[str, float]]:
-        rows = itertools.islice(read_rows(dataset, TrainingRow), examples)
-        data = encode_rows(rows, tokenizer, sequence_length=sequence_length, images=images, progress=progress)
-        return sequences_to_tensors(data.sequences), data.counts
+    def make(begin: int, end: int, path: Path, report: Callable[[int], None]) -> ChunkInfo:
+        encoder = RowEncoder(tokenizer, sequence_length, images, rows_before=lambda: dataset.before(begin)[1])
+        rows = dataset.read(TrainingRow, begin, end, report)
+        with TokenChunkWriter(path, vocabulary=vocabulary_of(tokenizer)) as chunk:
+            for sequence in _encode_batches(rows, encoder):
+                chunk.add(sequence.ids, sequence.weights, sequence.images)
+            return chunk.finish(begin=begin, end=end, counts=encoder.count)
 
-    key = cache_key(_FORMAT, dataset, tokenizer, (sequence_length, examples), images)
-    tensors, counts = read_or_encode(cache, key, encode)
-    return SftDataset(sequences_from_tensors(tensors), counts)
-
-
-def read_or_encode(
-    cache: Path | None, key: str, encode: Callable[[], tuple[dict[str, Tensor], dict[str, float]]]
-) -> tuple[dict[str, Tensor], dict[str, float]]:
-    """The tensors and counts of a tokenised file: of the cache where it was written under this key, else made anew."""
-    if cache is not None and cache.is_file():
-        tensors, header = load_tensors(cache)
-        if header.get("key") == key:
-            return tensors, json.loads(header["counts"])
-    tensors, counts = encode()
-    if cache is not None:
-        save_tensors(cache, tensors, header={"key": key, "counts": json.dumps(counts)})
-    return tensors, counts
+    key = cache_key(_FORMAT, dataset, tokenizer, (sequence_length, cache.chunk_bytes), images)
+    folder, chunks = dataset.tokens(cache, key, make if makes else None, progress)
+    counts = sum_counts(chunks)
+    if not counts["sequences"]:
+        raise nothing_trained(counts.get("rows", 0), sequence_length, *_NOTHING)
+    banned = () if images is None else images.loader.banned
+    return SftDataset(StoredSequences(folder, chunks, banned=banned), as_floats(counts))
 
 
 def encode_rows(
@@ -146,9 +127,8 @@ def encode_rows(
     *,
     sequence_length: int,
     images: SftImages | None = None,
-    progress: Callable[[int], None] | None = None,
-) -> SftDataset:
-    """Render and tokenise chat rows.
+) -> SftDataset[Sequences]:
+    """Render and tokenise chat rows, in memory.
 
     A row is one sequence; where the template renders earlier turns anew (Qwen3 strips their `<think>` blocks), each
     assistant turn that no longer continues the text before it opens another, so that every turn is trained in the
@@ -157,20 +137,24 @@ def encode_rows(
     an image without `images`, and when nothing at all is trained; bad_image.
     """
     encoder = RowEncoder(tokenizer, sequence_length, images)
-    rendered: list[RenderedSequence] = []
-    for row in rows:
-        encoder.count["rows"] += 1
-        of_row = encoder.render(row)
-        encoder.count["untrained_rows"] += not of_row
-        rendered += of_row
-        if progress is not None:
-            progress(encoder.count["rows"])
-    encoded = encoder.encode(rendered)
-    kept = [sequence for sequence in encoded if sequence.is_trained]
-    encoder.count["untrained_rows"] += len(encoded) - len(kept)
+    kept = list(_encode_batches(rows, encoder))
     if not kept:
-        raise encoder.nothing_trained("has an assistant token to train", "assistant messages with weight above 0")
-    return SftDataset(encoder.sequences(kept), encoder.counts(len(kept)))
+        raise nothing_trained(encoder.count["rows"], sequence_length, *_NOTHING)
+    return SftDataset(encoder.sequences(kept), as_floats(encoder.count | {"sequences": len(kept)}))
+
+
+#: What no row of a file has that nothing is trained of, and what was expected.
+_NOTHING = ("has an assistant token to train", "assistant messages with weight above 0")
+
+
+def _encode_batches(rows: Iterable[TrainingRow], encoder: RowEncoder) -> Iterator[EncodedSequence]:
+    """The trained sequences of rows, some rows at a time."""
+    for batch in encoder.batches(encoder.render(row) for row in encoder.counted(rows)):
+        encoder.count["untrained_rows"] += sum(not of_row for of_row in batch)
+        for sequence in encoder.encode([sequence for of_row in batch for sequence in of_row]):
+            encoder.count["untrained_rows"] += not sequence.is_trained
+            if sequence.is_trained:
+                yield sequence
 
 
 @dataclass(frozen=True)
@@ -191,33 +175,74 @@ class EncodedSequence:
 class RowEncoder:
     """Renders rows and tokenises them, and counts what is cut or left out. count: see `SftDataset.counts`."""
 
-    def __init__(self, tokenizer: Any, sequence_length: int, images: SftImages | None) -> None:
+    def __init__(
+        self,
+        tokenizer: Any,
+        sequence_length: int,
+        images: SftImages | None,
+        *,
+        rows_before: Callable[[], int] = lambda: 0,
+    ) -> None:
+        """rows_before: asked for an error, how many rows of the dataset come before the first one."""
         self.count = {"rows": 0, "truncated_rows": 0, "truncated_tokens": 0, "untrained_rows": 0}
         self.count |= {} if images is None else dict.fromkeys(IMAGE_COUNTS, 0)
         self._template = ChatTemplate(tokenizer, sees=images is not None)
         self._ends = turn_ends(tokenizer)
         self._sequence_length = sequence_length
         self._images = images
+        self._rows_before = functools.cache(rows_before)
+
+    def number_of(self, row: int) -> int:
+        """The number in its dataset of a row that was counted as this one."""
+        return self._rows_before() + row
+
+    def counted(self, rows: Iterable[_UnitT]) -> Iterator[_UnitT]:
+        """The rows, each counted as it is taken."""
+        for row in rows:
+            self.count["rows"] += 1
+            yield row
+
+    def batches(
+        self, rendered: Iterable[list[RenderedSequence]], *, sides: int = 1
+    ) -> Iterator[list[list[RenderedSequence]]]:
+        """The sequences of rows, some rows at a time: as many as are worth a call of the tokenizer.
+
+        sides: of one row, which stay together.
+        """
+        batch: list[list[RenderedSequence]] = []
+        characters = 0
+        for sequences in rendered:
+            batch.append(sequences)
+            characters += sum(len(piece.text) for sequence in sequences for piece in sequence.pieces)
+            if characters >= _BATCH_CHARACTERS and len(batch) % sides == 0:
+                yield batch
+                batch, characters = [], 0
+        if batch:
+            yield batch
 
     def render(self, row: TrainingRow) -> list[RenderedSequence]:
         """The sequences of the row that was counted last. Raises `TrainingFailed` (bad_dataset, bad_image)."""
-        images, number = self._images, self.count["rows"]
+        images = self._images
+
+        def number() -> int:
+            return self.number_of(self.count["rows"])
+
         shown = images_in(row.messages)
         if shown and images is None:
             raise TrainingFailed(
                 "bad_dataset",
-                f"row {number} shows an image, and the model sees none; expected rows of text, or a vision "
+                f"row {number()} shows an image, and the model sees none; expected rows of text, or a vision "
                 "model; upload the conversations without their images",
             )
         if shown and images is not None:
             row, trimmed = images.trim(row)
             self.count["images_trimmed"] += trimmed
-            if trimmed:
-                log.debug("row %d: %d images more than a message may have are left out", number, trimmed)
+            if trimmed and log.isEnabledFor(logging.DEBUG):
+                log.debug("row %d: %d images more than a message may have are left out", number(), trimmed)
         try:
             return _render(row, self._template, images)
         except UserError as error:
-            raise TrainingFailed("bad_dataset", f"row {number}: {error}") from error
+            raise TrainingFailed("bad_dataset", f"row {number()}: {error}") from error
 
     def encode(self, per_sequence: list[RenderedSequence]) -> list[EncodedSequence]:
         """Tokenise, and cut what is too long. Raises `TrainingFailed` (bad_dataset)."""
@@ -252,17 +277,24 @@ class RowEncoder:
             banned=() if self._images is None else self._images.loader.banned,
         )
 
-    def counts(self, sequences: int) -> dict[str, float]:
-        """All counts. sequences: how many are trained."""
-        return {name: float(value) for name, value in (self.count | {"sequences": sequences}).items()}
 
-    def nothing_trained(self, what: str, expected: str) -> TrainingFailed:
-        """The error of a file of which no row is trained. what: each row lacks."""
-        return TrainingFailed(
-            "bad_dataset",
-            f"none of the {self.count['rows']} rows {what} within {self._sequence_length} tokens; "
-            f"expected {expected}; raise sequence_length if rows are long",
-        )
+def as_floats(counts: dict[str, int]) -> dict[str, float]:
+    """Counts as `SftDataset` has them."""
+    return {name: float(value) for name, value in counts.items()}
+
+
+def nothing_trained(rows: int, sequence_length: int, what: str, expected: str) -> TrainingFailed:
+    """The error of a file of which no row is trained. what: each row lacks."""
+    return TrainingFailed(
+        "bad_dataset",
+        f"none of the {rows} rows {what} within {sequence_length} tokens; expected {expected}; raise sequence_length "
+        "if rows are long",
+    )
+
+
+def vocabulary_of(tokenizer: Any) -> int:
+    """A number above every id."""
+    return max(tokenizer.get_vocab().values()) + 1
 
 
 def _render(row: TrainingRow, template: ChatTemplate, images: SftImages | None) -> list[RenderedSequence]:
@@ -304,11 +336,12 @@ def _tokens(pieces: list[_Piece], encoded: list[list[int]], ends: frozenset[int]
     return np.asarray(ids, dtype=np.int32), np.asarray(weights, dtype=np.float32)
 
 
-def cache_key(format: str, dataset: Path, tokenizer: Any, options: tuple[Any, ...], images: SftImages | None) -> str:
+def cache_key(
+    format: str, dataset: DatasetFile, tokenizer: Any, options: tuple[Any, ...], images: SftImages | None
+) -> str:
     """What a tokenised file depends on, as a digest."""
-    seen = None if images is None else (images.loader.fingerprint, images.max_per_message)
-    digest = hashlib.sha256(f"{format}\n{(*options, seen)}\n{tokenizer.chat_template}\n".encode())
+    seen = None if images is None else (images.loader.fingerprint, images.max_per_message, images.loader.banned)
+    depends = (format, options, seen, sorted(turn_ends(tokenizer)), dataset.digest(), tokenizer.chat_template)
+    digest = hashlib.sha256(repr(depends).encode())
     digest.update(tokenizer.backend_tokenizer.to_str().encode())
-    with dataset.open("rb") as file:
-        digest.update(hashlib.file_digest(file, "sha256").digest())
     return digest.hexdigest()

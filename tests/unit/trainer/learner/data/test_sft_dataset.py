@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from synth.trainer.errors import TrainingFailed
-from synth.trainer.learner.data.sft_dataset import SftDataset, encode_file, encode_rows, load_tokenizer
-from tests.unit.trainer.sft_rows import addition_rows, training_rows, write_rows
+from synth.trainer.learner.data.sft_dataset import SftDataset, encode_rows, load_tokenizer
+from tests.unit.trainer.sft_rows import training_rows
 
 
 @pytest.fixture(scope="module")
@@ -108,31 +108,3 @@ def test_truncation_is_counted_and_rows_left_without_a_trained_token_are_dropped
 def test_a_dataset_that_trains_nothing_is_refused(tokenizer: Any) -> None:
     with pytest.raises(TrainingFailed, match="none of the 1 rows"):
         encoded(tokenizer, chat(("user", "a")))
-
-
-def test_a_bad_line_is_named(tokenizer: Any, tmp_path: Path) -> None:
-    path = tmp_path / "rows.jsonl"
-    path.write_text('{"messages": []}\n{"prompt": "x"}\n')
-    with pytest.raises(TrainingFailed, match=r"rows\.jsonl:2"):
-        encode_file(path, tokenizer, sequence_length=10)
-
-
-def test_a_file_is_tokenised_once_and_again_when_it_changes(tokenizer: Any, tmp_path: Path) -> None:
-    path, cache = write_rows(tmp_path / "rows.jsonl", addition_rows(20)), tmp_path / "cache"
-    rendered: list[int] = []
-
-    def read(length: int = 64, examples: int | None = None) -> SftDataset:
-        return encode_file(
-            path, tokenizer, sequence_length=length, examples=examples, cache=cache, progress=rendered.append
-        )
-
-    first, second = read(), read()
-    assert len(rendered) == 20
-    assert first.counts == second.counts
-    assert (first.sequences.tokens == second.sequences.tokens).all()
-    assert (first.sequences.weights == second.sequences.weights).all()
-    read(length=32)
-    assert len(rendered) == 40
-    assert read(length=32, examples=5).counts["rows"] == 5
-    write_rows(path, addition_rows(21))
-    assert read(length=32).counts["rows"] == 21

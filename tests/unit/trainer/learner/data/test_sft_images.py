@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 
 from synth.trainer.errors import TrainingFailed
+from synth.trainer.learner.data.dataset_file import DatasetFile
 from synth.trainer.learner.data.images import ImageLoader
 from synth.trainer.learner.data.sft_dataset import SftDataset, encode_file, encode_rows, load_tokenizer
 from synth.trainer.learner.data.sft_images import SftImages
-from tests.unit.trainer.sft_rows import training_rows, write_rows
+from tests.unit.trainer.sft_rows import token_cache, training_rows, write_rows
 from tests.unit.trainer.vision import noise, question, store_image
 
 
@@ -128,24 +129,29 @@ def test_an_image_whose_file_was_changed_is_refused(vision_dir: Path, loader: Im
 def test_the_cache_of_another_limit_or_processor_is_not_read(
     tokenizer: Any, vision_dir: Path, loader: ImageLoader, uris: list[str], tmp_path: Path
 ) -> None:
-    path, cache = write_rows(tmp_path / "d.jsonl", [question("What?", *uris, answer="noise")]), tmp_path / "c"
+    path = write_rows(tmp_path / "d.jsonl", [question("What?", *uris, answer="noise")])
+    folder = tmp_path / "c"
 
     def shown(images: SftImages) -> list[str]:
-        found = encode_file(path, tokenizer, sequence_length=512, images=images, cache=cache).sequences
-        return [image.uri for image in found.images[0]]
+        found = encode_file(DatasetFile(path), tokenizer, sequence_length=512, images=images, cache=token_cache(folder))
+        return [image.uri for image in found.sequences.select([0]).images[0]]
+
+    def made() -> set[str]:
+        return {file.parent.name for file in folder.glob("*/*.tokens")}
 
     assert shown(SftImages(loader, 1)) == uris[:1]
-    first = cache.read_bytes()
+    first = made()
     assert shown(SftImages(loader, 1)) == uris[:1]
-    assert cache.read_bytes() == first
+    assert made() == first
     assert shown(SftImages(loader, 2)) == uris[:2]
     other = tmp_path / "other"
     shutil.copytree(vision_dir, other)
     settings = (other / "preprocessor_config.json").read_text().replace("0.5", "0.4")
     (other / "preprocessor_config.json").write_text(settings)
-    second = cache.read_bytes()
+    second = made()
+    assert len(second) == 2
     assert shown(SftImages(ImageLoader.load(other, loader.folder), 2)) == uris[:2]
-    assert cache.read_bytes() != second
+    assert len(made()) == 3
 
 
 def test_pixels_are_kept_up_to_a_bound(vision_dir: Path, loader: ImageLoader, uris: list[str], tmp_path: Path) -> None:
