@@ -35,6 +35,8 @@ class TrainConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     dtype: of the forward and of the served weights; master weights, log-probabilities and loss are float32.
     packing: "packed" (rows end to end, attention within each) or "padded" (rows side by side).
     micro_batch_tokens: tokens in one forward, padding included; a longer row is a forward of its own.
+    optimizer: "adamw" has moments in float32, "adamw_8bit" in 8 bits by blocks. optimizer_offload: whether they are in
+    the CPU's memory and come to the device for the update, some at a time.
     checkpoint_every: steps between resume checkpoints; the last step always makes one.
     world_size: processes (ranks) that train together, a GPU each. sharding: of what a rank holds a shard only: of
     nothing ("replicated"); of master weights, gradients and optimizer state ("gradients"); or of the weights too,
@@ -61,6 +63,8 @@ class TrainConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     packing: Literal["packed", "padded"] = "packed"
     micro_batch_tokens: int = 8192
     activation_checkpointing: bool = False
+    optimizer: Literal["adamw", "adamw_8bit"] = "adamw"
+    optimizer_offload: bool = False
     checkpoint_every: int = 1
     world_size: int = 1
     sharding: Literal["replicated", "gradients", "parameters"] = "parameters"
