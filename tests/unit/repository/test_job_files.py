@@ -11,8 +11,8 @@ from synth.cli.devices.memory import JobMemory, job_memory
 from synth.cli.job_files import Flags, LenientRegistry, read_config, validate_text
 from synth.jobs.resolve.job import ValidationReport
 from synth.jobs.resolved import RlJob, SftJob
+from synth.models.hosted_shapes import known_shape
 from synth.models.memory import GIB, engine_memory
-from synth.models.shape import known_shape
 
 ROOT = Path(__file__).parents[3]
 FILES = sorted((ROOT / "configs").glob("**/*.toml"))

@@ -9,8 +9,10 @@ import msgspec
 
 from synth.jobs.memory import TrainingMemory, training_memory
 from synth.jobs.resolved import Job, RlJob, SftJob
+from synth.models.config_shape import read_shape
+from synth.models.hosted_shapes import known_shape
 from synth.models.memory import GIB, WIDTHS, kv_bytes_per_token
-from synth.models.shape import ModelShape, known_shape, read_shape
+from synth.models.shape import ModelShape
 
 
 class JobMemory(msgspec.Struct, frozen=True, kw_only=True):

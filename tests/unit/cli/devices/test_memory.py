@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from synth.cli.app import app
-from synth.models.shape import known_shape
+from synth.models.hosted_shapes import known_shape
 
 ROOT = Path(__file__).parents[4]
 FILE = str(ROOT / "configs/gpu/rl_4b.toml")

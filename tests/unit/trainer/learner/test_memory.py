@@ -16,7 +16,8 @@ from synth.jobs.parse.toml import read_toml
 from synth.jobs.resolve.job import Overrides, resolve_job
 from synth.jobs.resolved import RlJob
 from synth.models import Registry
-from synth.models.shape import ModelShape, read_shape
+from synth.models.config_shape import read_shape
+from synth.models.shape import ModelShape
 from synth.trainer.config import TrainConfig
 from synth.trainer.learner.data.packing import MicroBatch, Sequences, collate
 from synth.trainer.learner.model import logprobs
