@@ -35,6 +35,16 @@ def kv_bytes_per_token(shape: ModelShape, dtype: Literal["fp32", "fp16", "bf16"]
     return 2 * shape.layers * shape.keys * WIDTHS[dtype]
 
 
+def kv_bytes(shape: ModelShape, tokens: int, dtype: Literal["fp32", "fp16", "bf16"] = "bf16") -> int:
+    """Bytes of the keys and values of one request of so many tokens; a layer with a window holds no more than that.
+
+    The embedded engine holds all of them in every layer.
+    """
+    full = shape.layers - shape.windowed_layers
+    held = full * tokens + shape.windowed_layers * min(tokens, shape.window)
+    return 2 * shape.keys * WIDTHS[dtype] * held
+
+
 def gpu_kv_bytes(free: int, *, weights: int, vocabulary: int, max_num_seqs: int, kv_share: float) -> int:
     """Bytes for the KV cache of one engine on a GPU: `kv_share` of what is free beside the weights and a step's logits.
 
