@@ -5,12 +5,15 @@ from __future__ import annotations
 #: The code of a wait for a shared device that was too long: nothing is wrong with the job, and another attempt may run.
 NO_TURN = "no_turn"
 
+#: The code of a job whose training the device cannot hold.
+DOES_NOT_FIT = "does_not_fit"
+
 
 class TrainingFailed(Exception):
     """Training cannot go on. `code` is stable, for programs; `detail` says what, where and what to do.
 
     Codes: bad_message, bad_recipe, bad_model, bad_dataset, bad_batch, bad_image, processor_differs, adapter_differs,
-    out_of_order, nan_loss, nan_gradient, bad_checkpoint, resume_mismatch, no_turn.
+    out_of_order, nan_loss, nan_gradient, bad_checkpoint, resume_mismatch, no_turn, does_not_fit.
     """
 
     def __init__(self, code: str, detail: str) -> None:

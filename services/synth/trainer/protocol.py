@@ -33,7 +33,8 @@ class TurnConfig(msgspec.Struct):
 class Start(msgspec.Struct, tag="start", tag_field="op"):
     """The first message. config: of `TrainConfig`. work_dir: this attempt's own; everything is written below it.
 
-    turn: None where the device is not shared.
+    turn: None where the device is not shared. job: the resolved job, for the arithmetic of its memory; None where what
+    trains has enough, as far as the service knows. where: the place in the job's file that names the model.
     """
 
     kind: Literal["sft", "rl"]
@@ -46,6 +47,8 @@ class Start(msgspec.Struct, tag="start", tag_field="op"):
     validation: str | None = None
     cache_dir: str | None = None
     turn: TurnConfig | None = None
+    job: dict[str, Any] | None = None
+    where: str = ""
 
 
 class TrainBatch(msgspec.Struct, tag="step", tag_field="op"):

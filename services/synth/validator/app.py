@@ -17,7 +17,12 @@ def main() -> int:
     settings = ValidatorSettings()
 
     async def setup(service: Service) -> None:
-        handlers = ValidatorHandlers(service.bus, Registry(settings.models_dir), python_graders=settings.python_graders)
+        handlers = ValidatorHandlers(
+            service.bus,
+            Registry(settings.models_dir),
+            trainer=settings.trainer,
+            python_graders=settings.python_graders,
+        )
         broker = make_broker(settings, service.name)
         on_event(broker, service.bus, Role.VALIDATOR, JobCreated, handlers.job_created, give_up=handlers.give_up)
         questions = serve_questions(

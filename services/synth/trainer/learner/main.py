@@ -30,6 +30,7 @@ from synth.trainer.learner.data.images import ImageLoader
 from synth.trainer.learner.data.pair_dataset import encode_pair_file
 from synth.trainer.learner.data.sft_dataset import encode_file, load_tokenizer
 from synth.trainer.learner.data.sft_images import SftImages
+from synth.trainer.learner.memory import check_device_memory
 from synth.trainer.learner.model.policy import Policy, load_policy
 from synth.trainer.learner.model.reference import load_reference
 from synth.trainer.learner.owner_channel import OwnerChannel
@@ -219,6 +220,7 @@ def train_sft(start: Start, config: SftTrainConfig, channel: OwnerChannel) -> No
 
 
 def _load(start: Start, config: TrainConfig, channel: OwnerChannel, *, dropout: bool) -> Policy:
+    check_device_memory(start, config)
     rng.seed_everything(config.seed, threads=config.threads, deterministic=config.deterministic)
     channel.send_progress("load", 0, 1)
     model_dir, images = Path(start.model_dir), _image_loader(start)

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from synth.errors import Problem
+from synth.jobs.fit import cannot_fit
+from synth.jobs.plan import TrainerDevice
 from synth.jobs.resolved import RlJob, SftJob
+from synth.models.config_shape import read_shape
 from synth.trainer.config import RlTrainConfig, SftTrainConfig, TrainConfig
+from synth.trainer.errors import DOES_NOT_FIT
 from synth.trainer.owner.errors import JobFailure
 from synth.trainer.settings import TrainerSettings
 
@@ -44,6 +49,27 @@ def build_train_config(job: RlJob | SftJob, settings: TrainerSettings) -> TrainC
         }
     known = {field.encode_name for field in msgspec.structs.fields(kind)}
     return msgspec.convert({name: value for name, value in given.items() if name in known}, kind)
+
+
+def trainer_device(settings: TrainerSettings) -> TrainerDevice:
+    """What trains here, as far as the settings say."""
+    return TrainerDevice(
+        device=settings.device,
+        dtype=settings.dtype,
+        ranks=settings.max_world_size,
+        memory=settings.trainer_memory_bytes,
+    )
+
+
+def check_memory(job: RlJob | SftJob, model_dir: Path, settings: TrainerSettings, *, where: str) -> None:
+    """Raise `JobFailure` (does_not_fit) for a job whose training the devices of the settings cannot hold.
+
+    model_dir: of its base. where: the place in the job's file that names the model.
+    """
+    shape = read_shape(model_dir)
+    problem = None if shape is None else cannot_fit(job, shape, trainer_device(settings), where=where)
+    if problem is not None:
+        raise JobFailure(DOES_NOT_FIT, problem)
 
 
 def check_world_size(job: RlJob | SftJob, settings: TrainerSettings, *, where: str) -> None:

@@ -15,7 +15,7 @@ import msgspec
 from synth.bus.publish import Publisher
 from synth.errors import Problem, Transient
 from synth.events import BlobRef, JobPaused, JobSucceeded, JobValidated, JobVerified, ModelRef, TrainWarned
-from synth.jobs.resolved import RlJob, SftJob, continues, lora_shape
+from synth.jobs.resolved import RlJob, SftJob, continues, job_to_data, lora_shape
 from synth.models import checkpoint_name
 from synth.runtime import logs
 from synth.trainer.collapse.learning_signal import NO_LEARNING_SIGNAL, STAGE
@@ -26,7 +26,7 @@ from synth.trainer.owner.checkpoint_retention import steps_to_keep
 from synth.trainer.owner.collapse_watch import CollapseWatch
 from synth.trainer.owner.errors import JobFailure
 from synth.trainer.owner.history import AttemptHistory
-from synth.trainer.owner.learner_config import build_train_config, check_world_size
+from synth.trainer.owner.learner_config import build_train_config, check_memory, check_world_size
 from synth.trainer.owner.learner_process import LearnerPool, LearnerProcess, LearnerStopped
 from synth.trainer.owner.provisional_steps import ProvisionalSteps
 from synth.trainer.owner.rollout_feed import RolloutFeed
@@ -279,6 +279,7 @@ async def _build_start(
 ) -> Start:
     origins = attempt.history.need(JobValidated).origins
     check_world_size(job, attempt.settings, where=origins["parallelism.world_size"])
+    check_memory(job, source.model, attempt.settings, where=origins["model"])
     announced, blobs, work_dir = attempt.announced, attempt.blobs, attempt.work_dir
     (work_dir / "tokens").mkdir(parents=True, exist_ok=True)
     resume = await blobs.fetch_tree(announced.checkpoint.tree, work_dir / "resume") if announced.checkpoint else None
@@ -300,6 +301,8 @@ async def _build_start(
         validation=str(data[1]) if data[1] else None,
         cache_dir=str(work_dir / "tokens"),
         turn=_turn(attempt),
+        job=job_to_data(job) if attempt.settings.trainer_memory_bytes is None else None,
+        where=origins["model"],
     )
 
 
