@@ -21,8 +21,11 @@ Dtype = Literal["fp32", "bf16"]
 BLOCK = 1024
 
 
-def token_bytes(job: RlJob | SftJob, shape: ModelShape, dtype: Dtype, *, longest: int) -> int:
-    """Bytes that one token of a forward leaves in the language model. longest: tokens of its longest sequence."""
+def token_bytes(job: RlJob | SftJob, shape: ModelShape, dtype: Dtype, *, longest: int) -> tuple[int, int]:
+    """Bytes of one token in the language model: what a forward leaves, and of one layer that is computed again.
+
+    The second is 0 without checkpointing. longest: tokens of the longest sequence of a forward.
+    """
     width = WIDTHS[dtype]
     common, windowed, unwindowed = _layer_bytes(job, shape, dtype), *_attention_extras(shape, width, longest)
     # The residual stream has the dtype of the weights: float32 masters, or a frozen base in the forward's.
@@ -30,12 +33,13 @@ def token_bytes(job: RlJob | SftJob, shape: ModelShape, dtype: Dtype, *, longest
     if job.activation_checkpointing:
         # Attention beside sinks is no single operation, and is computed again with the rest.
         attention = 0 if shape.sinks else width * shape.queries + 4 * shape.heads
-        layers = shape.layers * (stream + attention) + common + max(windowed, unwindowed)
+        layers, again = shape.layers * (stream + attention), common + max(windowed, unwindowed)
     else:
+        again = 0
         full = shape.layers - shape.windowed_layers
         layers = shape.layers * common + shape.windowed_layers * windowed + full * unwindowed
     # The last norm, what the head reads of it, the cosines and sines of the positions, and three int64 ids.
-    return layers + 3 * stream + 4 + 2 * 4 * shape.head_dim + 3 * 8
+    return layers + 3 * stream + 4 + 2 * 4 * shape.head_dim + 3 * 8, again
 
 
 def image_token_bytes(job: RlJob | SftJob, shape: ModelShape, dtype: Dtype) -> int:

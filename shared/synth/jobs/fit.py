@@ -11,7 +11,7 @@ from synth.errors import Problem
 from synth.jobs.memory import forward_tokens, training_memory
 from synth.jobs.plan import TrainerDevice
 from synth.jobs.resolved import LoraSettings, RlJob, SftJob
-from synth.models.memory import GIB
+from synth.models.memory import in_words
 from synth.models.shape import ModelShape
 
 #: The share of a device that a suggestion may take: what is not in the arithmetic (CUDA's own memory, workspaces, what
@@ -56,12 +56,12 @@ def cannot_fit(job: TrainingJob, shape: ModelShape, on: TrainerDevice, *, where:
     if needed <= on.memory:
         return None
     parts = sorted(((size, name) for name, size in found.parts.items() if size), reverse=True)
-    told = ", ".join(f"{name.replace('_', ' ')} {_gib(size)}" for size, name in parts if name != "image_activations")
+    told = ", ".join(f"{name.replace('_', ' ')} {in_words(size)}" for size, name in parts if name != "image_activations")
     devices = "one device, which has" if ranks == 1 else f"each of {ranks} devices, which have"
     fixes = _suggestions(job, shape, on, ranks)
     return Problem(
-        what=f"training {job.base_model!r} takes {_gib(needed)} on {devices} {_gib(on.memory)}: {told}",
-        expected=f"a job that takes at most {_gib(on.memory)}",
+        what=f"training {job.base_model!r} takes {in_words(needed)} on {devices} {in_words(on.memory)}: {told}",
+        expected=f"a job that takes at most {in_words(on.memory)}",
         fix=f"any of: {'; '.join(fixes)}" if fixes else "choose a smaller model, or a device with more memory",
         where=where,
     )
@@ -164,7 +164,3 @@ def _with_tokens(before: _Change, tokens: int) -> _Change:
 
 def _joined(before: str, words: str) -> str:
     return f"{before} and {words}" if before else words
-
-
-def _gib(size: int) -> str:
-    return f"{size / GIB:.1f} GiB" if size >= GIB // 10 else f"{size / (1 << 20):.1f} MiB"

@@ -16,21 +16,21 @@ from synth.models.shape import ModelShape
 Dtype = Literal["fp32", "bf16"]
 Device = Literal["cpu", "cuda"]
 
-#: Logits of one chunk of the trainer's log-probabilities (`CHUNK_ELEMENTS` and `GPU_CHUNK_ELEMENTS` there), and how
-#: many arrays of a chunk are alive at a time: log-probabilities, probabilities and their product.
+#: Logits of one chunk of the trainer's log-probabilities (`CHUNK_ELEMENTS` and `GPU_CHUNK_ELEMENTS` there).
 LOGITS_CHUNK: dict[Device, int] = {"cpu": 1 << 25, "cuda": 1 << 27}
-_CHUNK_ARRAYS = 3
 
 #: Of moments in 8 bits: neighbours of a row that share a float32 scale, and the least elements of a tensor that has
-#: them (`trainer.learner.optim.quantized`); of moments in main memory, elements that are updated at one time.
-MOMENT_BLOCK, LEAST_QUANTIZED, UPDATE_CHUNK = 256, 4096, 1 << 24
+#: them (`trainer.learner.optim.quantized`).
+MOMENT_BLOCK, LEAST_QUANTIZED = 256, 4096
 
 #: Bits of one weight of QLoRA's base: 4, 8 for each 64 (their scale) and 32 for each 16,384 (the scale of scales).
 _NF4_BITS = 4 + 8 / 64 + 32 / (64 * 256)
 
 
 class TrainingMemory(msgspec.Struct, frozen=True, kw_only=True):
-    """Bytes that one rank's training holds at its peak: the end of a micro-batch's forward, before its backward.
+    """Bytes that one rank's training holds at its peak: between a micro-batch's forward and its backward.
+
+    With checkpointing that is where the logits are computed, or where a layer is computed again: whichever is more.
 
     weights: the trained weights in float32 and the frozen ones: with an adapter the base, else a vision tower that is
     not trained. All experts of an MoE are there. casts: bfloat16 copies of float32 weights. gathered: what a rank has
@@ -103,25 +103,36 @@ def training_memory(
     else:
         weights = 4 * trained // shards + _frozen_base(job, shape, width, shards)
         casts = (width * trained) if dtype == "bf16" and not sharded else 0
+    decoded = 0
     if job.mode == "qlora":
-        casts += width * max(rows * columns for _, (rows, columns), _ in shape.modules())  # one weight, decoded
+        decoded = width * max(rows * columns for _, (rows, columns), _ in shape.modules())  # one weight
     tokens = forward_tokens(job)
     if longest is None:
         longest = tokens if isinstance(job, RlJob) else min(tokens, job.sequence_length)
+    kept, again = (tokens * each for each in token_bytes(job, shape, dtype, longest=longest))
+    logits = _logits(job, shape, tokens, dtype, device)
+    if job.activation_checkpointing:
+        # Autocast's copies are of the layer that is being computed.
+        casts //= shape.layers
+        if again + casts > logits:
+            kept, logits = kept + again, 0
+        else:
+            casts = 0
     moments = moment_bytes(job, shape) // shards
-    # What is offloaded comes to the device some at a time, both moments in float32.
-    passing = min(moments, 2 * 4 * UPDATE_CHUNK)
+    # On a CPU main memory is the device. On a GPU what is offloaded is there only while a part of it is updated, after
+    # the activations are gone.
+    offloaded = moments if job.optimizer_offload and device == "cuda" else 0
     return TrainingMemory(
         weights=weights,
-        casts=casts,
+        casts=casts + decoded,
         gathered=_gathered(job, shape, dtype) if sharded else 0,
         gradients=4 * trained // shards,
-        moments=passing if job.optimizer_offload else moments,
+        moments=moments - offloaded,
         reference=_reference(job, shape, width, shards),
-        activations=tokens * token_bytes(job, shape, dtype, longest=longest),
+        activations=kept,
         image_activations=tokens * image_token_bytes(job, shape, dtype),
-        logits=_logits(job, shape, tokens, dtype, device),
-        offloaded=moments if job.optimizer_offload else 0,
+        logits=logits,
+        offloaded=offloaded,
     )
 
 
@@ -210,13 +221,15 @@ def _reference(job: RlJob | SftJob, shape: ModelShape, width: int, shards: int) 
 
 
 def _logits(job: RlJob | SftJob, shape: ModelShape, tokens: int, dtype: Dtype, device: Device) -> int:
-    chunk = _CHUNK_ARRAYS * 4 * min(max(LOGITS_CHUNK[device], shape.vocabulary), tokens * shape.vocabulary)
+    chunk = 4 * min(max(LOGITS_CHUNK[device], shape.vocabulary), tokens * shape.vocabulary)
     head = shape.vocabulary * shape.hidden
+    # In a forward log-probabilities, probabilities and their product; in a backward logits and their gradient, and of a
+    # trained head the gradient of a chunk and, in float32, its sum over the chunks.
+    held = max(3 * chunk, 2 * chunk + (2 * 4 * head if job.lora is None else 0))
     copied = isinstance(job, SftJob) and job.dpo is None and dtype == "bf16"
-    if job.lora is None:
-        # The gradient is summed in float32 over the chunks, from one of a chunk. SFT's forward has a bfloat16 copy.
-        chunk += 2 * 4 * head + (2 * head if copied else 0)
+    if job.lora is None and copied:
+        held += 2 * head  # a head in the dtype of SFT's forward
     if device == "cpu" and dtype == "bf16" and (copied or job.lora is not None):
         # A head in bfloat16 is multiplied as it is on tensor cores alone.
-        chunk += 4 * head
-    return chunk
+        held += 4 * head
+    return held

@@ -18,6 +18,14 @@ WIDTHS: dict[Literal["fp32", "fp16", "bf16"], int] = {"fp32": 4, "fp16": 2, "bf1
 _LOGIT_BYTES = 12
 
 
+def in_words(size: int) -> str:
+    """Bytes as `7.5 GiB`, `63.0 MiB` or `144 KiB`."""
+    for unit, name in ((GIB, "GiB"), (1 << 20, "MiB")):
+        if size >= unit:
+            return f"{size / unit:.1f} {name}"
+    return f"{size / 1024:.0f} KiB"
+
+
 class EngineMemory(msgspec.Struct, frozen=True, kw_only=True):
     """Bytes that one engine holds. kv_tokens: how many tokens of all its requests together the cache has room for."""
 

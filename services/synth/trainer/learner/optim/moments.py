@@ -18,8 +18,8 @@ from synth.trainer.learner.distributed.dtensor import distribute_like, gather_fu
 from synth.trainer.learner.optim import quantized
 
 #: Elements of a parameter that are updated at one time where its moments are not simply there: they are decoded, or
-#: brought to the device. 64 MiB of each in float32.
-CHUNK_ELEMENTS = 1 << 24
+#: brought to the device. 16 MiB of each in float32.
+CHUNK_ELEMENTS = 1 << 22
 
 _FIRST, _SECOND, _STEP, _SCALE = "exp_avg", "exp_avg_sq", "step", "_scale"
 _EPSILON = 1e-8
@@ -130,11 +130,9 @@ class Moments:
 
 def update_at_once(moments: list[Moments], rule: UpdateRule) -> None:
     """One step of AdamW on parameters whose moments are there in float32, in as few kernels as there can be."""
+    first, second, steps = ([m.stored[name] for m in moments] for name in (_FIRST, _SECOND, _STEP))
     _fused(
-        [_local(m.parameter) for m in moments],
-        [_local(m.parameter.grad) for m in moments],
-        *([m.stored[name] for m in moments] for name in (_FIRST, _SECOND, _STEP)),
-        rule,
+        [_local(m.parameter) for m in moments], [_local(m.parameter.grad) for m in moments], first, second, steps, rule
     )
 
 
