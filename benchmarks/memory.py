@@ -221,9 +221,7 @@ def _job(case: Case, models: Path) -> RlJob | SftJob:
         text = _RL.format(mode=case.mode, tokens=case.tokens, keys=keys, tables=tables)
     else:
         variety = "fft" if case.mode == "full" else case.mode
-        text = _SFT.format(
-            variety=variety, rows=rows, length=case.length, tokens=case.tokens, keys=keys, tables=tables
-        )
+        text = _SFT.format(variety=variety, rows=rows, length=case.length, tokens=case.tokens, keys=keys, tables=tables)
     job = resolve_job(read_toml(text, name="job.toml"), overrides=Overrides(), registry=Registry(models)).job
     assert isinstance(job, RlJob | SftJob)
     return job
@@ -285,7 +283,7 @@ def main() -> None:
     parser.add_argument("--only", default="", help="cases whose name has this in it")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     wanted = parser.parse_args()
-    print("| model, job | predicted, MiB | measured, MiB | ratio |\n|---|--:|--:|--:|")  # noqa: T201
+    print("| model, job | predicted, MiB | measured, MiB | ratio |\n|---|--:|--:|--:|")
     for case in CASES:
         if wanted.only not in case.name:
             continue
@@ -293,7 +291,7 @@ def main() -> None:
             found = compare(case, Path(folder), device=wanted.device)
         off = "" if abs(found.ratio - 1) <= 0.15 else " !"
         sizes = f"{found.predicted.total / 2**20:.1f} | {found.measured / 2**20:.1f} | {found.ratio:.2f}{off}"
-        print(f"| {case.name} | {sizes} |", flush=True)  # noqa: T201
+        print(f"| {case.name} | {sizes} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -3,23 +3,36 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 from pydantic import Field
 
 from synth.runtime.gpus import visible_gpus
 from synth.runtime.settings import ServiceSettings
-from synth.runtime.trainer_device import TrainerDeviceSettings
 from synth.trainer.protocol import FILE_STAGES
 
 
-class TrainerSettings(ServiceSettings, TrainerDeviceSettings):
+class TrainerSettings(ServiceSettings):
     """What a trainer needs beside the shared settings."""
+
+    device: Literal["cpu", "cuda"] = "cpu"
+    """Where the training process computes."""
+
+    dtype: Literal["fp32", "bf16"] = "fp32"
+    """Of the forward pass; master weights, log-probabilities and losses are float32 in any case."""
 
     threads: int = 1
     """CPU threads of the training process. One is the default: contended threads spin, and bytes differ by count."""
 
     deterministic: bool | None = None
     """Bit-identical resume and replay. Unset: on a CPU yes; on a GPU, where it costs speed, no."""
+
+    ranks: int | None = Field(default=None, ge=1)
+    """Processes that train a job together, the model spread over them, a GPU each. Unset: all GPUs, on CPU 1."""
+
+    trainer_memory_bytes: int | None = Field(default=None, ge=1)
+    """Bytes of memory of each device that trains. A job that cannot fit there is failed before anything is loaded, with
+    the numbers and what would make it fit. Unset: a GPU is asked how much it has; of a CPU nothing is assumed."""
 
     child_silence_s: float = 300.0
     """How long the training process may say nothing while it computes, before it counts as hung. It speaks after each

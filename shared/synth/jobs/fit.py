@@ -56,7 +56,9 @@ def cannot_fit(job: TrainingJob, shape: ModelShape, on: TrainerDevice, *, where:
     if needed <= on.memory:
         return None
     parts = sorted(((size, name) for name, size in found.parts.items() if size), reverse=True)
-    told = ", ".join(f"{name.replace('_', ' ')} {in_words(size)}" for size, name in parts if name != "image_activations")
+    told = ", ".join(
+        f"{name.replace('_', ' ')} {in_words(size)}" for size, name in parts if name != "image_activations"
+    )
     devices = "one device, which has" if ranks == 1 else f"each of {ranks} devices, which have"
     fixes = _suggestions(job, shape, on, ranks)
     return Problem(

@@ -134,8 +134,14 @@ def test_a_published_model_has_the_tensors_of_its_architecture_and_the_size_of_i
 
 @pytest.mark.parametrize(
     ("name", "windowed", "window"),
-    [("Mistral-7B-v0.1", 32, 4096), ("gemma-3-1b-it", 22, 512), ("Olmo-3-7B", 24, 4096), ("gpt-oss-20b", 12, 128)]
-    + [("Qwen2.5-0.5B", 0, 0), ("phi-4", 0, 0)],
+    [
+        ("Mistral-7B-v0.1", 32, 4096),
+        ("gemma-3-1b-it", 22, 512),
+        ("Olmo-3-7B", 24, 4096),
+        ("gpt-oss-20b", 12, 128),
+        ("Qwen2.5-0.5B", 0, 0),
+        ("phi-4", 0, 0),
+    ],
 )
 def test_the_layers_with_a_window_are_those_of_the_family(
     tmp_path: Path, name: str, windowed: int, window: int

@@ -74,14 +74,16 @@ def describe_memory(plan: JobPlan) -> list[str]:
     most = "at most " if plan.training.image_activations else ""
     where = "one GPU" if plan.ranks == 1 else f"each of {plan.ranks} GPUs"
     serving, blobs = plan.serving, plan.blobs
-    offloaded = f"; {in_words(plan.training.offloaded)} of moments are in main memory" if plan.training.offloaded else ""
+    offloaded = (
+        f"; {in_words(plan.training.offloaded)} of moments are in main memory" if plan.training.offloaded else ""
+    )
     kv_cache = f", {in_words(serving.kv_cache)} for {serving.rollouts} rollouts at once" if serving.rollouts else ""
     often = "an iteration" if blobs.iteration else "at the end"
     return [
         f"training on {where} in {plan.dtype} holds {most}{in_words(plan.total)}: {of}{offloaded}",
         *(["image activations are those of a forward in which every token is of an image"] if most else []),
-        f"serving its base holds {in_words(serving.weights)} of weights, and {in_words(serving.kv_cache_per_token)} a token of "
-        f"its KV cache{kv_cache}",
+        f"serving its base holds {in_words(serving.weights)} of weights, and {in_words(serving.kv_cache_per_token)} a "
+        f"token of its KV cache{kv_cache}",
         f"{in_words(blobs.published)} of weights are published {often}, a checkpoint is {in_words(blobs.checkpoint)}",
         "a GPU that is shared by turns holds one of the two; what waits is in main memory, "
         f"{in_words(plan.training.moved)} of training or the served weights",

@@ -88,17 +88,15 @@ class DevicePlan(msgspec.Struct, frozen=True, kw_only=True):
         return found | _visible([own.gpu] if own.gpu is not None else [])
 
     def _validator_environment(self) -> dict[str, str]:
-        """What trains, for the refusal of jobs that do not fit there: the smallest of its GPUs."""
+        """What trains, for the refusal of jobs that do not fit there: of its GPUs the memory of the smallest."""
         gpus = self.trainer.gpus
         sizes = [gpu.memory_bytes for gpu in gpus if gpu.memory_bytes is not None]
-        if not gpus or len(sizes) < len(gpus):
-            return {}
-        return {
-            "SYNTH_DEVICE": "cuda",
-            "SYNTH_DTYPE": self.trainer.dtype,
-            "SYNTH_RANKS": str(len(gpus)),
-            "SYNTH_TRAINER_MEMORY_BYTES": str(min(sizes)),
-        }
+        found = {"SYNTH_TRAINER_DEVICE": self.device, "SYNTH_TRAINER_DTYPE": self.trainer.dtype}
+        if gpus:
+            found["SYNTH_TRAINER_RANKS"] = str(len(gpus))
+        if gpus and len(sizes) == len(gpus):
+            found["SYNTH_TRAINER_MEMORY_BYTES"] = str(min(sizes))
+        return found
 
     def _trainer_environment(self) -> dict[str, str]:
         own = self.trainer
