@@ -21,8 +21,14 @@ async def test_a_job_that_cannot_fit_its_pool_is_rejected_with_what_would_make_i
     (folder / "config.json").write_bytes(msgspec.json.encode({"model_type": "qwen3", **sizes, **heads}))
     (folder / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
     config = RL.replace('"tiny-qwen3"', '"tiny-sized"')
-    pool = {"SYNTH_TRAINER_MEMORY_BYTES": str(40 << 20), "SYNTH_TRAINER_DEVICE": "cpu", "SYNTH_TRAINER_DTYPE": "fp32"}
-    with running("validator", settings_of("validator"), tmp_path / "log", **pool):
+    with running(
+        "validator",
+        settings_of("validator"),
+        tmp_path / "log",
+        SYNTH_TRAINER_MEMORY_BYTES=str(40 << 20),
+        SYNTH_TRAINER_DEVICE="cpu",
+        SYNTH_TRAINER_DTYPE="fp32",
+    ):
         refused = await outcome(bus_as, config, name="rl.toml")
         assert isinstance(refused, JobRejected), refused
         [problem] = refused.problems
