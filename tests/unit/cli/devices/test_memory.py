@@ -41,7 +41,7 @@ def test_explain_says_in_bytes_what_training_and_serving_hold() -> None:
 def test_explain_says_it_in_sentences_beside_the_table() -> None:
     run = CliRunner().invoke(app, ["config", "explain", FILE])
     said = " ".join(run.stderr.split())
-    assert "training on one GPU in bf16 holds 14.6 GiB: weights 7.6 GiB, activations 5.0 GiB" in said
+    assert "training on one GPU in bf16 holds 13.3 GiB: weights 7.6 GiB, activations 3.8 GiB" in said
     assert "serving its base holds 7.5 GiB of weights, and 144 KiB a token of its KV cache" in said
     assert "what waits is in main memory, 7.9 GiB of training or the served weights" in said
     assert "GiB" not in run.stdout
