@@ -11,8 +11,9 @@ from synth.jobs.parse.toml import read_toml
 from synth.jobs.resolve.job import Overrides, resolve_job
 from synth.jobs.resolved import RlJob
 from synth.models import Registry
+from synth.models.hosted_shapes import known_shape
 from synth.models.memory import GIB, engine_memory
-from synth.models.shape import ModelShape, known_shape
+from synth.models.shape import ModelShape
 
 PAGE = Path(__file__).parents[1] / "docs" / "gpu.md"
 #: GiB that CUDA leaves of cards sold as 16, 24, 48 and 80 GB, and the share of it that the arithmetic may take: CUDA's

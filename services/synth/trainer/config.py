@@ -37,6 +37,8 @@ class TrainConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     dtype: of the forward and of the served weights; master weights, log-probabilities and loss are float32.
     packing: "packed" (rows end to end, attention within each) or "padded" (rows side by side).
     micro_batch_tokens: tokens in one forward, padding included; a longer row is a forward of its own.
+    optimizer: "adamw" has moments in float32, "adamw_8bit" in 8 bits by blocks. optimizer_offload: whether they are in
+    the CPU's memory and come to the device for the update, some at a time.
     checkpoint_every: steps between resume checkpoints; the last step always makes one. None: one step of RL, or 100 of
     SFT, for each begun `checkpoint_bytes` of what a checkpoint holds.
     world_size: processes (ranks) that train together, a GPU each. sharding: of what a rank holds a shard only: of
@@ -64,6 +66,8 @@ class TrainConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     packing: Literal["packed", "padded"] = "packed"
     micro_batch_tokens: int = 8192
     activation_checkpointing: bool = False
+    optimizer: Literal["adamw", "adamw_8bit"] = "adamw"
+    optimizer_offload: bool = False
     checkpoint_every: int | None = None
     checkpoint_bytes: int = 8 << 30
     world_size: int = 1
@@ -118,7 +122,7 @@ class RlTrainConfig(TrainConfig, frozen=True, kw_only=True, forbid_unknown_field
     token_truncation: the cap on π_old/μ of one token (μ: the policy that sampled it).
     gates: whether sequences are rejected by their drift. gate_on_policy, gate_off_policy: the range that the geometric
     mean of π_old/μ may take over a sequence's tokens of lag 0, and over those of lag ≥ 1; outside it the sequence is
-    rejected (decision 28). Checkpoints store them as `gate_fresh` and `gate_stale`. gate_tokens: a mean over fewer has
+    rejected (decision 28). CheckpointSaver store them as `gate_fresh` and `gate_stale`. gate_tokens: a mean over fewer has
     a wider gate. rejected: whether the weight of rejected sequences goes to those that are kept ("leave") or is lost
     ("count").
     max_staleness: versions that a token may be behind; a sequence with an older one is not trained.

@@ -8,13 +8,16 @@ NO_TURN = "no_turn"
 #: The code of a checkpoint that could not be written, as on a full disk: another attempt goes on from the one before.
 CHECKPOINT_FAILED = "checkpoint_failed"
 
+#: The code of a job whose training the device cannot hold.
+DOES_NOT_FIT = "does_not_fit"
+
 
 class TrainingFailed(Exception):
     """Training cannot go on. `code` is stable, for programs; `detail` says what, where and what to do.
 
     Codes: bad_message, bad_recipe, bad_model, bad_dataset, bad_batch, bad_image, processor_differs, adapter_differs,
-    out_of_order, nan_loss, nan_gradient, bad_checkpoint, resume_mismatch, no_turn, checkpoint_failed, bad_cache,
-    disk_full, tokenise_crashed.
+    out_of_order, nan_loss, nan_gradient, bad_checkpoint, resume_mismatch, no_turn, checkpoint_failed, does_not_fit,
+    bad_cache, disk_full, tokenise_crashed.
     """
 
     def __init__(self, code: str, detail: str) -> None:

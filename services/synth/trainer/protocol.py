@@ -51,6 +51,8 @@ class Start(msgspec.Struct, tag="start", tag_field="op"):
     """The first message. config: of `TrainConfig`. work_dir: this attempt's own; everything else is written below it.
 
     tokens: None keeps none beyond the attempt. turn: None where the device is not shared.
+    job: the resolved job, for the arithmetic of its memory; None where what
+    trains has enough, as far as the service knows. where: the place in the job's file that names the model.
     """
 
     kind: Literal["sft", "rl"]
@@ -63,6 +65,8 @@ class Start(msgspec.Struct, tag="start", tag_field="op"):
     validation: DataFile | None = None
     tokens: TokenCacheConfig | None = None
     turn: TurnConfig | None = None
+    job: dict[str, Any] | None = None
+    where: str = ""
 
 
 class TrainBatch(msgspec.Struct, tag="step", tag_field="op"):

@@ -32,6 +32,10 @@ class TrainerSettings(ServiceSettings, PluginSettings):
     ranks: int | None = Field(default=None, ge=1)
     """Processes that train a job together, the model spread over them, a GPU each. Unset: all GPUs, on CPU 1."""
 
+    trainer_memory_bytes: int | None = Field(default=None, ge=1)
+    """Bytes of memory of each device that trains. A job that cannot fit there is failed before anything is loaded, with
+    the numbers and what would make it fit. Unset: a GPU is asked how much it has; of a CPU nothing is assumed."""
+
     child_silence_s: float = 300.0
     """How long the training process may say nothing while it computes, before it counts as hung. It speaks after each
     micro-batch, however long a step takes, and after each row that it tokenises, however long the file is; there only a

@@ -20,6 +20,7 @@ def main() -> int:
         handlers = ValidatorHandlers(
             service.bus,
             Registry(settings.models_dir),
+            trainer=settings.trainer,
             python_graders=settings.python_graders,
             plugins=settings.plugins,
         )

@@ -10,9 +10,10 @@ from synth.bus.history.job_log import JobHistory, append_decided
 from synth.bus.recorded import Recorded
 from synth.bus.rpc import ValidateJob, ValidationVerdict
 from synth.errors import Problem
-from synth.events import JobCreated, JobRejected
+from synth.events import JobCreated, JobRejected, JobValidated
 from synth.events.catalogue import Event
 from synth.jobs.lifecycle import State
+from synth.jobs.plan import TrainerDevice
 from synth.models import Registry
 from synth.runtime import logs
 from synth.validator.validate import validate
@@ -24,19 +25,19 @@ log = logs.get("validator")
 class ValidatorHandlers:
     """Validates each new job once; a job that is past `created` is left as it is.
 
-    python_graders: whether graders of type `python` are run. plugins: modules whose functions jobs may name.
+    trainer: what trains jobs, None where nobody says. python_graders: whether graders of type `python` are run.
+    plugins: modules whose functions jobs may name.
     """
 
     bus: Connection
     registry: Registry
+    trainer: TrainerDevice | None = None
     python_graders: bool = False
     plugins: tuple[str, ...] = ()
 
     async def job_created(self, event: Recorded, created: JobCreated) -> None:
         # A thread, because a megabyte of TOML must not stop the heartbeats.
-        verdict = await asyncio.to_thread(
-            validate, created, self.registry, python_graders=self.python_graders, plugins=self.plugins
-        )
+        verdict = await asyncio.to_thread(self._validate, created)
 
         def decide(history: JobHistory) -> Event | None:
             return verdict if history.state is State.CREATED else None
@@ -46,18 +47,20 @@ class ValidatorHandlers:
 
     async def validate_job(self, asked: ValidateJob) -> ValidationVerdict:
         """What a client wants to know before it submits a job."""
-        verdict = await asyncio.to_thread(
-            validate,
-            asked.created,
-            self.registry,
-            uploaded=False,
-            python_graders=self.python_graders,
-            plugins=self.plugins,
-        )
+        verdict = await asyncio.to_thread(self._validate, asked.created, uploaded=False)
         log.info("job file looked at", verdict=type(verdict).__name__)
         if isinstance(verdict, JobRejected):
             return ValidationVerdict(problems=verdict.problems)
         return ValidationVerdict(job=verdict.job, warnings=verdict.warnings)
+
+    def _validate(self, created: JobCreated, *, uploaded: bool = True) -> JobValidated | JobRejected:
+        return validate(
+            created,
+            self.registry,
+            uploaded=uploaded,
+            trainer=self.trainer,
+            python_graders=self.python_graders,
+        )
 
     async def give_up(self, event: Recorded, problem: Problem) -> None:
         """Reject a job that cannot be validated: its user would wait for ever."""

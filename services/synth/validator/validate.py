@@ -11,11 +11,14 @@ from synth.errors import Problem, UserError
 from synth.events import JobCreated, JobRejected, JobValidated
 from synth.events.catalogue import MAX_EVENT_BODY_BYTES
 from synth.graders.schema import parse_grader, python_refused, runs_python
+from synth.jobs.fit import cannot_fit
 from synth.jobs.parse.toml import Document, read_data, read_toml
 from synth.jobs.parse.validate import Kind
+from synth.jobs.plan import TrainerDevice
 from synth.jobs.resolve.job import Overrides, resolve_job
-from synth.jobs.resolved import EvalJob, ResolvedJob, RlJob, job_to_data
+from synth.jobs.resolved import EvalJob, ResolvedJob, RlJob, SftJob, job_to_data
 from synth.models import Registry
+from synth.models.base_shape import base_shape
 from synth.plugins import is_plugin, plugin_refused
 
 _PROBLEMS_SHOWN = 100
@@ -26,13 +29,15 @@ def validate(
     registry: Registry,
     *,
     uploaded: bool = True,
+    trainer: TrainerDevice | None = None,
     python_graders: bool = False,
     plugins: Collection[str] = (),
 ) -> JobValidated | JobRejected:
     """The resolved job, or every problem with it.
 
     uploaded: False before the upload, when a dataset may still be a path rather than a file id.
-    python_graders: whether graders of type `python` are run. plugins: modules whose functions jobs may name.
+    trainer: what would train it; a job that cannot fit there is refused. python_graders: whether graders of type
+    `python` are run. plugins: modules whose functions jobs may name.
     """
     overrides = Overrides(
         model=created.model,
@@ -61,6 +66,11 @@ def validate(
         return JobRejected(problems=[python_refused(where=resolved.origins["graded.grader"])])
     if refused := _plugins_refused(resolved, plugins):
         return JobRejected(problems=refused)
+    if trainer is not None and isinstance(resolved.job, RlJob | SftJob):
+        shape = base_shape(registry, resolved.job.base_model)
+        too_large = None if shape is None else cannot_fit(resolved.job, shape, trainer, where=resolved.origins["model"])
+        if too_large is not None:
+            return JobRejected(problems=[too_large])
     validated = JobValidated(
         job=job_to_data(resolved.job),
         origins=resolved.origins,

@@ -1,8 +1,9 @@
 """What a forward leaves for its backward: bytes a token, by arithmetic on the job and the shape of its model.
 
 Counted layer by layer as in "Reducing Activation Recomputation in Large Transformer Models" (arXiv 2205.05198), section
-4, for what transformers' Qwen3 saves with a flash attention, which makes no [length x length] matrix; with
-checkpointing, each layer's input and attention, and one layer in full, its section 5.
+4, for what transformers' models save with an attention that makes no [length x length] matrix; with checkpointing, each
+layer's input and attention, and one layer in full, its section 5. Layers with a window and those with sinks compute
+attention by blocks (`synth.windowed_attention`): their masks, or their scores, are counted.
 """
 
 from __future__ import annotations
@@ -16,20 +17,29 @@ from synth.models.vision_shape import VisionShape
 
 Dtype = Literal["fp32", "bf16"]
 
+#: Queries of one block (`synth.windowed_attention`).
+BLOCK = 1024
 
-def token_bytes(job: RlJob | SftJob, shape: ModelShape, dtype: Dtype) -> int:
-    """Bytes that one token of a forward leaves in the language model."""
+
+def token_bytes(job: RlJob | SftJob, shape: ModelShape, dtype: Dtype, *, longest: int) -> tuple[int, int]:
+    """Bytes of one token in the language model: what a forward leaves, and of one layer that is computed again.
+
+    The second is 0 without checkpointing. longest: tokens of the longest sequence of a forward.
+    """
     width = WIDTHS[dtype]
-    layer = _layer_bytes(job, shape, dtype)
+    common, windowed, unwindowed = _layer_bytes(job, shape, dtype), *_attention_extras(shape, width, longest)
     # The residual stream has the dtype of the weights: float32 masters, or a frozen base in the forward's.
     stream = (4 if job.lora is None else width) * shape.hidden
     if job.activation_checkpointing:
-        attention = width * shape.queries + 4 * shape.heads
-        layers = shape.layers * (stream + attention) + layer
+        # Attention beside sinks is no single operation, and is computed again with the rest.
+        attention = 0 if shape.sinks else width * shape.queries + 4 * shape.heads
+        layers, again = shape.layers * (stream + attention), common + max(windowed, unwindowed)
     else:
-        layers = shape.layers * layer
+        again = 0
+        full = shape.layers - shape.windowed_layers
+        layers = shape.layers * common + shape.windowed_layers * windowed + full * unwindowed
     # The last norm, what the head reads of it, the cosines and sines of the positions, and three int64 ids.
-    return layers + 3 * stream + 4 + 2 * 4 * shape.head_dim + 3 * 8
+    return layers + 3 * stream + 4 + 2 * 4 * shape.head_dim + 3 * 8, again
 
 
 def image_token_bytes(job: RlJob | SftJob, shape: ModelShape, dtype: Dtype) -> int:
@@ -75,20 +85,40 @@ def _patch_bytes(job: RlJob | SftJob, vision: VisionShape, width: int) -> int:
 def _layer_bytes(job: RlJob | SftJob, shape: ModelShape, dtype: Dtype) -> int:
     """Bytes that one token leaves for the backward of one layer: each line a tensor, or tensors of one width."""
     q, k, h, width = shape.queries, shape.keys, shape.hidden, WIDTHS[dtype]
-    norms = 4 * (2 * shape.heads + shape.kv_heads + 2)  # inverse norms, and the log-sum-exp of attention
-    attention = (3 * q + 2 * k) * width  # q, k, v, what attention returns, and its copy that o_proj reads
-    readers = 1 if shape.experts else 2  # of the second norm: the router, or gate and up
+    each, normalised = shape.head_norms == "each", q + k if shape.head_norms != "none" else 0
+    # Inverse norms, and the log-sum-exp of attention.
+    norms = 4 * (shape.heads + shape.layer_norms + (shape.heads + shape.kv_heads if each else 0))
+    if shape.sinks:
+        attention = 4 * q * width  # q, keys and values for each query head, and what o_proj reads
+    elif shape.fused:
+        attention = (4 * q + 3 * k) * width  # all of the fused layer, q and k rotated, attention's output and its copy
+    else:
+        attention = (3 * q + 2 * k) * width  # q, k, v, what attention returns, and its copy that o_proj reads
     if job.lora is None:
         # Trained norms save what they scale. Under autocast each linear layer that reads the float32 stream casts it.
-        stream = 4 * h * 4 + ((3 + readers) * h * width if dtype == "bf16" else 2 * h * width)
-        heads = (q + k) * (4 + width)
+        readers = (1 if shape.fused else 3) + (1 if shape.fused or shape.experts else 2)
+        stream = 2 * shape.layer_norms * h * 4 + (readers * h * width if dtype == "bf16" else 2 * h * width)
+        # Qwen3 scales in the dtype of what it normalises, the others in float32.
+        heads = normalised * (4 + (width if each and not shape.gelu else 4))
         adapters = 0
     else:
         # A frozen norm saves its input in float32, and its output is what the adapters read.
-        stream = 2 * h * 4 + readers * h * width
-        heads = (q + k) * 4
+        stream = shape.layer_norms * h * 4 + (1 if shape.experts else 2) * h * width
+        heads = normalised * 4
         adapters = width * job.lora.r * len(shape.linears)
     return norms + _mlp_bytes(job, shape, width) + attention + stream + heads + adapters
+
+
+def _attention_extras(shape: ModelShape, width: int, longest: int) -> tuple[int, int]:
+    """Of attention by blocks: bytes that a token leaves in a layer with a window, and in one without."""
+    # A block's queries see the keys of its own and those before it: of all blocks, half of the sequence on average.
+    everything = (longest + min(longest, BLOCK)) // 2
+    within = min(longest, BLOCK + shape.window)
+    if shape.sinks:
+        # The softmax of its scores in float32, and as values are weighted by it.
+        score = shape.heads * (4 if width == 4 else 4 + width)
+        return score * min(within, everything), score * everything
+    return (width * within if shape.window and longest > shape.window else 0), 0
 
 
 def _mlp_bytes(job: RlJob | SftJob, shape: ModelShape, width: int) -> int:
@@ -96,10 +126,11 @@ def _mlp_bytes(job: RlJob | SftJob, shape: ModelShape, width: int) -> int:
     if not shape.experts:
         return 4 * shape.intermediate * width  # gate, its activation, up, and their product
     # The kernel of the experts computes in the dtype of their weights, float32 masters too. Trained experts save what
-    # they read: the token for each of them, and the product of gate and up.
+    # they read: the token for each of them, and the product of gate and up. Those of gpt-oss clamp gate and up.
+    clamped = 3 * shape.intermediate if shape.expert_bias else 0
     if job.lora is None:
-        expert = (4 * shape.intermediate + 2 * shape.hidden) * 4
+        expert = (4 * shape.intermediate + 2 * shape.hidden + clamped) * 4
     else:
-        expert = (3 * shape.intermediate + shape.hidden) * width
+        expert = (3 * shape.intermediate + shape.hidden + clamped) * width
     # The router's probabilities; of each choice four indices and its weight, twice.
     return shape.active_experts * (expert + 4 * 8 + 4 + width) + 4 * shape.experts + 4

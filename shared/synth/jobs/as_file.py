@@ -223,6 +223,8 @@ def _optimization(job: TrainingJob) -> Table:
         "grad_clip": job.clip_norm,
         "packing": job.packing == "packed",
         "micro_batch_tokens": job.micro_batch_tokens,
+        "optimizer": job.optimizer,
+        "optimizer_offload": job.optimizer_offload,
         "checkpoint_every": job.checkpoint_every,
         "keep_checkpoints": job.checkpoints_kept,
         "seed": job.seed,

@@ -1,7 +1,9 @@
-"""What a job's training holds on one GPU, by arithmetic on the job and the shape of its model."""
+"""What a job's training holds on each GPU, by arithmetic on the job and the shape of its model."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
 from typing import Literal
 
 import msgspec
@@ -11,40 +13,55 @@ from synth.jobs.resolved import RlJob, SftJob
 from synth.models.memory import WIDTHS
 from synth.models.shape import ModelShape
 
-#: Logits of one chunk of the trainer's log-probabilities on a GPU (`GPU_CHUNK_ELEMENTS`), and how many arrays of a
-#: chunk are alive at a time: log-probabilities, probabilities and their product.
-LOGITS_CHUNK = 1 << 27
-_CHUNK_ARRAYS = 3
+Dtype = Literal["fp32", "bf16"]
+Device = Literal["cpu", "cuda"]
+
+#: Logits of one chunk of the trainer's log-probabilities (`CHUNK_ELEMENTS` and `GPU_CHUNK_ELEMENTS` there).
+LOGITS_CHUNK: dict[Device, int] = {"cpu": 1 << 25, "cuda": 1 << 27}
+
+#: Of moments in 8 bits: neighbours of a row that share a float32 scale, and the least elements of a tensor that has
+#: them (`trainer.learner.optim.quantized`).
+MOMENT_BLOCK, LEAST_QUANTIZED = 256, 4096
 
 #: Bits of one weight of QLoRA's base: 4, 8 for each 64 (their scale) and 32 for each 16,384 (the scale of scales).
 _NF4_BITS = 4 + 8 / 64 + 32 / (64 * 256)
 
 
 class TrainingMemory(msgspec.Struct, frozen=True, kw_only=True):
-    """Bytes that training holds on its GPU at its peak: the end of a micro-batch's forward, before its backward.
+    """Bytes that one rank's training holds at its peak: between a micro-batch's forward and its backward.
+
+    With checkpointing that is where the logits are computed, or where a layer is computed again: whichever is more.
 
     weights: the trained weights in float32 and the frozen ones: with an adapter the base, else a vision tower that is
-    not trained. All experts of an MoE are there. casts: bfloat16 copies of float32 weights. gradients: of the trained
+    not trained. All experts of an MoE are there. casts: bfloat16 copies of float32 weights. gathered: what a rank has
+    of other ranks' shards: weights of blocks, and a block's gradient before it is shared out. gradients: of the trained
     weights. moments: AdamW's two. reference: a copy of the source model for the KL term, 0 where there is none, or
     where it shares the base. activations: what the backward needs of a forward in the language model.
     image_activations: and in the vision tower and the projector, if every token of the forward is of an image: it
     cannot be more. logits: of the chunk of log-probabilities that is being computed, and the gradient of a trained
-    head.
+    head. offloaded: moments in main memory, which are not in `total`.
     """
 
     weights: int
     casts: int
+    gathered: int
     gradients: int
     moments: int
     reference: int
     activations: int
     image_activations: int
     logits: int
+    offloaded: int
+
+    @property
+    def parts(self) -> dict[str, int]:
+        """What is on the device, in bytes, by its name."""
+        return {name: getattr(self, name) for name in self.__struct_fields__ if name != "offloaded"}
 
     @property
     def total(self) -> int:
-        """All of it, in bytes."""
-        return sum(msgspec.structs.astuple(self))
+        """All that is on the device, in bytes."""
+        return sum(self.parts.values())
 
     @property
     def moved(self) -> int:
@@ -53,44 +70,102 @@ class TrainingMemory(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def training_memory(
-    job: RlJob | SftJob, shape: ModelShape, *, dtype: Literal["fp32", "bf16"] = "bf16"
+    job: RlJob | SftJob,
+    shape: ModelShape,
+    *,
+    dtype: Dtype = "bf16",
+    device: Device = "cuda",
+    ranks: int = 1,
+    longest: int | None = None,
 ) -> TrainingMemory:
-    """The memory of a job whose training has one GPU to itself. dtype: of the forward.
+    """The memory of a rank of a job's training. dtype: of the forward. ranks: processes that train together.
+
+    longest: tokens of the longest sequence of a forward, for layers whose attention is computed by blocks; a whole
+    forward where it is None, or a row of SFT.
 
     Weights, gradients and moments: "ZeRO" (arXiv 1910.02054), section 3.1, with what this trainer keeps of it: masters,
     gradients and moments in float32 (4 + 4 + 8 bytes a trained weight), bfloat16 copies of the weights of linear layers
     where the masters are trained under autocast (2), and a frozen base in the dtype of the forward ("LoRA", arXiv
-    2106.09685) or in 4 bits ("QLoRA", arXiv 2305.14314, section 3). Activations: `synth.jobs.activations`. Logits: of
+    2106.09685) or in 4 bits ("QLoRA", arXiv 2305.14314, section 3). Moments in 8 bits: a byte, and a scale for each 256
+    ("8-bit Optimizers via Block-wise Quantization", arXiv 2110.02861). Over several ranks: shards, and what FSDP2
+    gathers of them (`trainer.learner.distributed.fsdp`). Activations: `synth.jobs.activations`. Logits: of
     `trainer.learner.model.logprobs`.
 
     CUDA's own memory, the kernels' workspaces and what the allocator loses are not in it. A forward holds
     `micro_batch_tokens`; an SFT row or a DPO pair that is longer is a forward of its own.
     """
-    width, adapter = WIDTHS[dtype], job.lora
-    if adapter is None:
-        frozen = 0 if shape.vision is None or tower_is_trained(job, shape) else shape.vision.tower_parameters
-        trained, weights = shape.parameters - frozen, 4 * shape.parameters
-        casts = (width * _autocast_parameters(job, shape)) if dtype == "bf16" else 0
+    width, sharded = WIDTHS[dtype], ranks > 1 and job.parallelism.sharding != "replicated"
+    shards = ranks if sharded else 1
+    trained = trained_parameters(job, shape)
+    if job.lora is None:
+        weights = 4 * shape.parameters // shards
+        casts = (width * _autocast_parameters(job, shape)) if dtype == "bf16" and not sharded else 0
     else:
-        trained = shape.adapter_parameters(adapter.r, adapter.targets)
-        weights = 4 * trained + _frozen_base(job, shape, width)
-        casts = (width * trained) if dtype == "bf16" else 0
+        weights = 4 * trained // shards + _frozen_base(job, shape, width, shards)
+        casts = (width * trained) if dtype == "bf16" and not sharded else 0
+    decoded = 0
     if job.mode == "qlora":
-        casts += width * max(rows * columns for _, (rows, columns), _ in shape.modules())  # one weight, decoded
-    tokens = _forward_tokens(job)
+        decoded = width * max(rows * columns for _, (rows, columns), _ in shape.modules())  # one weight
+    tokens = forward_tokens(job)
+    if longest is None:
+        longest = tokens if isinstance(job, RlJob) else min(tokens, job.sequence_length)
+    kept, again = (tokens * each for each in token_bytes(job, shape, dtype, longest=longest))
+    logits = _logits(job, shape, tokens, dtype, device)
+    if job.activation_checkpointing:
+        # Autocast's copies are of the layer that is being computed.
+        casts //= shape.layers
+        if again + casts > logits:
+            kept, logits = kept + again, 0
+        else:
+            casts = 0
+    moments = moment_bytes(job, shape) // shards
+    # On a CPU main memory is the device. On a GPU what is offloaded is there only while a part of it is updated, after
+    # the activations are gone.
+    offloaded = moments if job.optimizer_offload and device == "cuda" else 0
     return TrainingMemory(
         weights=weights,
-        casts=casts,
-        gradients=4 * trained,
-        moments=8 * trained,
-        reference=_reference(job, shape, width),
-        activations=tokens * token_bytes(job, shape, dtype),
+        casts=casts + decoded,
+        gathered=_gathered(job, shape, dtype) if sharded else 0,
+        gradients=4 * trained // shards,
+        moments=moments - offloaded,
+        reference=_reference(job, shape, width, shards),
+        activations=kept,
         image_activations=tokens * image_token_bytes(job, shape, dtype),
-        logits=_logits(job, shape, tokens, dtype),
+        logits=logits,
+        offloaded=offloaded,
     )
 
 
-def _forward_tokens(job: RlJob | SftJob) -> int:
+def trained_parameters(job: RlJob | SftJob, shape: ModelShape) -> int:
+    """How many weights are trained: of the adapter, or all but a frozen vision tower's."""
+    return sum(count * math.prod(size) for size, count in _trained_tensors(job, shape))
+
+
+def moment_bytes(job: RlJob | SftJob, shape: ModelShape) -> int:
+    """Bytes of both moments of all trained weights, of all ranks together."""
+    if job.optimizer == "adamw":
+        return 8 * trained_parameters(job, shape)
+    total = 0
+    for size, count in _trained_tensors(job, shape):
+        if len(size) < 2 or math.prod(size) < LEAST_QUANTIZED:
+            total += count * 8 * math.prod(size)
+        else:
+            scales = size[0] * -(-math.prod(size[1:]) // MOMENT_BLOCK)
+            total += count * 2 * (math.prod(size) + 4 * scales)
+    return total
+
+
+def _trained_tensors(job: RlJob | SftJob, shape: ModelShape) -> Iterator[tuple[tuple[int, ...], int]]:
+    """Every kind of trained tensor: its shape, and how many there are."""
+    if job.lora is not None:
+        yield from shape.adapter_tensors(job.lora.r, job.lora.targets)
+        return
+    for name, size, count in shape.tensors():
+        if not name.startswith("visual.") or "merger" in name or tower_is_trained(job, shape):
+            yield size, count
+
+
+def forward_tokens(job: RlJob | SftJob) -> int:
     """Tokens of the largest forward, padding included."""
     if isinstance(job, RlJob):
         return job.micro_batch_tokens
@@ -99,10 +174,31 @@ def _forward_tokens(job: RlJob | SftJob) -> int:
     return min(max(job.micro_batch_tokens, row), job.batch_size * row)
 
 
-def _frozen_base(job: RlJob | SftJob, shape: ModelShape, width: int) -> int:
+def _frozen_base(job: RlJob | SftJob, shape: ModelShape, width: int, shards: int) -> int:
     if job.mode != "qlora":
-        return width * shape.parameters
-    return int(_NF4_BITS / 8 * shape.quantized_parameters) + width * (shape.parameters - shape.quantized_parameters)
+        return width * shape.parameters // shards
+    # Weights in 4 bits are no parameters, so every rank has all of them.
+    rest = width * (shape.parameters - shape.quantized_parameters) // shards
+    return int(_NF4_BITS / 8 * shape.quantized_parameters) + rest
+
+
+def _gathered(job: RlJob | SftJob, shape: ModelShape, dtype: Dtype) -> int:
+    """What FSDP2 gathers: embedding, last norm and head; blocks, one and the next, or where they stay, all of them.
+
+    Blocks are gathered in the dtype of the forward. A block's gradient is whole before it is summed in float32.
+    """
+    width = WIDTHS[dtype]
+    block = sum(math.prod(size) for _, size in shape.layer_tensors())
+    root = sum(math.prod(size) for _, size in shape.root_tensors())
+    if job.lora is None:
+        gradient, weights, outside = block, width * block, 4 * 2 * root
+    else:
+        gradient = shape.adapter_parameters(job.lora.r, job.lora.targets) // shape.layers
+        if job.mode == "qlora":
+            block -= sum(rows * columns for rows, columns in shape.linears.values())
+        weights, outside = width * (block + gradient), width * root
+    held = 2 if job.parallelism.sharding == "parameters" else shape.layers
+    return held * weights + (width + 4 if dtype == "bf16" else 4) * gradient + outside
 
 
 def _autocast_parameters(job: RlJob | SftJob, shape: ModelShape) -> int:
@@ -115,20 +211,25 @@ def _autocast_parameters(job: RlJob | SftJob, shape: ModelShape) -> int:
     return copied
 
 
-def _reference(job: RlJob | SftJob, shape: ModelShape, width: int) -> int:
+def _reference(job: RlJob | SftJob, shape: ModelShape, width: int, shards: int) -> int:
     if not isinstance(job, RlJob) or job.reference == "none":
         return 0
     if job.lora is None:
-        return 4 * shape.parameters
+        return 4 * shape.parameters // shards
     # An adapter's base is its own reference; a dedicated one is another copy of it.
-    return _frozen_base(job, shape, width) if job.reference == "dedicated" else 0
+    return _frozen_base(job, shape, width, shards) if job.reference == "dedicated" else 0
 
 
-def _logits(job: RlJob | SftJob, shape: ModelShape, tokens: int, dtype: Literal["fp32", "bf16"]) -> int:
-    chunk = _CHUNK_ARRAYS * 4 * min(max(LOGITS_CHUNK, shape.vocabulary), tokens * shape.vocabulary)
+def _logits(job: RlJob | SftJob, shape: ModelShape, tokens: int, dtype: Dtype, device: Device) -> int:
+    chunk = 4 * min(max(LOGITS_CHUNK[device], shape.vocabulary), tokens * shape.vocabulary)
     head = shape.vocabulary * shape.hidden
-    if job.lora is None:
-        # The gradient is summed in float32 over the chunks, from one of a chunk. SFT's forward has a bfloat16 copy.
-        copied = isinstance(job, SftJob) and job.dpo is None and dtype == "bf16"
-        chunk += 2 * 4 * head + (2 * head if copied else 0)
-    return chunk
+    # In a forward log-probabilities, probabilities and their product; in a backward logits and their gradient, and of a
+    # trained head the gradient of a chunk and, in float32, its sum over the chunks.
+    held = max(3 * chunk, 2 * chunk + (2 * 4 * head if job.lora is None else 0))
+    copied = isinstance(job, SftJob) and job.dpo is None and dtype == "bf16"
+    if job.lora is None and copied:
+        held += 2 * head  # a head in the dtype of SFT's forward
+    if device == "cpu" and dtype == "bf16" and (copied or job.lora is not None):
+        # A head in bfloat16 is multiplied as it is on tensor cores alone.
+        held += 4 * head
+    return held

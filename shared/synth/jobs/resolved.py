@@ -25,9 +25,7 @@ Sharding = Literal["replicated", "gradients", "parameters"]
 Loss = str
 
 Overlong = Literal["train", "mask", "penalise"]
-
 LossReduction = Literal["sequence", "token", "prompt"]
-
 Placement = Literal["none", "shared", "dedicated"]
 
 _PREFIX: dict[Mode, Literal["fft", "peft", "qft"]] = {"full": "fft", "lora": "peft", "qlora": "qft"}
@@ -81,6 +79,7 @@ class TrainingJob(msgspec.Struct, frozen=True, kw_only=True):
     model: the source, base_model: the base below it. lora: None for a full fine-tune. lr: AdamW's, after the
     warm-up of warmup_steps optimizer steps, or where that is None, of warmup_ratio of all. min_lr_ratio: where
     linear and cosine end. clip_norm: of the whole gradient. micro_batch_tokens: of one forward and backward pass.
+    optimizer: whether AdamW's moments are in 8 bits; optimizer_offload: whether they are in main memory.
     vision: None for a text model.
     """
 
@@ -99,6 +98,8 @@ class TrainingJob(msgspec.Struct, frozen=True, kw_only=True):
     packing: Literal["packed", "padded"]
     micro_batch_tokens: int
     activation_checkpointing: bool
+    optimizer: Literal["adamw", "adamw_8bit"] = "adamw"
+    optimizer_offload: bool = False
     parallelism: Parallelism
     checkpoint_every: int | None
     checkpoints_kept: int

@@ -18,6 +18,14 @@ WIDTHS: dict[Literal["fp32", "fp16", "bf16"], int] = {"fp32": 4, "fp16": 2, "bf1
 _LOGIT_BYTES = 12
 
 
+def in_words(size: int) -> str:
+    """Bytes as `7.5 GiB`, `63.0 MiB` or `144 KiB`."""
+    for unit, name in ((GIB, "GiB"), (1 << 20, "MiB")):
+        if size >= unit:
+            return f"{size / unit:.1f} {name}"
+    return f"{size / 1024:.0f} KiB"
+
+
 class EngineMemory(msgspec.Struct, frozen=True, kw_only=True):
     """Bytes that one engine holds. kv_tokens: how many tokens of all its requests together the cache has room for."""
 
@@ -33,6 +41,16 @@ def kv_bytes_per_token(shape: ModelShape, dtype: Literal["fp32", "fp16", "bf16"]
     Source: "Efficient Memory Management for LLM Serving with PagedAttention" (arXiv 2309.06180), section 3.
     """
     return 2 * shape.layers * shape.keys * WIDTHS[dtype]
+
+
+def kv_bytes(shape: ModelShape, tokens: int, dtype: Literal["fp32", "fp16", "bf16"] = "bf16") -> int:
+    """Bytes of the keys and values of one request of so many tokens; a layer with a window holds no more than that.
+
+    The embedded engine holds all of them in every layer.
+    """
+    full = shape.layers - shape.windowed_layers
+    held = full * tokens + shape.windowed_layers * min(tokens, shape.window)
+    return 2 * shape.keys * WIDTHS[dtype] * held
 
 
 def gpu_kv_bytes(free: int, *, weights: int, vocabulary: int, max_num_seqs: int, kv_share: float) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import msgspec
 
 
@@ -82,6 +84,21 @@ class VisionShape(msgspec.Struct, frozen=True, kw_only=True):
         biases = self.mergers * sum(columns for _, columns in self.projector_linears.values())
         norms = 2 * self.hidden + self.deepstack * 2 * self.merged
         return self.projector_linear_parameters + biases + norms
+
+    def tensors(self) -> Iterator[tuple[str, tuple[int, ...], int]]:
+        """Every kind of tensor: a name, its shape, and how many there are. The projector's have "merger" in theirs."""
+        for name, (columns, rows) in self.tower_linears.items():
+            yield f"visual.blocks.0.{name}.weight", (rows, columns), self.depth
+            yield f"visual.blocks.0.{name}.bias", (rows,), self.depth
+        yield "visual.blocks.0.norm", (self.hidden,), 4 * self.depth
+        yield "visual.patch_embed.weight", (self.hidden, self.patch_values), 1
+        yield "visual.patch_embed.bias", (self.hidden,), 1
+        yield "visual.pos_embed.weight", (self.positions, self.hidden), 1
+        for name, (columns, rows) in self.projector_linears.items():
+            yield f"visual.merger.{name}.weight", (rows, columns), self.mergers
+            yield f"visual.merger.{name}.bias", (rows,), self.mergers
+        yield "visual.merger.norm", (self.hidden,), 2
+        yield "visual.deepstack_merger_list.norm", (self.merged,), 2 * self.deepstack
 
     @property
     def parameters(self) -> int:

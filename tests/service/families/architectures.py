@@ -155,18 +155,9 @@ def save_architecture(path: Path, architecture: Architecture, **sizes: Any) -> N
     tokenizer = _tokenizer(architecture)
     ids = tokenizer.get_vocab()
     eos = [ids[token] for token in (architecture.special[0], *architecture.configured)]
-    rope = {"rope_type": "default", "rope_theta": 1e4}
-    by_layer = {"sliding_attention": rope, "full_attention": rope}
-    settings = {
-        **_SIZES,
-        "rope_parameters": by_layer if architecture.model.startswith("Gemma3") else rope,
-        "eos_token_id": eos[0],
-        "pad_token_id": 0,
-        **architecture.sizes,
-        **sizes,
-    }
     torch.manual_seed(0)
-    model = getattr(transformers, architecture.model)(architecture.config(**settings))
+    config = _config(architecture, eos_token_id=eos[0], **sizes)
+    model = getattr(transformers, architecture.model)(config)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             # Sinks and biases begin at 0, where leaving them out would not show.
@@ -175,6 +166,24 @@ def save_architecture(path: Path, architecture: Architecture, **sizes: Any) -> N
     model.generation_config = GenerationConfig(eos_token_id=eos if len(eos) > 1 else eos[0], pad_token_id=0)
     model.save_pretrained(path)
     tokenizer.save_pretrained(path)
+
+
+def save_config(path: Path, architecture: Architecture, **sizes: Any) -> None:
+    """Write the config.json of such a folder alone."""
+    _config(architecture, **sizes).save_pretrained(path)
+
+
+def _config(architecture: Architecture, **sizes: Any) -> Any:
+    rope = {"rope_type": "default", "rope_theta": 1e4}
+    by_layer = {"sliding_attention": rope, "full_attention": rope}
+    settings = {
+        **_SIZES,
+        "rope_parameters": by_layer if architecture.model.startswith("Gemma3") else rope,
+        "pad_token_id": 0,
+        **architecture.sizes,
+        **sizes,
+    }
+    return architecture.config(**settings)
 
 
 def _tokenizer(architecture: Architecture) -> PreTrainedTokenizerFast:

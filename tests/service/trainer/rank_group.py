@@ -53,6 +53,9 @@ CONFIGS: dict[str, TrainConfig] = {
     "rl prompts": rl_config(**_RL, sharding="replicated", micro_batch_tokens=64, loss="grpo", loss_reduction="prompt"),
     # Dropout masks depend on the number of ranks: one rank trains other weights.
     "sft dropout": sft_config(**_SFT, mode="lora", lora=AdapterConfig(dropout=0.1)),
+    "sft offload": sft_config(**_SFT, sharding="gradients", optimizer_offload=True),
+    # A number that falls on the other side of a boundary has another code: close, and not within the others' tolerance.
+    "sft 8 bits": sft_config(**_SFT, sharding="parameters", optimizer="adamw_8bit", optimizer_offload=True),
     # Of a model that sees: a rank may have a micro-batch without an image, and both may.
     "vision full": rl_config(**_RL, sharding="parameters", reference="shared", kl_beta=0.1),
     "vision gradients": rl_config(

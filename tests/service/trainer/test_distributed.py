@@ -29,7 +29,7 @@ from tests.unit.trainer.batches import OPEN_GATES, random_batch, rl_config
 # Two processes import PyTorch, on a machine that may be busy.
 pytestmark = pytest.mark.timeout(300)
 DEADLINE_S = 60
-RANK_INVARIANT = tuple(name for name in CONFIGS if name != "sft dropout")
+RANK_INVARIANT = tuple(name for name in CONFIGS if name not in ("sft dropout", "sft 8 bits"))
 RESUMED = ("rl full", "rl lora", "vision full", "dpo full")
 #: Metrics of the clock and of the machine, which differ from run to run.
 _WALL_CLOCK_METRICS = ("seconds", "tokens_per_second", "peak_memory")
@@ -58,7 +58,8 @@ def two_rank_runs(
     """Every config trained by two ranks, and some resumed from the middle; a folder for each."""
     folder = tmp_path_factory.mktemp("together")
     resumes = {name: alone[name][0] / "checkpoint" for name in RESUMED}
-    train_on_two_ranks(models, folder, resumes | {"sft dropout": folder / "sft dropout" / "straight" / "checkpoint"})
+    resumes |= {name: folder / name / "straight" / "checkpoint" for name in ("sft dropout", "sft 8 bits")}
+    train_on_two_ranks(models, folder, resumes)
     return folder
 
 
@@ -105,10 +106,26 @@ def test_one_rank_goes_on_from_the_checkpoint_of_two(
     assert_same_metrics(one, alone[name][1], range(MIDDLE + 1, STEPS + 1))
 
 
-def test_two_ranks_that_go_on_are_two_ranks_straight_through_to_the_byte(two_rank_runs: Path) -> None:
-    one, other = (two_rank_runs / "sft dropout" / run for run in ("straight", "resumed"))
+@pytest.mark.parametrize("name", ["sft dropout", "sft 8 bits"])
+def test_two_ranks_that_go_on_are_two_ranks_straight_through_to_the_byte(name: str, two_rank_runs: Path) -> None:
+    one, other = (two_rank_runs / name / run for run in ("straight", "resumed"))
     assert read_trained(other).loss_now == read_trained(other).loss_then is not None
     assert (one / "policy.safetensors").read_bytes() == (other / "policy.safetensors").read_bytes()
+
+
+def test_two_ranks_with_moments_in_8_bits_train_as_one(models: Models, two_rank_runs: Path, tmp_path: Path) -> None:
+    (tmp_path / "resumed").mkdir()
+    one, two = train("sft 8 bits", models, tmp_path), two_rank_runs / "sft 8 bits" / "straight"
+    for step, values in read_trained(two).values.items():
+        assert values["loss"] == pytest.approx(one.values[step]["loss"], rel=1e-2)
+    weights, others = (load_tensors(folder / "policy.safetensors")[0] for folder in (tmp_path, two))
+    lr = CONFIGS["sft 8 bits"].lr
+    # Each of ten steps moves a weight by about the rate.
+    assert all((tensor - others[name]).abs().mean() < 0.1 * lr for name, tensor in weights.items())
+    # A rank's codes are those of its rows: one process goes on from what two of them saved.
+    resumed = train("sft 8 bits", models, tmp_path / "resumed", resume=two / "checkpoint")
+    assert resumed.loss_now == pytest.approx(resumed.loss_then, abs=1e-5)
+    assert resumed.values[STEPS]["loss"] == pytest.approx(one.values[STEPS]["loss"], rel=1e-2)
 
 
 def start_two_ranks(model_dir: Path, work: Path, batch: Path) -> tuple[LearnerProcess, psutil.Process]:

@@ -7,8 +7,8 @@ import torch
 
 from synth.errors import Permanent
 from synth.inference.engines.kv_cache import SequenceCache
+from synth.models.hosted_shapes import known_shape
 from synth.models.memory import GIB, engine_memory, gpu_kv_bytes, kv_bytes_per_token
-from synth.models.shape import known_shape
 
 
 def test_an_engine_leaves_room_for_the_next_one() -> None:

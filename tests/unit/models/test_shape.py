@@ -15,7 +15,8 @@ from transformers import (
     Qwen3VLMoeForConditionalGeneration,
 )
 
-from synth.models.shape import known_shape, read_shape
+from synth.models.config_shape import read_shape
+from synth.models.hosted_shapes import known_shape
 from synth.models.table import QWEN3
 from synth.weights.peft_compat import LoraConfig, get_peft_model
 from tests.unit.inference.tiny_model import save_tiny_model

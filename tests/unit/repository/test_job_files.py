@@ -7,12 +7,13 @@ from pathlib import Path
 import pytest
 
 from contracts.memory_tables import CARDS, SHARE
-from synth.cli.devices.memory import JobMemory, job_memory
+from synth.cli.devices.memory import job_memory
 from synth.cli.job_files import Flags, LenientRegistry, read_config, validate_text
+from synth.jobs.plan import JobPlan
 from synth.jobs.resolve.job import ValidationReport
 from synth.jobs.resolved import RlJob, SftJob
+from synth.models.hosted_shapes import known_shape
 from synth.models.memory import GIB, engine_memory
-from synth.models.shape import known_shape
 
 ROOT = Path(__file__).parents[3]
 FILES = sorted((ROOT / "configs").glob("**/*.toml"))
@@ -45,7 +46,7 @@ def test_a_job_file_for_one_gpu_fits_24_gb_by_turns(file: Path, tmp_path: Path) 
     job = checked(file, tmp_path / "rows.jsonl").job
     assert isinstance(job, SftJob | RlJob)
     memory = job_memory(job, tmp_path)
-    assert isinstance(memory, JobMemory)
+    assert isinstance(memory, JobPlan)
     card = CARDS["24"] * GIB
     assert memory.total <= SHARE * card
     shape = known_shape(job.base_model)

@@ -152,6 +152,8 @@ def _environment(name: str, service: str, port: int, state: ClusterState, data: 
         "SYNTH_ALLOW_LOOPBACK": "1",
         "PYTHONUNBUFFERED": "1",
     }
+    if name == "validator" and "SYNTH_RANKS" in env:
+        env.setdefault("SYNTH_TRAINER_RANKS", env["SYNTH_RANKS"])
     for key, value in state.devices.environment(name).items():
         # The plan has heard what the user says of these; the rest holds as the user says it.
         env[key] = value if key in _PLANNED else env.get(key, value)

@@ -96,14 +96,14 @@ def explain(
     data: Data = DEFAULT_DATA,
     fmt: Output = Format.TABLE,
 ) -> None:
-    """Show the job that a file makes: each setting, where it came from, what was changed and why; its GPU memory.
+    """Show the job that a file makes: each setting, where it came from, what was changed and why; its memory and blobs.
 
     Flags as those of `synthctl submit`. Needs no cluster.
     """
     from rich.text import Text
 
     from synth.cli.checking.job_file import examine
-    from synth.cli.devices.memory import describe_memory, job_memory
+    from synth.cli.devices.memory import describe_memory, job_memory, memory_rows
     from synth.cli.tui.explain import SettingsTable, format_value, settings_of, summary
     from synth.errors import UserError
 
@@ -136,7 +136,9 @@ def explain(
     else:
         rows = [[s.key, format_value(s.value), s.origin, s.why] for s in settings]
         output.print_table(("setting", "value", "from", "why"), rows)
-    for sentence in [] if memory is None else describe_memory(memory):
+    if memory is not None and output.is_terminal():
+        output.out().print("", output.table(("memory", "size", "of"), memory_rows(memory), wrap="of"), sep="\n")
+    for sentence in [] if memory is None or output.is_terminal() else describe_memory(memory):
         output.hint(sentence)
     for warning in warnings:
         # Why a value was changed stands with the value.

@@ -1,75 +1,95 @@
-"""The GPU memory of a job, for `config explain`: what its training holds, and what serving its model does."""
+"""The memory of a job, for `config explain`: what each rank of its training holds, what serving does, and its blobs."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
 
-import msgspec
-
-from synth.jobs.memory import TrainingMemory, training_memory
+from synth.jobs.memory import TrainingMemory
+from synth.jobs.plan import JobPlan, TrainerDevice, plan_job
 from synth.jobs.resolved import Job, RlJob, SftJob
-from synth.models.memory import GIB, WIDTHS, kv_bytes_per_token
-from synth.models.shape import ModelShape, known_shape, read_shape
+from synth.models.config_shape import read_shape
+from synth.models.hosted_shapes import known_shape
+from synth.models.memory import in_words
+
+_MEANING = {
+    "weights": "trained ones in float32, frozen ones as they are computed",
+    "casts": "copies of float32 weights in bfloat16, or of 4-bit ones",
+    "gathered": "of the other ranks' shards, and of a block's gradient",
+    "gradients": "of what is trained",
+    "moments": "of the optimizer",
+    "reference": "a copy of the source model",
+    "activations": "what a forward keeps for its backward",
+    "image_activations": "at most: every token of a forward is of an image",
+    "logits": "of one chunk, and the gradient of a trained head",
+}
 
 
-class JobMemory(msgspec.Struct, frozen=True, kw_only=True):
-    """Bytes on one GPU with the forward in `dtype`.
+def job_memory(job: Job, models_dir: Path) -> JobPlan | None:
+    """The plan of a training job. None for an evaluation, and for a model of which no size is known.
 
-    training: of the job, where one GPU trains it; total: all of that. served_weights: of its base in the engine.
-    kv_cache_per_token: of each token of prompt and reply that the engine holds.
-    """
-
-    dtype: Literal["fp32", "bf16"]
-    training: TrainingMemory
-    total: int
-    served_weights: int
-    kv_cache_per_token: int
-
-
-def job_memory(job: Job, models_dir: Path) -> JobMemory | None:
-    """The memory of a training job. None for an evaluation, and for a model of which no size is known.
-
-    models_dir: where the config.json of a local model is looked for; that of a hosted base is known without it.
+    models_dir: where the config.json of a local model is looked for; that of a hosted base is known without it. GPUs in
+    bfloat16, as many as the job asks for, one where it does not say.
     """
     if not isinstance(job, SftJob | RlJob):
         return None
-    shape = _shape(job.base_model, models_dir)
-    if shape is None:
-        return None
-    dtype = job.parallelism.dtype or "bf16"
-    found = training_memory(job, shape, dtype=dtype)
-    return JobMemory(
-        dtype=dtype,
-        training=found,
-        total=found.total,
-        served_weights=shape.parameters * WIDTHS[dtype],
-        kv_cache_per_token=kv_bytes_per_token(shape, dtype),
-    )
+    shape = read_shape(models_dir / job.base_model) or known_shape(job.base_model)
+    return None if shape is None else plan_job(job, shape, TrainerDevice())
 
 
-def describe_memory(memory: JobMemory) -> list[str]:
-    """The memory of a job as sentences."""
-    parts = {name: getattr(memory.training, name) for name in memory.training.__struct_fields__}
-    largest = sorted(((size, name) for name, size in parts.items() if size), reverse=True)
-    of = ", ".join(f"{name.replace('_', ' ')} {_size(size)}" for size, name in largest)
-    most = "at most " if memory.training.image_activations else ""
+def memory_rows(plan: JobPlan) -> list[tuple[str, str, str]]:
+    """The plan as a table: what, how much, and of what. The largest part of the training comes first."""
+    where = "one GPU" if plan.ranks == 1 else f"each of {plan.ranks} GPUs"
+    most = "at most; " if plan.training.image_activations else ""
+    rows = [(f"training, on {where}", in_words(plan.total), f"{most}in {plan.dtype}")]
+    rows += [(f"  {name.replace('_', ' ')}", in_words(held), _MEANING[name]) for held, name in _largest(plan.training)]
+    if plan.training.offloaded:
+        rows.append(("  in main memory", in_words(plan.training.offloaded), "moments that are offloaded"))
+    serving, blobs = plan.serving, plan.blobs
+    rows += [
+        ("serving", in_words(serving.weights + serving.kv_cache), "without the logits of a step"),
+        ("  weights", in_words(serving.weights), "of the base"),
+        ("  KV cache, a token", in_words(serving.kv_cache_per_token), "of prompt or reply"),
+    ]
+    if serving.rollouts:
+        held = f"{serving.rollouts} rollouts at once, {serving.sampled_tokens:,} sampled tokens each; prompts on top"
+        rows.append(("  KV cache", in_words(serving.kv_cache), held))
+    if blobs.iteration:
+        rows += [
+            ("blobs, an iteration", in_words(blobs.iteration), "with a checkpoint"),
+            ("  batch", in_words(blobs.batch), "at most, without prompts"),
+        ]
+    else:
+        rows.append(("blobs", in_words(blobs.checkpoint + blobs.published), "a checkpoint and the finished model"))
     return [
-        f"training on one GPU in {memory.dtype} holds {most}{_size(memory.total)}: {of}",
-        *(["image activations are those of a forward in which every token is of an image"] if most else []),
-        f"serving its base holds {_size(memory.served_weights)} of weights, and {_size(memory.kv_cache_per_token)} a "
-        "token of its KV cache",
-        "a GPU that is shared by turns holds one of the two; what waits is in main memory, "
-        f"{_size(memory.training.moved)} of training or the served weights",
+        *rows,
+        ("  published weights", in_words(blobs.published), "to serve"),
+        ("  checkpoint", in_words(blobs.checkpoint), "master weights and moments"),
+        ("turns at one GPU", in_words(plan.training.moved), "of training wait in main memory, or the served weights"),
     ]
 
 
-def _shape(base: str, models_dir: Path) -> ModelShape | None:
-    return read_shape(models_dir / base) or known_shape(base)
+def describe_memory(plan: JobPlan) -> list[str]:
+    """The plan as sentences."""
+    of = ", ".join(f"{name.replace('_', ' ')} {in_words(held)}" for held, name in _largest(plan.training))
+    most = "at most " if plan.training.image_activations else ""
+    where = "one GPU" if plan.ranks == 1 else f"each of {plan.ranks} GPUs"
+    serving, blobs = plan.serving, plan.blobs
+    offloaded = (
+        f"; {in_words(plan.training.offloaded)} of moments are in main memory" if plan.training.offloaded else ""
+    )
+    kv_cache = f", {in_words(serving.kv_cache)} for {serving.rollouts} rollouts at once" if serving.rollouts else ""
+    often = "an iteration" if blobs.iteration else "at the end"
+    return [
+        f"training on {where} in {plan.dtype} holds {most}{in_words(plan.total)}: {of}{offloaded}",
+        *(["image activations are those of a forward in which every token is of an image"] if most else []),
+        f"serving its base holds {in_words(serving.weights)} of weights, and {in_words(serving.kv_cache_per_token)} a "
+        f"token of its KV cache{kv_cache}",
+        f"{in_words(blobs.published)} of weights are published {often}, a checkpoint is {in_words(blobs.checkpoint)}",
+        "a GPU that is shared by turns holds one of the two; what waits is in main memory, "
+        f"{in_words(plan.training.moved)} of training or the served weights",
+    ]
 
 
-def _size(size: int) -> str:
-    for unit, name in ((GIB, "GiB"), (1 << 20, "MiB")):
-        if size >= unit:
-            return f"{size / unit:.1f} {name}"
-    return f"{size / 1024:.0f} KiB"
+def _largest(training: TrainingMemory) -> list[tuple[int, str]]:
+    """The parts of a training that are there, the largest first."""
+    return sorted(((held, name) for name, held in training.parts.items() if held), reverse=True)

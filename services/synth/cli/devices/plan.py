@@ -74,6 +74,8 @@ class DevicePlan(msgspec.Struct, frozen=True, kw_only=True):
         """What the environment of a process says of devices."""
         if process == "trainer":
             return self._trainer_environment()
+        if process == "validator":
+            return self._validator_environment()
         if process == "verifier" and len(self.inference) > 1:
             return {"SYNTH_SERVE_REPLICAS": str(len(self.inference))}
         name, _, number = process.partition("-")
@@ -84,6 +86,17 @@ class DevicePlan(msgspec.Struct, frozen=True, kw_only=True):
         if own.dtype:
             found["SYNTH_ENGINE_DTYPE"] = own.dtype
         return found | _visible([own.gpu] if own.gpu is not None else [])
+
+    def _validator_environment(self) -> dict[str, str]:
+        """What trains, for the refusal of jobs that do not fit there: of its GPUs the memory of the smallest."""
+        gpus = self.trainer.gpus
+        sizes = [gpu.memory_bytes for gpu in gpus if gpu.memory_bytes is not None]
+        found = {"SYNTH_TRAINER_DEVICE": self.device, "SYNTH_TRAINER_DTYPE": self.trainer.dtype}
+        if gpus:
+            found["SYNTH_TRAINER_RANKS"] = str(len(gpus))
+        if gpus and len(sizes) == len(gpus):
+            found["SYNTH_TRAINER_MEMORY_BYTES"] = str(min(sizes))
+        return found
 
     def _trainer_environment(self) -> dict[str, str]:
         own = self.trainer

@@ -26,8 +26,8 @@ from synth.trainer.config import RlTrainConfig, SftTrainConfig, TrainConfig, par
 from synth.trainer.errors import TrainingFailed
 from synth.trainer.learner import rng
 from synth.trainer.learner.canary import score_canary
-from synth.trainer.learner.checkpoint.checkpoints import Checkpoints
 from synth.trainer.learner.checkpoint.fingerprint import fingerprint
+from synth.trainer.learner.checkpoint_saver import CheckpointSaver
 from synth.trainer.learner.data.dataset_file import DatasetFile
 from synth.trainer.learner.data.images import ImageLoader
 from synth.trainer.learner.data.pair_dataset import PairDataset, encode_pair_file
@@ -35,6 +35,7 @@ from synth.trainer.learner.data.sft_dataset import SftDataset, encode_file, load
 from synth.trainer.learner.data.sft_images import SftImages
 from synth.trainer.learner.data.token_cache import TokenCache
 from synth.trainer.learner.data.token_store import StoredSequences
+from synth.trainer.learner.memory import check_device_memory
 from synth.trainer.learner.model.policy import Policy, load_policy
 from synth.trainer.learner.model.reference import load_reference
 from synth.trainer.learner.owner_channel import OwnerChannel
@@ -113,7 +114,7 @@ def train_rl(start: Start, config: RlTrainConfig, channel: OwnerChannel) -> None
     trainer = RlTrainer(policy, config, reference=reference, progress=channel.send_progress)
     turns.attach(policy, trainer.state.optimizer, *([reference] if reference is not None else []))
     _ready(trainer.state, _resume(trainer.state, start, channel), config.steps, channel)
-    checkpoints = Checkpoints(trainer.state, work, total=config.steps, channel=channel)
+    checkpoints = CheckpointSaver(trainer.state, work, total=config.steps, channel=channel)
     while isinstance(message := _next_message(channel, turns), TrainBatch):
         if message.iteration != trainer.state.step + 1:
             raise TrainingFailed(
@@ -204,7 +205,7 @@ def train_sft(start: Start, config: SftTrainConfig, channel: OwnerChannel) -> No
         best_file.write_bytes(resumed.best_file.read_bytes())
     turns.attach(policy, trainer.state.optimizer)
     _ready(trainer.state, resumed, trainer.total, channel)
-    checkpoints = Checkpoints(trainer.state, work, total=trainer.total, channel=channel, best_file=best_file)
+    checkpoints = CheckpointSaver(trainer.state, work, total=trainer.total, channel=channel, best_file=best_file)
     while trainer.state.step < trainer.total:
         if process_group.broadcast(channel.has_message()):
             # During training the owner sends nothing but `pause`.
@@ -243,6 +244,7 @@ def _encode(
 
 
 def _load(start: Start, config: TrainConfig, channel: OwnerChannel, *, dropout: bool) -> Policy:
+    check_device_memory(start, config)
     rng.seed_everything(config.seed, threads=config.threads, deterministic=config.deterministic)
     channel.send_progress("load", 0, 1)
     model_dir, images = Path(start.model_dir), _image_loader(start)
@@ -280,13 +282,13 @@ def _ready(state: TrainingState, resumed: Resumed | None, total: int, channel: O
     )
 
 
-def _pause(checkpoints: Checkpoints, channel: OwnerChannel) -> None:
+def _pause(checkpoints: CheckpointSaver, channel: OwnerChannel) -> None:
     checkpoints.save_uncovered()
     checkpoints.wait()
     channel.send(Paused(step=checkpoints.state.step))
 
 
-def _finish(checkpoints: Checkpoints, work: Path, channel: OwnerChannel, *, best_step: int) -> None:
+def _finish(checkpoints: CheckpointSaver, work: Path, channel: OwnerChannel, *, best_step: int) -> None:
     checkpoints.save_uncovered()
     state = checkpoints.state
     channel.send_progress("export", 0, 1)

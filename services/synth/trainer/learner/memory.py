@@ -1,10 +1,19 @@
-"""How much memory the training process takes."""
+"""How much memory the training process takes, and whether its device has as much."""
 
 from __future__ import annotations
 
 import resource
+from pathlib import Path
 
 import torch
+
+from synth.jobs.fit import cannot_fit
+from synth.jobs.plan import TrainerDevice
+from synth.jobs.resolved import RlJob, SftJob, job_from_data
+from synth.models.config_shape import read_shape
+from synth.trainer.config import TrainConfig
+from synth.trainer.errors import DOES_NOT_FIT, TrainingFailed
+from synth.trainer.protocol import Start
 
 
 def peak_memory_bytes(device: torch.device) -> float:
@@ -12,3 +21,27 @@ def peak_memory_bytes(device: torch.device) -> float:
     if device.type == "cuda":
         return float(torch.cuda.max_memory_allocated(device))
     return float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
+
+
+def check_device_memory(start: Start, config: TrainConfig) -> None:
+    """Look whether the GPU that this process computes on can hold the job, before its model is loaded.
+
+    A CPU says nothing of what it could give. Raises `TrainingFailed` (does_not_fit) with the numbers and what would do.
+    """
+    if start.job is None or config.device != "cuda":
+        return
+    _, memory = torch.cuda.mem_get_info()
+    fault = memory_fault(start, config, memory)
+    if fault is not None:
+        raise TrainingFailed(DOES_NOT_FIT, fault)
+
+
+def memory_fault(start: Start, config: TrainConfig, memory: int) -> str | None:
+    """Why devices of so many bytes cannot hold a job; None where they can, as far as the arithmetic knows its model."""
+    job = job_from_data(start.job or {})
+    shape = read_shape(Path(start.model_dir))
+    if shape is None or not isinstance(job, RlJob | SftJob):
+        return None
+    device = TrainerDevice(device=config.device, dtype=config.dtype, ranks=config.world_size, memory=memory)
+    problem = cannot_fit(job, shape, device, where=start.where)
+    return None if problem is None else problem.text()

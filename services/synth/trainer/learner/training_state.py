@@ -97,9 +97,9 @@ class TrainingState:
 
     @property
     def size(self) -> int:
-        """Bytes of what a checkpoint holds: float32 weights, and two moments of each that is trained."""
-        weights = sum(tensor.numel() for tensor in self.policy.model_tensors().values())
-        return 4 * weights + 8 * sum(p.numel() for p in self.policy.trainable_parameters().values())
+        """Bytes of what a checkpoint holds at most: float32 weights, and two moments of each that is trained."""
+        trained = sum(p.numel() for p in self.policy.trainable_parameters().values())
+        return sum(self.policy.model_sizes().values()) + 8 * trained
 
     def snapshot(self, *, best_file: Path | None = None) -> Snapshot:
         """What the resume checkpoint of the step that was just done holds. Every rank calls this.
@@ -109,17 +109,15 @@ class TrainingState:
         policy, config, group = self.policy, self.policy.config, self.policy.process_group
         # An adapter is small, and its readers know one file.
         ranks = group.size if policy.kind == "full" else 1
-        model, moments = policy.model_tensors(), self.optimizer.tensors()
-        model_ranks, moment_ranks = assign_to_ranks(model, ranks), assign_to_ranks(moments, ranks)
+        model_ranks = assign_to_ranks(policy.model_sizes(), ranks)
+        moment_ranks = assign_to_ranks(self.optimizer.sizes(), ranks)
         weights = [shard_name(policy.weights_file, rank, ranks) for rank in range(ranks)]
         optimizer = [shard_name(OPTIMIZER, rank, ranks) for rank in range(ranks)]
-        masters = self._host_copies.copy(model, model_ranks, group, dtype=torch.float32)
+        masters = self._host_copies.copy(policy.gathered(), model_ranks, group.rank, dtype=torch.float32)
+        moments = self._host_copies.copy(self.optimizer.gathered(), moment_ranks, group.rank)
         tensors: dict[str, Mapping[str, Tensor]] = {}
         if group.rank < ranks:
-            tensors[weights[group.rank]] = policy.published(masters)
-            tensors[optimizer[group.rank]] = self._host_copies.copy(moments, moment_ranks, group)
-        else:
-            self._host_copies.copy(moments, moment_ranks, group)
+            tensors = {weights[group.rank]: policy.published(masters), optimizer[group.rank]: moments}
         state = CheckpointState(
             kind="rl" if isinstance(config, RlTrainConfig) else "sft",
             step=self.step,

@@ -2,16 +2,79 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from synth.errors import Problem
-from synth.jobs.resolved import RlJob, SftJob
+from synth.events import JobValidated, JobVerified
+from synth.jobs.fit import cannot_fit
+from synth.jobs.plan import TrainerDevice
+from synth.jobs.resolved import RlJob, SftJob, job_to_data
+from synth.models.config_shape import read_shape
 from synth.plugins import is_plugin, plugin_refused
 from synth.trainer.config import RlTrainConfig, SftTrainConfig, TrainConfig
+from synth.trainer.errors import DOES_NOT_FIT
+from synth.trainer.owner.attempt import Attempt
 from synth.trainer.owner.errors import JobFailure
+from synth.trainer.owner.provisional_steps import ProvisionalSteps
+from synth.trainer.protocol import Start, TokenCacheConfig, TurnConfig
 from synth.trainer.settings import TrainerSettings
+from synth.weights.local_model import LocalModel
+
+
+async def build_start(
+    attempt: Attempt, job: RlJob | SftJob, verified: JobVerified, source: LocalModel, provisional: ProvisionalSteps
+) -> Start:
+    """The first message to the training process of an attempt, with every file that it names on this machine.
+
+    Raises `JobFailure` for a job that this trainer cannot run.
+    """
+    origins, settings = attempt.history.need(JobValidated).origins, attempt.settings
+    check_world_size(job, settings, where=origins["parallelism.world_size"])
+    check_plugins(job, settings)
+    check_memory(job, source.model, settings, where=origins["model"])
+    announced, blobs, work_dir = attempt.announced, attempt.blobs, attempt.work_dir
+    work_dir.mkdir(parents=True, exist_ok=True)
+    resume = await blobs.fetch_tree(announced.checkpoint.tree, work_dir / "resume") if announced.checkpoint else None
+    files = (verified.training_data, verified.validation_data)
+    data = [await attempt.fetch_dataset(ref, provisional.set_data) if ref else None for ref in files]
+    if job.vision is not None:
+        attempt.lease.progress("fetch the images", deadline=settings.model_io_s)
+        for file in data:
+            if file is not None:
+                await attempt.images.fetch_dataset(Path(file.path), most=job.vision.max_images_per_message)
+    return Start(
+        kind="rl" if isinstance(job, RlJob) else "sft",
+        config=msgspec.to_builtins(build_train_config(job, attempt.settings)),
+        model_dir=str(source.model),
+        adapter_dir=str(source.adapter) if source.adapter else None,
+        work_dir=str(work_dir),
+        resume_dir=str(resume) if resume else None,
+        dataset=data[0],
+        validation=data[1],
+        tokens=TokenCacheConfig(
+            folder=str(settings.work_dir / "cache" / "tokens"),
+            max_bytes=settings.token_cache_bytes,
+            processes=settings.tokenising,
+        ),
+        turn=_turn(attempt),
+        job=job_to_data(job) if attempt.settings.trainer_memory_bytes is None else None,
+        where=origins["model"],
+    )
+
+
+def _turn(attempt: Attempt) -> TurnConfig | None:
+    settings = attempt.settings
+    if settings.turn_file is None:
+        return None
+    return TurnConfig(
+        file=str(settings.turn_file),
+        turn_s=settings.turn_s,
+        wait_s=settings.turn_wait_s,
+        job_id=attempt.fence.job_id,
+    )
 
 
 def build_train_config(job: RlJob | SftJob, settings: TrainerSettings) -> TrainConfig:
@@ -56,6 +119,27 @@ def check_plugins(job: RlJob | SftJob, settings: TrainerSettings) -> None:
     refused = plugin_refused(job.loss, settings.plugins, where="[training].loss, at the trainer")
     if refused is not None:
         raise JobFailure("plugin_failed", refused)
+
+
+def trainer_device(settings: TrainerSettings) -> TrainerDevice:
+    """What trains here, as far as the settings say."""
+    return TrainerDevice(
+        device=settings.device,
+        dtype=settings.dtype,
+        ranks=settings.max_world_size,
+        memory=settings.trainer_memory_bytes,
+    )
+
+
+def check_memory(job: RlJob | SftJob, model_dir: Path, settings: TrainerSettings, *, where: str) -> None:
+    """Raise `JobFailure` (does_not_fit) for a job whose training the devices of the settings cannot hold.
+
+    model_dir: of its base. where: the place in the job's file that names the model.
+    """
+    shape = read_shape(model_dir)
+    problem = None if shape is None else cannot_fit(job, shape, trainer_device(settings), where=where)
+    if problem is not None:
+        raise JobFailure(DOES_NOT_FIT, problem)
 
 
 def check_world_size(job: RlJob | SftJob, settings: TrainerSettings, *, where: str) -> None:

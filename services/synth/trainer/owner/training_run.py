@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-import msgspec
-
 from synth.bus.publish import Publisher
 from synth.errors import Problem, Transient
 from synth.events import (
@@ -19,7 +17,6 @@ from synth.events import (
     DataProgress,
     JobPaused,
     JobSucceeded,
-    JobValidated,
     JobVerified,
     ModelRef,
     TrainWarned,
@@ -35,7 +32,7 @@ from synth.trainer.owner.checkpoint_retention import steps_to_keep
 from synth.trainer.owner.collapse_watch import CollapseWatch
 from synth.trainer.owner.errors import JobFailure
 from synth.trainer.owner.history import AttemptHistory
-from synth.trainer.owner.learner_config import build_train_config, check_plugins, check_world_size
+from synth.trainer.owner.learner_config import build_start
 from synth.trainer.owner.learner_process import LearnerPool, LearnerProcess, LearnerStopped
 from synth.trainer.owner.provisional_steps import ProvisionalSteps
 from synth.trainer.owner.rollout_feed import RolloutFeed
@@ -48,13 +45,10 @@ from synth.trainer.protocol import (
     Paused,
     Progressed,
     Ready,
-    Start,
     Stepped,
-    TokenCacheConfig,
     TrainBatch,
-    TurnConfig,
 )
-from synth.weights.local_model import LocalModel, training_source
+from synth.weights.local_model import training_source
 
 log = logs.get("training")
 
@@ -116,7 +110,7 @@ class _TrainingRun:
         verified = attempt.history.need(JobVerified)
         cache = settings.work_dir / "cache"
         source = await training_source(verified.source, lora_shape(job), attempt.blobs, cache / "models")
-        start = await _build_start(attempt, job, verified, source, provisional)
+        start = await build_start(attempt, job, verified, source, provisional)
         lease.progress("start", deadline=settings.silence_s("") + _MARGIN_S)
 
         def alive(progressed: Progressed) -> None:
@@ -338,52 +332,6 @@ async def _train_rl(run: _TrainingRun, job: RlJob) -> Done | Paused:
         return await run.recv(Paused)
     finally:
         await feed.close()
-
-
-async def _build_start(
-    attempt: Attempt, job: RlJob | SftJob, verified: JobVerified, source: LocalModel, provisional: ProvisionalSteps
-) -> Start:
-    origins, settings = attempt.history.need(JobValidated).origins, attempt.settings
-    check_world_size(job, settings, where=origins["parallelism.world_size"])
-    check_plugins(job, settings)
-    announced, blobs, work_dir = attempt.announced, attempt.blobs, attempt.work_dir
-    work_dir.mkdir(parents=True, exist_ok=True)
-    resume = await blobs.fetch_tree(announced.checkpoint.tree, work_dir / "resume") if announced.checkpoint else None
-    files = (verified.training_data, verified.validation_data)
-    data = [await attempt.fetch_dataset(ref, provisional.set_data) if ref else None for ref in files]
-    if job.vision is not None:
-        attempt.lease.progress("fetch the images", deadline=settings.model_io_s)
-        for file in data:
-            if file is not None:
-                await attempt.images.fetch_dataset(Path(file.path), most=job.vision.max_images_per_message)
-    return Start(
-        kind="rl" if isinstance(job, RlJob) else "sft",
-        config=msgspec.to_builtins(build_train_config(job, attempt.settings)),
-        model_dir=str(source.model),
-        adapter_dir=str(source.adapter) if source.adapter else None,
-        work_dir=str(work_dir),
-        resume_dir=str(resume) if resume else None,
-        dataset=data[0],
-        validation=data[1],
-        tokens=TokenCacheConfig(
-            folder=str(settings.work_dir / "cache" / "tokens"),
-            max_bytes=settings.token_cache_bytes,
-            processes=settings.tokenising,
-        ),
-        turn=_turn(attempt),
-    )
-
-
-def _turn(attempt: Attempt) -> TurnConfig | None:
-    settings = attempt.settings
-    if settings.turn_file is None:
-        return None
-    return TurnConfig(
-        file=str(settings.turn_file),
-        turn_s=settings.turn_s,
-        wait_s=settings.turn_wait_s,
-        job_id=attempt.fence.job_id,
-    )
 
 
 async def _publish_model(run: _TrainingRun, done: Done) -> JobSucceeded:

@@ -117,6 +117,8 @@ def resolve_rl(config: RlConfig, context: ResolveContext, *, uploaded: bool) -> 
         packing=context.packing(training),
         micro_batch_tokens=context.take("micro_batch_tokens", training, "micro_batch_tokens"),
         activation_checkpointing=context.take("activation_checkpointing", training, "activation_checkpointing"),
+        optimizer=context.take("optimizer", training, "optimizer"),
+        optimizer_offload=context.take("optimizer_offload", training, "optimizer_offload"),
         parallelism=rl_parallelism(topology, context),
         topology=topology,
         rollout=rollout,

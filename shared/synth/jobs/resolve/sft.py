@@ -89,6 +89,8 @@ def resolve_sft(config: SftConfig, context: ResolveContext, *, uploaded: bool) -
         activation_checkpointing=context.first(
             "activation_checkpointing", [(hyper.parallelism or ParallelismSection(), "activation_checkpointing")]
         ),
+        optimizer=context.take("optimizer", hyper, "optimizer"),
+        optimizer_offload=context.take("optimizer_offload", hyper, "optimizer_offload"),
         parallelism=parallelism,
         validation_file=validation,
         validation_every=_validation_every(config, context),

@@ -265,6 +265,11 @@ class TrainingSection(RewardsSection):
     """put sequences end to end rather than pad them"""
     activation_checkpointing: bool = False
     """compute activations twice rather than keep them"""
+    optimizer: Literal["adamw", "adamw_8bit"] = "adamw"
+    """adamw has two moments of a trained weight in float32, 8 bytes; adamw_8bit in 8 bits by blocks, about 2:
+    docs/gpu.md"""
+    optimizer_offload: bool = False
+    """keep the moments in main memory, and bring them to the GPU for each update, some at a time"""
     checkpoint_every: Positive | None = None
     """iterations between two resume points; not said: 1, more for a large model"""
     keep_checkpoints: Positive = 3

@@ -164,6 +164,11 @@ class HyperparametersSection(BestModelSection):
     """put rows end to end rather than pad them"""
     micro_batch_tokens: Positive = 8192
     """tokens in one forward and backward pass: memory, not mathematics"""
+    optimizer: Literal["adamw", "adamw_8bit"] = "adamw"
+    """adamw has two moments of a trained weight in float32, 8 bytes; adamw_8bit in 8 bits by blocks, about 2:
+    docs/gpu.md"""
+    optimizer_offload: bool = False
+    """keep the moments in main memory, and bring them to the GPU for each update, some at a time"""
     checkpoint_every: Positive | None = None
     """steps between two resume points; not said: 100, more for a large model"""
     keep_checkpoints: Positive = 3

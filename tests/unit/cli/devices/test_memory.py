@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from synth.cli.app import app
-from synth.models.shape import known_shape
+from synth.models.hosted_shapes import known_shape
 
 ROOT = Path(__file__).parents[4]
 FILE = str(ROOT / "configs/gpu/rl_4b.toml")
@@ -27,14 +27,21 @@ def test_explain_says_in_bytes_what_training_and_serving_hold() -> None:
     assert shape is not None
     assert memory["dtype"] == "bf16"
     assert memory["total"] == sum(memory["training"].values())
+    assert memory["training"]["offloaded"] == 0
     assert memory["training"]["moments"] == 8 * shape.adapter_parameters(16)
-    assert (memory["served_weights"], memory["kv_cache_per_token"]) == (2 * shape.parameters, 144 << 10)
+    serving, blobs = memory["serving"], memory["blobs"]
+    assert (serving["weights"], serving["kv_cache_per_token"]) == (2 * shape.parameters, 144 << 10)
+    # 128 rollouts at once, of one turn of 64 tokens each; 64 of them are a batch.
+    assert serving["kv_cache"] == 128 * 64 * (144 << 10)
+    assert blobs["published"] == 2 * shape.adapter_parameters(16)
+    assert blobs["checkpoint"] == (4 + 8) * shape.adapter_parameters(16)
+    assert blobs["iteration"] == blobs["published"] + blobs["checkpoint"] + blobs["batch"]
 
 
 def test_explain_says_it_in_sentences_beside_the_table() -> None:
     run = CliRunner().invoke(app, ["config", "explain", FILE])
     said = " ".join(run.stderr.split())
-    assert "training on one GPU in bf16 holds 14.6 GiB: weights 7.6 GiB, activations 5.0 GiB" in said
+    assert "training on one GPU in bf16 holds 13.3 GiB: weights 7.6 GiB, activations 3.8 GiB" in said
     assert "serving its base holds 7.5 GiB of weights, and 144 KiB a token of its KV cache" in said
     assert "what waits is in main memory, 7.9 GiB of training or the served weights" in said
     assert "GiB" not in run.stdout
@@ -47,7 +54,7 @@ def test_a_local_models_size_is_read_from_its_folder(tmp_path: Path) -> None:
     config = {"model_type": "qwen3", "num_key_value_heads": 2, "vocab_size": 512, "head_dim": 16, **sizes}
     (folder / "config.json").write_text(json.dumps(config))
     run = CliRunner().invoke(app, ["config", "explain", FILE, "-o", "json"])
-    assert json.loads(run.stdout)["memory"]["kv_cache_per_token"] == 2 * 2 * 2 * 16 * 2
+    assert json.loads(run.stdout)["memory"]["serving"]["kv_cache_per_token"] == 2 * 2 * 2 * 16 * 2
 
 
 def test_nothing_is_said_of_a_model_whose_size_nobody_knows() -> None:
@@ -62,7 +69,7 @@ def test_nothing_is_said_of_a_model_whose_size_nobody_knows() -> None:
 def test_experts_and_the_vision_tower_are_in_what_is_said(model: str, sees: bool, billions: float) -> None:
     run = CliRunner().invoke(app, ["config", "explain", FILE, "--model", model, "--allow-experimental", "-o", "json"])
     memory = json.loads(run.stdout)["memory"]
-    assert memory["served_weights"] == pytest.approx(2e9 * billions, rel=1e-3)
+    assert memory["serving"]["weights"] == pytest.approx(2e9 * billions, rel=1e-3)
     assert (memory["training"]["image_activations"] > 0) == sees
     run = CliRunner().invoke(app, ["config", "explain", FILE, "--model", model])
     assert ("image activations" in run.stderr) == sees

@@ -15,6 +15,7 @@ from synth.cli.devices.wishes import Wishes
 from synth.inference.settings import InferenceSettings
 from synth.runtime.gpus import visible_gpus
 from synth.trainer.settings import TrainerSettings
+from synth.validator.settings import ValidatorSettings
 from tests.unit.cli.devices.machines import h100, machine
 
 
@@ -85,3 +86,15 @@ def test_a_machine_without_a_gpu_computes_as_the_services_do_by_themselves(tmp_p
     assert set(given) == set(SERVICES)
     assert given["trainer"]["SYNTH_DEVICE"] == given["inference"]["SYNTH_DEVICE"] == "cpu"
     assert (given["trainer"]["SYNTH_DTYPE"], given["trainer"]["SYNTH_DETERMINISTIC"]) == ("fp32", "true")
+
+
+def test_the_validator_knows_what_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    on_cpu = environments(tmp_path, Inventory())["validator"]
+    assert (on_cpu["SYNTH_TRAINER_DEVICE"], on_cpu["SYNTH_TRAINER_DTYPE"]) == ("cpu", "fp32")
+    for name, value in environments(tmp_path, machine(*map(h100, range(4))))["validator"].items():
+        monkeypatch.setenv(name, value)
+    found = ValidatorSettings().trainer
+    assert (found.device, found.dtype, found.ranks, found.memory) == ("cuda", "bf16", 2, h100().memory_bytes)
+    monkeypatch.setenv("SYNTH_RANKS", "1")
+    monkeypatch.delenv("SYNTH_TRAINER_RANKS")
+    assert environments(tmp_path, machine(*map(h100, range(4))))["validator"]["SYNTH_TRAINER_RANKS"] == "1"

@@ -16,7 +16,8 @@ from synth.jobs.parse.toml import read_toml
 from synth.jobs.resolve.job import Overrides, resolve_job
 from synth.jobs.resolved import RlJob
 from synth.models import Registry
-from synth.models.shape import ModelShape, read_shape
+from synth.models.config_shape import read_shape
+from synth.models.shape import ModelShape
 from synth.trainer.config import TrainConfig
 from synth.trainer.learner.data.packing import MicroBatch, Sequences, collate
 from synth.trainer.learner.model import logprobs
@@ -120,7 +121,7 @@ def test_weights_gradients_and_moments_are_the_bytes_of_the_tensors(models: Path
     assert computed.weights == sum(p.nbytes for p in policy.model.parameters())
     assert computed.gradients == sum(gradient.nbytes for gradient in gradients)
     optimizer.step(1e-3)
-    moments = {name: t for name, t in optimizer.tensors().items() if not name.endswith("/step")}
+    moments = {name: t for name, t in optimizer.gathered() if not name.endswith("/step")}
     assert computed.moments == sum(t.nbytes for t in moments.values())
 
 
@@ -178,7 +179,7 @@ def test_a_reference_is_a_copy_where_it_cannot_share_the_base(models: Path) -> N
 
 
 def test_the_logits_are_those_of_a_chunk_of_the_trainer(models: Path) -> None:
-    assert LOGITS_CHUNK == logprobs.GPU_CHUNK_ELEMENTS
+    assert LOGITS_CHUNK == {"cpu": logprobs.CHUNK_ELEMENTS, "cuda": logprobs.GPU_CHUNK_ELEMENTS}
     computed = training_memory(job_of(models, "lora"), shape_of(models))
     assert computed.logits == 3 * 4 * TOKENS * 331
     assert isinstance(computed, TrainingMemory)

@@ -27,7 +27,8 @@ from synth.jobs.parse.toml import read_toml
 from synth.jobs.resolve.job import Overrides, resolve_job
 from synth.jobs.resolved import RlJob
 from synth.models import Registry
-from synth.models.shape import ModelShape, read_shape
+from synth.models.config_shape import read_shape
+from synth.models.shape import ModelShape
 from synth.trainer.learner.data.images import ImageLoader
 from synth.trainer.learner.data.packing import MicroBatch, Sequences, collate
 from synth.trainer.learner.model import logprobs
@@ -187,7 +188,7 @@ def test_weights_gradients_and_moments_are_the_bytes_of_the_tensors(
     assert computed.weights == sum(p.nbytes for p in c.policy.model.parameters())
     assert computed.gradients == sum(gradient.nbytes for gradient in gradients)
     optimizer.step(1e-3)
-    moments = {name: t for name, t in optimizer.tensors().items() if not name.endswith("/step")}
+    moments = {name: t for name, t in optimizer.gathered() if not name.endswith("/step")}
     assert computed.moments == sum(t.nbytes for t in moments.values())
 
 

@@ -5,14 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 
 from synth.jobs.parse.toml import read_toml
 from synth.jobs.resolve.job import Overrides, resolve_job
-from synth.jobs.resolved import RlJob, SftJob
+from synth.jobs.resolved import RlJob, SftJob, job_to_data
 from synth.models import Registry
 from synth.trainer.config import RlTrainConfig
+from synth.trainer.errors import TrainingFailed
+from synth.trainer.learner.memory import check_device_memory
 from synth.trainer.owner.errors import JobFailure
-from synth.trainer.owner.learner_config import build_train_config, check_world_size
+from synth.trainer.owner.learner_config import build_train_config, check_memory, check_world_size
+from synth.trainer.protocol import Start
 from synth.trainer.settings import TrainerSettings
 
 _JOB = """\
@@ -89,6 +93,42 @@ def test_a_job_that_asks_for_more_gpus_than_there_are_fails(job_of) -> None:
         check_world_size(job_of("world_size = 4"), here, where="j:5 [hyperparameters].world_size")
     assert caught.value.code == "too_few_gpus"
     assert caught.value.problem.where == "j:5 [hyperparameters].world_size"
+
+
+def test_what_a_file_says_of_the_optimizer_reaches_the_training_process(job_of) -> None:
+    config = build_train_config(job_of('optimizer = "adamw_8bit"\noptimizer_offload = true'), TrainerSettings())
+    assert (config.optimizer, config.optimizer_offload) == ("adamw_8bit", True)
+    config = build_train_config(job_of(""), TrainerSettings())
+    assert (config.optimizer, config.optimizer_offload) == ("adamw", False)
+
+
+def test_a_job_that_the_devices_cannot_hold_fails_before_anything_is_loaded(job_of, model_dir: Path) -> None:
+    here = TrainerSettings(trainer_memory_bytes=1 << 20)
+    with pytest.raises(JobFailure, match=r"takes .* on one device, which has 1.0 MiB: activations") as caught:
+        check_memory(job_of(""), model_dir, here, where="j:2 [job].model")
+    assert caught.value.code == "does_not_fit"
+    assert caught.value.problem.where == "j:2 [job].model"
+    check_memory(job_of(""), model_dir, TrainerSettings(), where="")
+    check_memory(job_of(""), model_dir, TrainerSettings(trainer_memory_bytes=1 << 30), where="")
+
+
+def test_a_gpu_that_cannot_hold_a_job_is_asked_before_its_model_is_loaded(
+    job_of, model_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = job_of("")
+    config = build_train_config(job, TrainerSettings(device="cuda", ranks=1))
+    start = Start(
+        kind="sft", config={}, model_dir=str(model_dir), work_dir="", job=job_to_data(job), where="j:2 [job].model"
+    )
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (0, 1 << 20))
+    with pytest.raises(TrainingFailed, match=r"j:2 \[job\].model: training .* has 1.0 MiB") as caught:
+        check_device_memory(start, config)
+    assert caught.value.code == "does_not_fit"
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (0, 1 << 30))
+    check_device_memory(start, config)
+    # A CPU says nothing, and nobody asks it.
+    monkeypatch.delattr(torch.cuda, "mem_get_info")
+    check_device_memory(start, build_train_config(job, TrainerSettings()))
 
 
 def test_what_a_file_says_of_images_reaches_the_training_process(tmp_path: Path) -> None:

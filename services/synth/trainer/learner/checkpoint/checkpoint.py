@@ -49,7 +49,7 @@ class _Manifest(msgspec.Struct, frozen=True):
 class LoadedCheckpoint(msgspec.Struct, frozen=True):
     """A checkpoint that was read and verified.
 
-    weights: by the names of the model's files, and optimizer: of `Optimizer.tensors`; each is read when it is asked
+    weights: by the names of the model's files, and optimizer: of `Optimizer.gathered`; each is read when it is asked
     for. images: the files of the probe's images, each named by its sha256. rng: from `rng.capture`. reference: of
     `TrainingState`.
     """

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor
-
-from synth.trainer.learner.distributed.dtensor import gather_full
-from synth.trainer.learner.distributed.process_group import ProcessGroup
 
 
 class HostCopies:
@@ -19,21 +16,20 @@ class HostCopies:
 
     def copy(
         self,
-        tensors: Mapping[str, Tensor],
+        tensors: Iterable[tuple[str, Tensor]],
         rank_of: Mapping[str, int],
-        process_group: ProcessGroup,
+        rank: int,
         *,
         dtype: torch.dtype | None = None,
     ) -> dict[str, Tensor]:
-        """Full copies of those tensors that this rank writes; they change with the next call.
+        """Copies of those tensors that this rank writes; they change with the next call.
 
-        rank_of: the rank that writes each tensor. dtype: of the copies; None: of the tensors. Every rank calls this:
-        sharded tensors are gathered one at a time, so that no device holds the whole model.
+        tensors: full, gathered one at a time as every rank asks for the next, so that no device holds the whole model.
+        rank_of: the rank that writes each tensor. dtype: of the copies; None: of the tensors.
         """
         copies: dict[str, Tensor] = {}
-        for name, tensor in tensors.items():
-            full = gather_full(tensor.detach())
-            if rank_of[name] == process_group.rank:
+        for name, full in tensors:
+            if rank_of[name] == rank:
                 copies[name] = self._buffer(name, full, dtype or full.dtype).copy_(full, non_blocking=True)
         if any(buffer.is_pinned() for buffer in copies.values()):
             torch.cuda.synchronize()
@@ -47,11 +43,11 @@ class HostCopies:
         return buffer
 
 
-def assign_to_ranks(tensors: Mapping[str, Tensor], ranks: int) -> dict[str, int]:
+def assign_to_ranks(sizes: Mapping[str, int], ranks: int) -> dict[str, int]:
     """Which rank writes each tensor: the largest ones first, each to the rank that has the fewest bytes so far."""
     load = [0] * ranks
     rank_of: dict[str, int] = {}
-    for name in sorted(tensors, key=lambda name: (-tensors[name].numel(), name)):
+    for name in sorted(sizes, key=lambda name: (-sizes[name], name)):
         rank_of[name] = load.index(min(load))
-        load[rank_of[name]] += tensors[name].numel() * tensors[name].element_size()
+        load[rank_of[name]] += sizes[name]
     return rank_of

@@ -10,7 +10,7 @@ import contextlib
 import functools
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -94,16 +94,24 @@ class Policy:
         """The trained parameters by name, in the model's own order."""
         return {n: p for n, p in self.model.named_parameters() if p.requires_grad}
 
-    def model_tensors(self) -> dict[str, Tensor]:
-        """The tensors that a model folder holds, as they are in memory: the adapter's, or all of a full model's."""
-        return self._state_dict()
+    def gathered(self) -> Iterator[tuple[str, Tensor]]:
+        """Each full tensor that a model folder holds, by its name in memory: the adapter's, or all of a full model's.
+
+        Every rank goes through all of them.
+        """
+        for name, tensor in self._state_dict().items():
+            yield name, gather_full(tensor.detach())
+
+    def model_sizes(self) -> dict[str, int]:
+        """Bytes of each tensor that `gathered` gives, in float32."""
+        return {name: 4 * tensor.numel() for name, tensor in self._state_dict().items()}
 
     def published(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Some of `model_tensors`, whole, under the names that other engines load."""
+        """Some of the tensors that `gathered` gives, under the names that other engines load."""
         return dict(tensors) if self.kind == "lora" else published_tensors(self._parts, tensors)
 
     def published_names(self, name: str) -> list[str]:
-        """The names in a model file of one of `model_tensors`."""
+        """The names in a model file of a tensor that `gathered` gives."""
         return [name] if self.kind == "lora" else [published for published, _ in self._parts[name]]
 
     def trainable_names(self) -> set[str]:

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import torch
 from torch import Tensor, nn
 
 from synth.trainer.config import TrainConfig
 from synth.trainer.errors import TrainingFailed
-from synth.trainer.learner.distributed.dtensor import distribute_like, gather_full, is_dtensor
+from synth.trainer.learner.distributed.dtensor import gather_full, is_dtensor
 from synth.trainer.learner.distributed.process_group import SINGLE_PROCESS, ProcessGroup
+from synth.trainer.learner.optim.moments import Moments, UpdateRule, update_at_once
 
 
 class Optimizer:
     """AdamW with the L2 norm of the whole gradient clipped. Weight decay acts on matrices, not on norms and biases.
+
+    Its moments are float32 on the parameters' device, or in 8 bits, or in the CPU's memory, as the config says.
 
     With several ranks, every rank calls every method. A gradient is the sum over the ranks: FSDP sums those of sharded
     parameters, and `step` those of parameters that every rank holds in full.
@@ -27,14 +30,13 @@ class Optimizer:
         self._parameters = parameters
         self._process_group = process_group
         self._clip_norm = config.clip_norm
-        matrices = [p for p in parameters.values() if p.ndim >= 2]
-        others = [p for p in parameters.values() if p.ndim < 2]
-        self._adamw = torch.optim.AdamW(
-            [{"params": matrices, "weight_decay": config.weight_decay}, {"params": others, "weight_decay": 0.0}],
-            lr=config.lr,
-            betas=config.betas,
-            fused=True,
-        )
+        self._betas = config.betas
+        self._weight_decay = config.weight_decay
+        in_8_bits = config.optimizer == "adamw_8bit"
+        self._moments = {
+            name: Moments(parameter, in_8_bits=in_8_bits, offload=config.optimizer_offload)
+            for name, parameter in parameters.items()
+        }
 
     def step(self, lr: float, *, scale: float = 1.0) -> float:
         """Clip the gradient, update the parameters, clear the gradient. Returns its L2 norm before it was clipped.
@@ -52,11 +54,27 @@ class Optimizer:
         if not math.isfinite(norm):
             raise TrainingFailed("nan_gradient", f"the gradient's norm is {norm}; lower the learning rate")
         if norm > 0:
-            for group in self._adamw.param_groups:
-                group["lr"] = lr
-            self._adamw.step()
-        self._adamw.zero_grad(set_to_none=True)
+            self._update(lr)
+        for parameter in self._parameters.values():
+            parameter.grad = None
         return norm
+
+    @torch.no_grad()
+    def _update(self, lr: float) -> None:
+        by_rule: dict[UpdateRule, list[Moments]] = {}
+        for moments in self._moments.values():
+            moments.start()
+            decay = self._weight_decay if moments.parameter.ndim >= 2 else 0.0
+            rule = UpdateRule(lr=lr, betas=self._betas, weight_decay=decay)
+            if moments.streamed:
+                moments.update_by_chunks(rule)
+            else:
+                by_rule.setdefault(rule, []).append(moments)
+        for rule, together in by_rule.items():
+            update_at_once(together, rule)
+        if any(moments.offload and moments.parameter.is_cuda for moments in self._moments.values()):
+            # What goes to pinned memory goes there by itself; it is read there after this.
+            torch.cuda.synchronize()
 
     def _gradients(self) -> list[Tensor]:
         """The gradients of all parameters; none where nothing was put through the model."""
@@ -70,24 +88,26 @@ class Optimizer:
         return [p.grad for p in self._parameters.values() if p.grad is not None]
 
     def move(self, device: torch.device) -> None:
-        """Move the state; the parameters are moved by their policy, before."""
-        for state in self._adamw.state.values():
-            for key, value in state.items():
-                state[key] = value.to(device)
+        """Move the state; the parameters are moved by their policy, before. What is offloaded stays where it is."""
+        for moments in self._moments.values():
+            moments.move(device)
 
-    def tensors(self) -> dict[str, Tensor]:
-        """The state as it is in memory, named `<parameter>/<exp_avg | exp_avg_sq | step>`; empty before a step."""
-        return {
-            f"{name}/{key}": value
-            for name, parameter in self._parameters.items()
-            for key, value in self._adamw.state.get(parameter, {}).items()
-        }
+    def gathered(self) -> Iterator[tuple[str, Tensor]]:
+        """Each full tensor of the state, named `<parameter>/<exp_avg | exp_avg_sq | step>`; none before a step.
+
+        Moments in 8 bits are their codes, as they are, beside `exp_avg_scale` and `exp_avg_sq_scale`. Every rank goes
+        through all of them, and one at a time is on the device.
+        """
+        for name, moments in self._moments.items():
+            for key, full in moments.gathered():
+                yield f"{name}/{key}", full
+
+    def sizes(self) -> dict[str, int]:
+        """Bytes of each tensor that `gathered` gives."""
+        return {f"{n}/{key}": size for n, moments in self._moments.items() for key, size in moments.sizes().items()}
 
     def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
-        """Restore what `tensors` returned. tensors: whole, the same on every rank."""
+        """Restore what `gathered` returned. tensors: whole, the same on every rank."""
         for key, value in tensors.items():
             name, kind = key.rsplit("/", 1)
-            parameter = self._parameters[name]
-            # Adam's step count is a scalar, which is not sharded.
-            local = distribute_like(value, parameter) if value.ndim else value.to(parameter.device)
-            self._adamw.state[parameter][kind] = local
+            self._moments[name].load(kind, value)

@@ -153,8 +153,8 @@ def test_a_resumed_run_has_the_bytes_of_a_straight_one(rounded: Path, tmp_path: 
     for k in (3, 4):
         again.step(random_batch(k))
     assert bytes_of(again.policy) == bytes_of(straight.policy)
-    assert {n: t.numpy().tobytes() for n, t in again.state.optimizer.tensors().items()} == {
-        n: t.numpy().tobytes() for n, t in straight.state.optimizer.tensors().items()
+    assert {n: t.numpy().tobytes() for n, t in again.state.optimizer.gathered()} == {
+        n: t.numpy().tobytes() for n, t in straight.state.optimizer.gathered()
     }
 
 

@@ -17,7 +17,7 @@ from synth.weights.tensor_file import FileDigest
 log = logging.getLogger(__name__)
 
 
-class Checkpoints:
+class CheckpointSaver:
     """The checkpoints of one training process, each announced to its owner when it is durable."""
 
     def __init__(

@@ -1,0 +1,168 @@
+"""Whether a job fits the devices that would train it, and if not, what would make it fit: by the arithmetic alone."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+
+import msgspec
+
+from synth.errors import Problem
+from synth.jobs.memory import forward_tokens, training_memory
+from synth.jobs.plan import TrainerDevice
+from synth.jobs.resolved import LoraSettings, RlJob, SftJob
+from synth.models.memory import in_words
+from synth.models.shape import ModelShape
+
+#: The share of a device that a suggestion may take: what is not in the arithmetic (CUDA's own memory, workspaces, what
+#: the allocator loses) has the rest. A job is refused only where the arithmetic alone exceeds the device.
+SHARE = 0.9
+
+_LEAST_TOKENS = 256
+_RANKS = (2, 4, 8)
+
+TrainingJob = RlJob | SftJob
+
+#: How a job file asks for an adapter.
+_MODES = {
+    RlJob: {"lora": 'trainer_mode = "lora"', "qlora": 'trainer_mode = "qlora"'},
+    SftJob: {"lora": '[training] mode = "lora"', "qlora": "[training] use_qlora = true"},
+}
+
+
+class _Change(msgspec.Struct, frozen=True):
+    """A change of a job file in words, and the job that it makes, of the ranks that train it."""
+
+    words: str
+    job: TrainingJob
+    ranks: int
+
+
+#: Makes one change to what came before it; None where it cannot.
+_Maker = Callable[[_Change, Callable[[_Change], bool]], _Change | None]
+
+
+def cannot_fit(job: TrainingJob, shape: ModelShape, on: TrainerDevice, *, where: str) -> Problem | None:
+    """Why a job cannot be trained on these devices, with the numbers; None where it may, or where nothing is known.
+
+    where: the place in the job's file that names the model. Images count as if there were none, as nobody knows how
+    many there will be.
+    """
+    if on.memory is None:
+        return None
+    ranks, dtype = on.ranks_of(job), on.dtype_of(job)
+    found = training_memory(job, shape, dtype=dtype, device=on.device, ranks=ranks)
+    needed = found.total - found.image_activations
+    if needed <= on.memory:
+        return None
+    parts = sorted(((size, name) for name, size in found.parts.items() if size), reverse=True)
+    told = ", ".join(
+        f"{name.replace('_', ' ')} {in_words(size)}" for size, name in parts if name != "image_activations"
+    )
+    devices = "one device, which has" if ranks == 1 else f"each of {ranks} devices, which have"
+    fixes = _suggestions(job, shape, on, ranks)
+    return Problem(
+        what=f"training {job.base_model!r} takes {in_words(needed)} on {devices} {in_words(on.memory)}: {told}",
+        expected=f"a job that takes at most {in_words(on.memory)}",
+        fix=f"any of: {'; '.join(fixes)}" if fixes else "choose a smaller model, or a device with more memory",
+        where=where,
+    )
+
+
+def _suggestions(job: TrainingJob, shape: ModelShape, on: TrainerDevice, ranks: int) -> list[str]:
+    """What makes the job fit with room to spare, the fewest changes: of those that train the same weights, and with an
+    adapter."""
+    assert on.memory is not None
+    most = int(SHARE * on.memory)
+
+    def fits(change: _Change) -> bool:
+        found = training_memory(change.job, shape, dtype=on.dtype_of(job), device=on.device, ranks=change.ranks)
+        return found.total - found.image_activations <= most
+
+    same, tokens = _savings(job, on, ranks), [_fewer_tokens]
+    # Fewer tokens come last, so that they say what is left for a forward.
+    found = _fewest([*same, *tokens], _Change("", job, ranks), fits)
+    for adapter in _adapters(job):
+        changed = adapter(_Change("", job, ranks), fits)
+        if fits(changed):
+            found.append(changed.words)
+        else:
+            found += _fewest([*same, *tokens], changed, fits)
+    return found
+
+
+def _fewest(makers: list[_Maker], start: _Change, fits: Callable[[_Change], bool]) -> list[str]:
+    """In words, the changes that make a job fit: single ones, where none is enough then pairs, and so on."""
+    for count in range(1, len(makers) + 1):
+        told: list[str] = []
+        for several in itertools.combinations(makers, count):
+            changed: _Change | None = start
+            for change in several:
+                changed = None if changed is None else change(changed, fits)
+            if changed is not None and fits(changed):
+                told.append(changed.words)
+        if told:
+            return told
+    return []
+
+
+def _savings(job: TrainingJob, on: TrainerDevice, ranks: int) -> list[_Maker]:
+    """What a job file can save with, and more devices; no result changes but for rounding."""
+    makers: list[_Maker] = []
+    if not job.activation_checkpointing:
+        makers.append(_setter("activation_checkpointing = true", activation_checkpointing=True))
+    if job.optimizer == "adamw":
+        makers.append(_setter('optimizer = "adamw_8bit"', optimizer="adamw_8bit"))
+    if not job.optimizer_offload and on.device == "cuda":
+        makers.append(_setter("optimizer_offload = true", optimizer_offload=True))
+    return [*makers, _more_ranks(ranks)]
+
+
+def _setter(words: str, **values: object) -> Callable[[_Change, Callable[[_Change], bool]], _Change]:
+    def change(before: _Change, fits: Callable[[_Change], bool]) -> _Change:
+        return _Change(_joined(before.words, words), msgspec.structs.replace(before.job, **values), before.ranks)
+
+    return change
+
+
+def _adapters(job: TrainingJob) -> Iterator[Callable[[_Change, Callable[[_Change], bool]], _Change]]:
+    """The adapters that a job could train in place of what it trains, with less memory."""
+    default = LoraSettings(r=16, alpha=32, dropout=0.0, targets="all-linear")
+    for mode, words in _MODES[type(job)].items():
+        if mode not in (job.mode, "lora" if job.mode == "qlora" else ""):
+            yield _setter(words, mode=mode, lora=job.lora or default)
+
+
+def _more_ranks(ranks: int) -> _Maker:
+    def change(before: _Change, fits: Callable[[_Change], bool]) -> _Change | None:
+        if before.job.parallelism.sharding == "replicated":
+            return None
+        for more in _RANKS:
+            if more > ranks:
+                made = _Change(_joined(before.words, f"{more} devices that train"), before.job, more)
+                if fits(made):
+                    return made
+        return None
+
+    return change
+
+
+def _fewer_tokens(before: _Change, fits: Callable[[_Change], bool]) -> _Change | None:
+    tokens = forward_tokens(before.job)
+    while tokens // 2 >= _LEAST_TOKENS:
+        tokens //= 2
+        made = _with_tokens(before, tokens)
+        if forward_tokens(made.job) > tokens:
+            return None  # a row of SFT is a forward of its own
+        if fits(made):
+            return made
+    return None
+
+
+def _with_tokens(before: _Change, tokens: int) -> _Change:
+    changed = msgspec.structs.replace(before.job, micro_batch_tokens=tokens)
+    return _Change(_joined(before.words, f"micro_batch_tokens = {tokens}"), changed, before.ranks)
+
+
+def _joined(before: str, words: str) -> str:
+    return f"{before} and {words}" if before else words

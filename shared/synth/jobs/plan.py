@@ -1,0 +1,108 @@
+"""The plan of a training job in bytes: what each rank holds, what serving holds, what goes through the blob store."""
+
+from __future__ import annotations
+
+import msgspec
+
+from synth.jobs.memory import Device, Dtype, TrainingMemory, moment_bytes, trained_parameters, training_memory
+from synth.jobs.resolved import RlJob, SftJob
+from synth.models.memory import WIDTHS, kv_bytes, kv_bytes_per_token
+from synth.models.shape import ModelShape
+
+#: Of one token of a batch: its id, its log-probability, its version, and whether it is trained
+#: (`synth.trajectories.batch.RolloutBatch`); its advantage, where credit is given turn by turn.
+_BATCH_TOKEN, _TOKEN_ADVANTAGE = 4 + 4 + 4 + 1, 4
+
+
+class TrainerDevice(msgspec.Struct, frozen=True, kw_only=True):
+    """What trains: `ranks` processes that train a job together, with a device of `memory` bytes each.
+
+    memory: None where nobody says. dtype: of the forward, where the job does not say, or on a CPU.
+    """
+
+    device: Device = "cuda"
+    dtype: Dtype = "bf16"
+    ranks: int = 1
+    memory: int | None = None
+
+    def ranks_of(self, job: RlJob | SftJob) -> int:
+        """How many ranks train a job: those that it asks for, on GPUs alone, else all."""
+        return (job.parallelism.world_size or self.ranks) if self.device == "cuda" else self.ranks
+
+    def dtype_of(self, job: RlJob | SftJob) -> Dtype:
+        """The dtype of a job's forward."""
+        return (job.parallelism.dtype or self.dtype) if self.device == "cuda" else self.dtype
+
+
+class ServingPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """What the engine holds. weights: of the base. kv_cache_per_token: of a token that every layer holds.
+
+    kv_cache: of all rollouts that run at a time, with as many tokens as each may sample; their prompts come on top.
+    rollouts, sampled_tokens: how many that is, and tokens of one; 0 where nothing is sampled.
+    """
+
+    weights: int
+    kv_cache_per_token: int
+    kv_cache: int
+    rollouts: int
+    sampled_tokens: int
+
+
+class BlobPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """What goes through the blob store. published: weights to serve, each iteration of RL, the finished model of SFT.
+
+    checkpoint: master weights and moments, each time that one is saved. batch: at most, what an iteration trains on
+    without its prompts; 0 for SFT. iteration: all of that in an iteration of RL that saves a checkpoint.
+    """
+
+    published: int
+    checkpoint: int
+    batch: int
+    iteration: int
+
+
+class JobPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """Bytes of a job. training: of each of `ranks` ranks; total: all of that on its device."""
+
+    device: Device
+    dtype: Dtype
+    ranks: int
+    training: TrainingMemory
+    total: int
+    serving: ServingPlan
+    blobs: BlobPlan
+
+
+def plan_job(job: RlJob | SftJob, shape: ModelShape, on: TrainerDevice) -> JobPlan:
+    """The plan of a job whose model has this shape, on these devices."""
+    dtype, ranks = on.dtype_of(job), on.ranks_of(job)
+    training = training_memory(job, shape, dtype=dtype, device=on.device, ranks=ranks)
+    rollouts = job.rollout.max_concurrent_rollouts if isinstance(job, RlJob) else 0
+    sampled = job.rollout.max_turns * job.rollout.sampling.max_tokens if isinstance(job, RlJob) else 0
+    return JobPlan(
+        device=on.device,
+        dtype=dtype,
+        ranks=ranks,
+        training=training,
+        total=training.total,
+        serving=ServingPlan(
+            weights=shape.parameters * WIDTHS[dtype],
+            kv_cache_per_token=kv_bytes_per_token(shape, dtype),
+            kv_cache=rollouts * kv_bytes(shape, sampled, dtype),
+            rollouts=rollouts,
+            sampled_tokens=sampled,
+        ),
+        blobs=_blobs(job, shape, dtype, sampled),
+    )
+
+
+def _blobs(job: RlJob | SftJob, shape: ModelShape, dtype: Dtype, sampled: int) -> BlobPlan:
+    weights = shape.parameters if job.lora is None else trained_parameters(job, shape)
+    published = WIDTHS[dtype] * weights
+    checkpoint = 4 * weights + moment_bytes(job, shape)
+    batch = 0
+    if isinstance(job, RlJob):
+        token = _BATCH_TOKEN + (_TOKEN_ADVANTAGE if job.rewards.turn_discount is not None else 0)
+        batch = job.batch_size * job.group_size * sampled * token
+    iteration = published + checkpoint + batch if isinstance(job, RlJob) else 0
+    return BlobPlan(published=published, checkpoint=checkpoint, batch=batch, iteration=iteration)
