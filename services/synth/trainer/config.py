@@ -122,7 +122,7 @@ class RlTrainConfig(TrainConfig, frozen=True, kw_only=True, forbid_unknown_field
     token_truncation: the cap on π_old/μ of one token (μ: the policy that sampled it).
     gates: whether sequences are rejected by their drift. gate_on_policy, gate_off_policy: the range that the geometric
     mean of π_old/μ may take over a sequence's tokens of lag 0, and over those of lag ≥ 1; outside it the sequence is
-    rejected (decision 28). CheckpointSaver store them as `gate_fresh` and `gate_stale`. gate_tokens: a mean over fewer has
+    rejected (decision 28). Checkpoints store them as `gate_fresh` and `gate_stale`. gate_tokens: a mean over fewer has
     a wider gate. rejected: whether the weight of rejected sequences goes to those that are kept ("leave") or is lost
     ("count").
     max_staleness: versions that a token may be behind; a sequence with an older one is not trained.
