@@ -32,7 +32,7 @@ from synth.trainer.protocol import (
 log = logs.get("learner_process")
 
 LearnerMessage = Ready | Stepped | Paused | Done | Failed
-#: CheckpointSaver that wait to be stored, beside the one that is. With more, the process has to wait for the store.
+#: Checkpoints that wait to be stored, beside the one that is. With more, the process has to wait for the store.
 _UNSTORED = 1
 # A message holds the figures of every step since the last checkpoint, as many as the job says.
 UNLIMITED_LINE = 1 << 62

@@ -144,7 +144,7 @@ class SynthRuns(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SynthCheckpoints(msgspec.Struct, frozen=True, kw_only=True):
-    """CheckpointSaver, newest first."""
+    """Checkpoints, newest first."""
 
     object: str = "list"
     data: list[SynthCheckpoint]
