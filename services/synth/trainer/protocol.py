@@ -87,6 +87,12 @@ class Pause(msgspec.Struct, tag="pause", tag_field="op"):
     """
 
 
+class Stored(msgspec.Struct, tag="stored", tag_field="op"):
+    """The checkpoint of a step, which `saved` announced, is stored: its folder is free."""
+
+    step: int
+
+
 class Ready(msgspec.Struct, tag="ready", tag_field="event"):
     """The model is loaded; `step` of `total` steps are done.
 

@@ -60,6 +60,7 @@ class ValidatorHandlers:
             uploaded=uploaded,
             trainer=self.trainer,
             python_graders=self.python_graders,
+            plugins=self.plugins,
         )
 
     async def give_up(self, event: Recorded, problem: Problem) -> None:

@@ -52,6 +52,10 @@ class Lease:
         """Mark progress: the task is in `stage`, and counts as hung after `deadline` seconds without another mark."""
         self._mark, self._stage, self._deadline = time.monotonic(), stage, deadline
 
+    def allow(self, seconds: float) -> None:
+        """Let the stage go on for so long from now without another mark, or as long as it has if that is longer."""
+        self._deadline = max(self._deadline, time.monotonic() - self._mark + seconds)
+
     @property
     def hung(self) -> bool:
         return time.monotonic() - self._mark > self._deadline

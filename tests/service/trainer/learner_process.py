@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import queue
@@ -64,6 +65,8 @@ class LearnerProcess:
         event = json.loads(line) if line else {}
         if event.get("event") == "saved":
             self.checkpoints[event["step"]] = event["folder"]
+            with contextlib.suppress(BrokenPipeError):
+                self.send(op="stored", step=event["step"])
         elif progress or event.get("event") != "progress":
             self._unread.append(event)
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
+from collections.abc import Iterator
 from pathlib import Path
 
-from synth.trainer.errors import CHECKPOINT_FAILED
+import torch
+
+from synth.trainer.errors import CHECKPOINT_FAILED, TrainingFailed
 from synth.trainer.learner.checkpoint.background_writer import BackgroundWriter
 from synth.trainer.learner.checkpoint.interval import checkpoint_interval
 from synth.trainer.learner.owner_channel import OwnerChannel
@@ -37,7 +41,12 @@ class CheckpointSaver:
         self._best_file = best_file
         self._every = checkpoint_interval(state.policy.config, state.size)
         log.info("a checkpoint of %.1f MB each %d steps", state.size / 1e6, self._every)
-        self._writer = BackgroundWriter(saved=self._announce, failed=self._fail, progress=channel.send_progress)
+        self._writer = BackgroundWriter(
+            saved=self._announce,
+            failed=self._fail,
+            progress=channel.send_progress,
+            wait_for_room=channel.wait_stored,
+        )
 
     def save_if_due(self) -> None:
         """Begin to save the step that was just done, if it is its turn. Every rank calls this."""
@@ -49,6 +58,15 @@ class CheckpointSaver:
         # `reports` holds the steps that the last checkpoint does not cover.
         if self.state.reports:
             self._save()
+
+    @contextlib.contextmanager
+    def finished_on_failure(self) -> Iterator[None]:
+        """Run the block. If training fails in it, the checkpoint that is being written is finished before."""
+        try:
+            yield
+        except (TrainingFailed, torch.OutOfMemoryError, MemoryError):
+            self.wait()
+            raise
 
     def wait(self) -> None:
         """Return when the last checkpoint is durable and announced."""

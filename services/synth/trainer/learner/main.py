@@ -115,33 +115,35 @@ def train_rl(start: Start, config: RlTrainConfig, channel: OwnerChannel) -> None
     turns.attach(policy, trainer.state.optimizer, *([reference] if reference is not None else []))
     _ready(trainer.state, _resume(trainer.state, start, channel), config.steps, channel)
     checkpoints = CheckpointSaver(trainer.state, work, total=config.steps, channel=channel)
-    while isinstance(message := _next_message(channel, turns), TrainBatch):
-        if message.iteration != trainer.state.step + 1:
-            raise TrainingFailed(
-                "out_of_order", f"asked for step {message.iteration}; {trainer.state.step} steps are done"
-            )
-        try:
-            batch = RolloutBatch.from_bytes(Path(message.batch).read_bytes())
-        except (OSError, ValueError) as error:
-            raise TrainingFailed("bad_batch", f"iteration {message.iteration}: {error}") from error
-        result = trainer.step(batch)
-        trained_at = time.time()
-        weights = work / f"policy-{result.step:06d}.safetensors"
-        written = policy.write_serving_weights(weights, version=result.step)
-        canary = _canary(trainer, config)
-        if written is not None:
-            channel.send(
-                Stepped(
-                    step=result.step,
-                    values=result.values | turns.metrics() | checkpoints.metrics(),
-                    trained_at=trained_at,
-                    weights=str(weights),
-                    weights_sha256=written.file.sha256,
-                    canary=canary,
+    with checkpoints.finished_on_failure():
+        while isinstance(message := _next_message(channel, turns), TrainBatch):
+            if message.iteration != trainer.state.step + 1:
+                raise TrainingFailed(
+                    "out_of_order", f"asked for step {message.iteration}; {trainer.state.step} steps are done"
                 )
-            )
-        # Whoever samples the next batch waits for these weights, and nobody for a checkpoint.
-        checkpoints.save_if_due()
+            try:
+                batch = RolloutBatch.from_bytes(Path(message.batch).read_bytes())
+            except (OSError, ValueError) as error:
+                raise TrainingFailed("bad_batch", f"iteration {message.iteration}: {error}") from error
+            result = trainer.step(batch)
+            trained_at = time.time()
+            result.values.update(turns.metrics() | checkpoints.metrics())
+            weights = work / f"policy-{result.step:06d}.safetensors"
+            written = policy.write_serving_weights(weights, version=result.step)
+            canary = _canary(trainer, config)
+            if written is not None:
+                channel.send(
+                    Stepped(
+                        step=result.step,
+                        values=result.values,
+                        trained_at=trained_at,
+                        weights=str(weights),
+                        weights_sha256=written.file.sha256,
+                        canary=canary,
+                    )
+                )
+            # Whoever samples the next batch waits for these weights, and nobody for a checkpoint.
+            checkpoints.save_if_due()
     if isinstance(message, Pause):
         _pause(checkpoints, channel)
         return
@@ -206,16 +208,17 @@ def train_sft(start: Start, config: SftTrainConfig, channel: OwnerChannel) -> No
     turns.attach(policy, trainer.state.optimizer)
     _ready(trainer.state, resumed, trainer.total, channel)
     checkpoints = CheckpointSaver(trainer.state, work, total=trainer.total, channel=channel, best_file=best_file)
-    while trainer.state.step < trainer.total:
-        if process_group.broadcast(channel.has_message()):
-            # During training the owner sends nothing but `pause`.
-            _pause(checkpoints, channel)
-            return
-        result = trainer.step()
-        values = result.values | turns.metrics() | checkpoints.metrics()
-        channel.send(Stepped(step=result.step, values=values, trained_at=time.time()))
-        checkpoints.save_if_due()
-        turns.give_up_if_awaited()
+    with checkpoints.finished_on_failure():
+        while trainer.state.step < trainer.total:
+            if process_group.broadcast(channel.has_message()):
+                # During training the owner sends nothing but `pause`.
+                _pause(checkpoints, channel)
+                return
+            result = trainer.step()
+            result.values.update(turns.metrics() | checkpoints.metrics())
+            channel.send(Stepped(step=result.step, values=result.values, trained_at=time.time()))
+            checkpoints.save_if_due()
+            turns.give_up_if_awaited()
     trainer.use_best()
     best = trainer.state.best
     _finish(checkpoints, work, channel, best_step=trainer.state.step if best is None else best[1])
@@ -230,7 +233,11 @@ def _encode(
         cache = TokenCache(Path(start.work_dir) / "tokens", max_bytes=sys.maxsize, processes=1)
     else:
         cache = TokenCache(
-            Path(given.folder), max_bytes=given.max_bytes, processes=given.processes, chunk_bytes=given.chunk_bytes
+            Path(given.folder),
+            max_bytes=given.max_bytes,
+            processes=given.processes,
+            chunk_bytes=given.chunk_bytes,
+            waiting=lambda: channel.send_progress("wait for tokens", 0, 1),
         )
     return (encode_file if config.dpo is None else encode_pair_file)(
         DatasetFile(Path(file.path), file.sha256, examples),

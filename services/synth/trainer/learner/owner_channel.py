@@ -19,10 +19,16 @@ from synth.trainer.learner.distributed.process_group import (
     bind_store,
     init_process_group,
 )
-from synth.trainer.protocol import Failed, Finish, Pause, Progressed, Start, TrainBatch
+from synth.trainer.protocol import Failed, Finish, Pause, Progressed, Saved, Start, Stored, TrainBatch
 
 _PROGRESS_SECONDS = 0.5
 _EXIT_ORPHANED = 3
+#: Checkpoints that the owner has not stored yet while another one is written: a slow store must not fill the disk.
+_UNSTORED = 1
+
+
+class _Op(msgspec.Struct):
+    op: str = ""
 
 
 class OwnerChannel:
@@ -35,6 +41,7 @@ class OwnerChannel:
         self._launcher: RankLauncher | None = None
         self._last_line = b""
         self._in: queue.Queue[bytes] = queue.Queue()
+        self._unstored, self._stored = 0, threading.Condition()
         self._last_progress, self._last_stage = 0.0, ""
         threading.Thread(target=self._read, args=(lines_in,), daemon=True).start()
 
@@ -55,8 +62,18 @@ class OwnerChannel:
     def send(self, event: msgspec.Struct) -> None:
         """Send one event, from rank 0 alone."""
         if self._rank == 0:
+            if isinstance(event, Saved):
+                with self._stored:
+                    self._unstored += 1
             with self._write_lock:
                 self._write(event)
+
+    def wait_stored(self) -> None:
+        """Return when the owner has stored all checkpoints but one. Each store has a deadline, which is the owner's."""
+        with self._stored:
+            while self._unstored > _UNSTORED:
+                self.send_progress("store", 0, 1)
+                self._stored.wait(_PROGRESS_SECONDS)
 
     def send_progress(self, stage: str, done: int, of: int) -> None:
         """Send a sign of life, at most two a second of one stage."""
@@ -96,6 +113,18 @@ class OwnerChannel:
 
     def _read(self, lines_in: IO[bytes]) -> None:
         for line in lines_in:
-            self._in.put(line)
+            if _is_stored(line):
+                with self._stored:
+                    self._unstored -= 1
+                    self._stored.notify_all()
+            else:
+                self._in.put(line)
         # The owner is gone: work that nobody will announce must not hold a GPU. Nothing durable is half-written.
         os._exit(_EXIT_ORPHANED)
+
+
+def _is_stored(line: bytes) -> bool:
+    try:
+        return msgspec.json.decode(line, type=_Op).op == Stored.__struct_config__.tag
+    except msgspec.DecodeError:
+        return False  # `recv` says what is wrong with it

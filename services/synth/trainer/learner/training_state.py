@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -43,8 +44,10 @@ _MACHINE_FIELDS = frozenset(
     {"device", "dtype", "threads", "deterministic", "world_size", "sharding", "reference_device", "checkpoint_bytes"}
 )
 
-# How many sequences of the last batch a checkpoint keeps: a resumed policy has to give them the same loss.
+# What a checkpoint keeps of the last batch: a resumed policy has to give it the same loss. Training waits for that
+# loss, which is a forward of so many tokens where a step is a forward and a backward of all: about 1 % of it.
 _PROBE_SEQUENCES = 8
+_PROBE_SHARE = 1 / 32
 
 
 @dataclass(frozen=True)
@@ -67,8 +70,8 @@ class Resumed:
 class TrainingState:
     """The progress of a training run, beside the policy itself.
 
-    step: steps done. reports: the metrics of each step that no checkpoint stores yet. probe: up to 8 sequences of the
-    last batch, whose loss a resumed run must reproduce. probe_temperature: that at which the probe is scored. best: the
+    step: steps done. reports: the metrics of each step that no checkpoint stores yet. probe: some sequences of the last
+    batch, whose loss a resumed run must reproduce. probe_temperature: that at which the probe is scored. best: the
     lowest validation loss and its step. canary: the canary's token ids. reference: what a job compares its policy with
     that has no reference model at hand, by name.
     """
@@ -89,9 +92,15 @@ class TrainingState:
         )
 
     def set_probe(self, sequences: SequenceSource, indices: list[int], *, temperature: float = 1.0) -> None:
-        """Keep the first few of these sequences; the next checkpoint stores them and their loss for `resume`."""
+        """Keep the first few of these sequences; the next checkpoint stores them and their loss for `resume`.
+
+        One at least, and no more than have a small share of all tokens.
+        """
         if indices:
-            self.probe = sequences.select(indices[:_PROBE_SEQUENCES])
+            lengths = sequences.lengths(indices)
+            ends = itertools.accumulate(lengths[i] for i in indices[:_PROBE_SEQUENCES])
+            within = sum(end <= _PROBE_SHARE * sum(lengths.values()) for end in ends)
+            self.probe = sequences.select(indices[: max(1, within)])
             self.probe_temperature = temperature
             self._keep_images()
 

@@ -115,9 +115,9 @@ class Announcer:
             await self._publisher.fenced(event, fence=self._fence, id=f"{self._fence.attempt}:{k}")
             self._announced.weights[self._fence.attempt, k] = ref
             values["seconds_publish"] = time.time() - stepped.trained_at
-        self._queue_step(k, values)
-        if self._queued:
-            self._provisional.add(k, self._queued[-1].values)
+        event = self._queue_step(k, values)
+        if event is not None:
+            self._provisional.add(k, event.values)
 
     async def publish_model(self, ref: ModelRef, *, kind: str, step: int) -> None:
         """Publish the finished model."""
@@ -183,14 +183,17 @@ class Announcer:
             await self._publisher.fenced(event, fence=self._fence, id=f"{self._fence.attempt}:{uris[0]}")
             await self._blobs.delete(uris)
 
-    def _queue_step(self, step: int, values: dict[str, float]) -> None:
-        if step > self._announced.last_step:
-            # JSON has no NaN: a value that is not finite would make the whole event unreadable.
-            finite = {name: value for name, value in values.items() if math.isfinite(value)}
-            event = TrainStep(step=step, of=self._total, attempt=self._fence.attempt, values=finite)
-            self._queued.append(event)
-            if self._watch is not None:
-                self._watch.add_step(event)
+    def _queue_step(self, step: int, values: dict[str, float]) -> TrainStep | None:
+        """The event of a step, which waits for its checkpoint; None where it is in the log."""
+        if step <= self._announced.last_step:
+            return None
+        # JSON has no NaN: a value that is not finite would make the whole event unreadable.
+        finite = {name: value for name, value in values.items() if math.isfinite(value)}
+        event = TrainStep(step=step, of=self._total, attempt=self._fence.attempt, values=finite)
+        self._queued.append(event)
+        if self._watch is not None:
+            self._watch.add_step(event)
+        return event
 
     async def _announce_queued_steps(self, *, up_to: int) -> None:
         covered = [event for event in self._queued if event.step <= up_to]

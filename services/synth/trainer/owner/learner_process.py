@@ -26,14 +26,13 @@ from synth.trainer.protocol import (
     Saved,
     Start,
     Stepped,
+    Stored,
     TrainBatch,
 )
 
 log = logs.get("learner_process")
 
 LearnerMessage = Ready | Stepped | Paused | Done | Failed
-#: Checkpoints that wait to be stored, beside the one that is. With more, the process has to wait for the store.
-_UNSTORED = 1
 # A message holds the figures of every step since the last checkpoint, as many as the job says.
 UNLIMITED_LINE = 1 << 62
 # Environment variables that the process does not get: the secrets of the bus and of the blob store, since it talks to
@@ -55,11 +54,10 @@ class LearnerProcess:
         self._process = process
         self._on_progress: Callable[[Progressed], None] = lambda progressed: None
         self._log = asyncio.create_task(self._forward_log())
-        self.saved: asyncio.Queue[Saved | None] = asyncio.Queue(_UNSTORED)
+        self.saved: asyncio.Queue[Saved | None] = asyncio.Queue()
         self._messages: asyncio.Queue[LearnerMessage | None] = asyncio.Queue()
         self._stage = ""
         self._heard_at = time.monotonic()
-        self._held_up = False
         self._reader = asyncio.create_task(self._read())
 
     @classmethod
@@ -97,7 +95,7 @@ class LearnerProcess:
         self._on_progress = progress
         await self.send(start)
 
-    async def send(self, message: Start | TrainBatch | Pause | Finish) -> None:
+    async def send(self, message: Start | TrainBatch | Pause | Finish | Stored) -> None:
         """Send one message. Raises `LearnerStopped` when the process is gone."""
         assert self._process.stdin is not None
         try:
@@ -118,13 +116,13 @@ class LearnerProcess:
             while not receiving.done():
                 stage, seconds = self._stage, silence(self._stage)
                 left = self._heard_at + seconds - time.monotonic()
-                if left <= 0 and not self._held_up:
+                if left <= 0:
                     self._process.kill()
                     setting = "SYNTH_MODEL_IO_S" if stage in FILE_STAGES else "SYNTH_CHILD_SILENCE_S"
                     what = f"the training process {'made no progress' if stage == TOKENISE else 'said nothing'}"
                     since = stage and f", since it began to {stage}"
                     raise LearnerStopped(f"{what} for {seconds:.0f} s{since} ({setting})")
-                await asyncio.wait([receiving], timeout=seconds if self._held_up else left)
+                await asyncio.wait([receiving], timeout=left)
             message = receiving.result()
         finally:
             receiving.cancel()
@@ -137,7 +135,7 @@ class LearnerProcess:
             await self._read_lines()
         finally:
             self._messages.put_nowait(None)
-            await self.saved.put(None)
+            self.saved.put_nowait(None)
 
     async def _read_lines(self) -> None:
         assert self._process.stdout is not None
@@ -150,14 +148,12 @@ class LearnerProcess:
                 self._stage, at = message.stage, message.done if message.stage == TOKENISE else -1
                 self._heard_at = time.monotonic()
                 self._on_progress(message)
-            elif isinstance(message, Saved):
-                # What it says while nobody reads is not silence.
-                self._held_up = True
-                await self.saved.put(message)
-                self._held_up, self._heard_at = False, time.monotonic()
             else:
                 self._stage, self._heard_at = "", time.monotonic()
-                self._messages.put_nowait(message)
+                if isinstance(message, Saved):
+                    self.saved.put_nowait(message)
+                else:
+                    self._messages.put_nowait(message)
 
     async def stop(self) -> None:
         """Stop the process by closing its input, and kill it if it has not ended after 5 s."""

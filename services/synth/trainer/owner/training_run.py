@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import time
 from collections.abc import Callable, Coroutine
@@ -46,6 +47,7 @@ from synth.trainer.protocol import (
     Progressed,
     Ready,
     Stepped,
+    Stored,
     TrainBatch,
 )
 from synth.weights.local_model import training_source
@@ -181,6 +183,12 @@ class _TrainingRun:
             if stores.done():
                 stores.result()
             return await trains
+        except JobFailure:
+            # What was saved before is the user's.
+            stored = asyncio.create_task(self.all_stored())
+            await asyncio.wait([stored, stores], return_when=asyncio.FIRST_COMPLETED)
+            stored.cancel()
+            raise
         finally:
             for task in (trains, stores):
                 task.cancel()
@@ -192,13 +200,16 @@ class _TrainingRun:
         )
         limit = self.attempt.settings.model_io_s
         while (written := await self.learner.saved.get()) is not None:
+            self.attempt.lease.allow(limit + _MARGIN_S)
             try:
                 async with asyncio.timeout(limit):
                     await self.announcer.store_checkpoint(written, keep=keep)
             except TimeoutError as error:
                 what = f"the checkpoint of step {written.step} was not stored within {limit:.0f} s (SYNTH_MODEL_IO_S)"
-                raise Transient(what) from error
+                raise LearnerStopped(what) from error
             self.learner.saved.task_done()
+            with contextlib.suppress(LearnerStopped):  # it may have ended, and need no answer
+                await self.learner.send(Stored(step=written.step))
         self.learner.saved.task_done()
 
     async def all_stored(self) -> None:
@@ -230,6 +241,7 @@ class _TrainingRun:
 
         Raises `JobFailure` where no step has changed the policy, and it did not earn the most either.
         """
+        await self.all_stored()
         warned = self.demand
         if warned is None and self.watch is not None:
             warned = await self.watch.announce_end(self.attempt.announced.last_step)

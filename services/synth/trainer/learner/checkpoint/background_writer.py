@@ -19,7 +19,8 @@ class BackgroundWriter:
     """Writes the snapshots of one training process.
 
     saved: called, in the thread, with the step, the folder and the digest of each of its files, when all of it is
-    durable; on rank 0 alone. failed: called, in the thread, with what ended a write.
+    durable; on rank 0 alone. failed: called, in the thread, with what ended a write. wait_for_room: returns when
+    another checkpoint may be written.
     """
 
     def __init__(
@@ -28,10 +29,12 @@ class BackgroundWriter:
         saved: Callable[[int, Path, dict[str, FileDigest]], None],
         failed: Callable[[Exception], None],
         progress: ProgressCallback,
+        wait_for_room: Callable[[], None] = lambda: None,
     ) -> None:
         self._saved = saved
         self._failed = failed
         self._progress = progress
+        self._wait_for_room = wait_for_room
         self._thread: threading.Thread | None = None
         self._written, self._size = 0, 0
         self._blocked_s = 0.0
@@ -40,6 +43,9 @@ class BackgroundWriter:
         """Wait for the write before, take a snapshot, and begin to write it to a folder. Every rank calls this."""
         started = time.perf_counter()
         self.wait()
+        self._wait_for_room()
+        # The first one allocates as much memory as it copies, and pins it.
+        self._progress("checkpoint", 0, 1)
         snapshot = take_snapshot()
         self._blocked_s += time.perf_counter() - started
         self._written, self._size = 0, snapshot.size

@@ -80,7 +80,10 @@ def write_checkpoint(folder: Path, snapshot: Snapshot, *, progress: Progress | N
     for name, source in snapshot.copies.items():
         files[name] = _copy(partial / name, source)
     if snapshot.rank:
-        write_atomically(_rank_file(partial, snapshot.rank), msgspec.json.encode(files))
+        # That it is there tells rank 0, which may rename the folder at once: nothing may follow the rename.
+        written = partial / f".rank-{snapshot.rank}.partial"
+        written.write_bytes(msgspec.json.encode(files))
+        written.replace(_rank_file(partial, snapshot.rank))
         return {}
     for rank in range(1, snapshot.ranks):
         files |= _take_rank_file(_rank_file(partial, rank))

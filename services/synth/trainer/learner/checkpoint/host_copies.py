@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
+
+log = logging.getLogger(__name__)
 
 
 class HostCopies:
@@ -38,9 +42,21 @@ class HostCopies:
     def _buffer(self, name: str, tensor: Tensor, dtype: torch.dtype) -> Tensor:
         buffer = self._buffers.get(name)
         if buffer is None or buffer.shape != tensor.shape or buffer.dtype != dtype:
-            buffer = torch.empty(tensor.shape, dtype=dtype, pin_memory=tensor.is_cuda)
-            self._buffers[name] = buffer
+            buffer = self._buffers[name] = torch.empty(tensor.shape, dtype=dtype)
+            if tensor.is_cuda:
+                _pin(buffer)
         return buffer
+
+
+def _pin(tensor: Tensor) -> None:
+    """Pin memory as it is: torch's own allocator of pinned memory would round it up to a power of two.
+
+    What cannot be pinned is copied to more slowly, and is right all the same.
+    """
+    runtime: Any = torch.cuda.cudart()
+    failed = int(runtime.cudaHostRegister(tensor.data_ptr(), tensor.nbytes, 0)) if tensor.nbytes else 0
+    if failed:
+        log.warning("%.1f MB of main memory cannot be pinned (CUDA error %d)", tensor.nbytes / 1e6, failed)
 
 
 def assign_to_ranks(sizes: Mapping[str, int], ranks: int) -> dict[str, int]:

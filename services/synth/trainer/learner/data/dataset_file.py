@@ -98,6 +98,9 @@ class DatasetFile:
         end = self.end()
 
         def waiting() -> None:
+            # The other process may look at chunks that are there, and the figure stays: whoever owns it sees to it
+            # that it does not hang.
+            cache.waiting()
             progress(min(end, cache.chunk_bytes * sum(1 for _ in folder.path.glob("*.tokens"))), end)
 
         with folder.writing(waiting):

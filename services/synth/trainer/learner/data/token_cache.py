@@ -30,13 +30,14 @@ class TokenCache:
     """folder: of all tokenised files. max_bytes: what they may take; what is in use stays beyond it.
 
     processes: that tokenise at the same time. chunk_bytes: of the source that become one chunk, to the next end of a
-    line.
+    line. waiting: called again and again while another process writes what this one needs.
     """
 
     folder: Path
     max_bytes: int
     processes: int
     chunk_bytes: int = 16 << 20
+    waiting: Callable[[], None] = lambda: None
 
     def use(self, key: str) -> FolderInUse:
         """The folder of this key, made where it is not there, in use from now on."""

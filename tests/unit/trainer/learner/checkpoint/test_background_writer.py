@@ -142,3 +142,17 @@ def test_the_interval_that_a_job_says_is_its_own() -> None:
     assert checkpoint_interval(sft_config(), 96 * GIB) == 1200
     small = msgspec.structs.replace(sft_config(), checkpoint_bytes=GIB)
     assert checkpoint_interval(small, 2 * GIB) == 200
+
+
+def test_nothing_more_is_saved_than_there_is_room_for(trainer: RlTrainer, tmp_path: Path) -> None:
+    asked = threading.Event()
+    writer = BackgroundWriter(
+        saved=lambda step, folder, files: None,
+        failed=lambda error: None,
+        progress=lambda stage, done, of: None,
+        wait_for_room=asked.set,
+    )
+    trainer.step(random_batch(1))
+    writer.save(tmp_path / "1", trainer.state.snapshot)
+    writer.wait()
+    assert asked.is_set()
