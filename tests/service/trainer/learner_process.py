@@ -57,6 +57,7 @@ class LearnerProcess:
         """The folder of the checkpoint of a step, when it is durable."""
         deadline = time.monotonic() + _DEADLINE_SECONDS
         while step not in self.checkpoints:
+            assert not self._unread or self._unread[-1], f"it ended: {self._unread}"
             self._read_one(deadline)
         return self.checkpoints[step]
 

@@ -212,6 +212,12 @@ class _TrainingRun:
                 await self.learner.send(Stored(step=written.step))
         self.learner.saved.task_done()
 
+    async def save_what_is_trained(self) -> None:
+        """Have the learner save its last step before the job fails for a reason that is not the learner's."""
+        with contextlib.suppress(JobFailure, LearnerStopped):  # it has ended, and the job fails for its reason
+            await self.learner.send(Pause())
+            await self.recv(Paused)
+
     async def all_stored(self) -> None:
         """Return when every checkpoint that the learner has announced is stored."""
         self.attempt.lease.progress("publish", deadline=self.attempt.settings.model_io_s)
@@ -239,9 +245,10 @@ class _TrainingRun:
     async def reason_of_end(self) -> str:
         """Why the job succeeds, "" where it has done what it was asked for; announces it if nothing was trained.
 
+        To be called when its last step is announced.
+
         Raises `JobFailure` where no step has changed the policy, and it did not earn the most either.
         """
-        await self.all_stored()
         warned = self.demand
         if warned is None and self.watch is not None:
             warned = await self.watch.announce_end(self.attempt.announced.last_step)
@@ -336,12 +343,17 @@ async def _train_rl(run: _TrainingRun, job: RlJob) -> Done | Paused:
             log.info("step", step=k, publish_seconds=round(time.monotonic() - published, 4))
             run.raise_for_collapse()
         await run.wait_unless_paused(feed.wait_evaluations())
-        run.reason = await run.reason_of_end()
         await run.learner.send(Finish())
-        return await run.recv(Done)
+        done = await run.recv(Done)
+        await run.all_stored()
+        run.reason = await run.reason_of_end()
+        return done
     except _PauseRequested:
         await run.learner.send(Pause())
         return await run.recv(Paused)
+    except JobFailure:
+        await run.save_what_is_trained()
+        raise
     finally:
         await feed.close()
 

@@ -59,7 +59,8 @@ class Ownership:
         """The ending that `work` returns, or the one that interrupts it; `work` is then cancelled.
 
         last_step: the last training step that is announced, of which a cancellation or a pause speaks.
-        pausing: set when the user asks for a pause; `work` then has `pause_s` seconds to end by itself.
+        pausing: set when the user asks for a pause, or the job cannot go on; `work` then has `pause_s` seconds to end
+        by itself.
         A `Permanent` error of `work` is the job's failure; any other error is raised.
         """
         pausing = pausing or asyncio.Event()
@@ -71,6 +72,10 @@ class Ownership:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             if working.done():
                 return working.result()
+            if interrupted.done() and interrupted.result() is not None:
+                # The job fails, and keeps what it has made, as in a pause.
+                pausing.set()
+                await asyncio.wait([working], timeout=pause_s)
             while not working.done():
                 working.cancel()
                 await asyncio.wait([working], timeout=_CANCEL_S)
