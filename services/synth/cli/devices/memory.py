@@ -63,7 +63,7 @@ def memory_rows(plan: JobPlan) -> list[tuple[str, str, str]]:
     return [
         *rows,
         ("  published weights", in_words(blobs.published), "to serve"),
-        ("  checkpoint", in_words(blobs.checkpoint), "master weights and moments"),
+        ("  checkpoint", in_words(blobs.checkpoint), "master weights and moments; copied to main memory to be written"),
         ("turns at one GPU", in_words(plan.training.moved), "of training wait in main memory, or the served weights"),
     ]
 
