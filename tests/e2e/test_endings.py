@@ -15,7 +15,7 @@ def test_a_job_whose_policy_masters_its_environment_ends_as_solved_with_its_mode
     training = "async_level = 1\nsolved_after = 3\ncheckpoint_every = 7"
     config = rl("tiny-qwen3", "URL", iterations=60, env="one_letter", training=training)
     with served(one_letter()) as app:
-        text = config.replace("URL", app.url).replace("learning_rate = 1e-3", "learning_rate = 0.1")
+        text = config.replace("URL", app.url).replace("learning_rate = 1e-3", "learning_rate = 0.03")
         id = platform.submit(text)
         watched = platform.shell.run("jobs", "watch", id, timeout=JOB_S)
     job = platform.shell.json("jobs", "get", id)
