@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from synth.trainer.owner.learner_process import UNLIMITED_LINE, LearnerPool, LearnerProcess, LearnerStopped
-from synth.trainer.protocol import Failed, Start
+from synth.trainer.protocol import Failed, Start, Stored
 
 DEADLINE_S = 60
 
@@ -140,3 +140,12 @@ async def test_a_message_may_be_as_long_as_the_steps_of_a_job_make_it() -> None:
         assert len(said.detail) == 17 << 20
     finally:
         await process.stop()
+
+
+async def test_a_message_to_a_process_that_has_ended_is_refused_as_such() -> None:
+    process = await saying()
+    os.kill(process.pid, signal.SIGKILL)
+    await process.wait_stopped()
+    with pytest.raises(LearnerStopped, match="gone"):
+        await process.send(Stored(step=1))
+    await process.stop()

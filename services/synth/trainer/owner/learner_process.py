@@ -98,6 +98,8 @@ class LearnerProcess:
     async def send(self, message: Start | TrainBatch | Pause | Finish | Stored) -> None:
         """Send one message. Raises `LearnerStopped` when the process is gone."""
         assert self._process.stdin is not None
+        if self._process.stdin.is_closing():
+            raise LearnerStopped(f"the training process is gone ({await self._process.wait()})")
         try:
             self._process.stdin.write(msgspec.json.encode(message) + b"\n")
             await self._process.stdin.drain()
