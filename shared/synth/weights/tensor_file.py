@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -56,10 +56,20 @@ def save_tensors(
 
     The same tensors give the same bytes. progress: called with the number of bytes of each piece that is written.
     """
+    return write_hashed(path, _pieces(tensors, header), progress=progress)
+
+
+def write_hashed(
+    path: Path, pieces: Iterable[bytes | memoryview], *, progress: Callable[[int], None] | None = None
+) -> FileDigest:
+    """Write a file piece by piece, so that a crash leaves all of it or nothing, and hash it on the way.
+
+    progress: called with the number of bytes of each piece that is written.
+    """
     partial = path.with_name(f".{path.name}.partial")
     digest = hashlib.sha256()
     with partial.open("wb") as file:
-        for piece in _pieces(tensors, header):
+        for piece in pieces:
             digest.update(piece)
             file.write(piece)
             if progress is not None:

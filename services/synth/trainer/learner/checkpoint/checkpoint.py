@@ -9,7 +9,6 @@ complete or not at all; a checkpoint that does not verify, or does not reproduce
 
 from __future__ import annotations
 
-import hashlib
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -31,8 +30,8 @@ from synth.trainer.learner.checkpoint.snapshot import (
     CheckpointState,
     Snapshot,
 )
-from synth.weights.durable import commit, sync_path, write_atomically
-from synth.weights.tensor_file import FileDigest, TensorFiles, hash_file, load_tensors, save_tensors
+from synth.weights.durable import sync_path
+from synth.weights.tensor_file import FileDigest, TensorFiles, hash_file, load_tensors, save_tensors, write_hashed
 
 _PIECE = 8 << 20
 _POLL_SECONDS = 0.02
@@ -123,19 +122,12 @@ def load_checkpoint(folder: Path) -> LoadedCheckpoint:
 
 def _write(path: Path, body: bytes) -> FileDigest:
     path.parent.mkdir(exist_ok=True)
-    write_atomically(path, body)
-    return FileDigest(hashlib.sha256(body).hexdigest(), len(body))
+    return write_hashed(path, [body])
 
 
 def _copy(path: Path, source: IO[bytes]) -> FileDigest:
-    digest, partial = hashlib.sha256(), path.with_name(f".{path.name}.partial")
-    with source, partial.open("wb") as file:
-        while piece := source.read(_PIECE):
-            digest.update(piece)
-            file.write(piece)
-        size = file.tell()
-    commit(partial, path)
-    return FileDigest(digest.hexdigest(), size)
+    with source:
+        return write_hashed(path, iter(lambda: source.read(_PIECE), b""))
 
 
 def _rank_file(partial: Path, rank: int) -> Path:

@@ -32,10 +32,12 @@ class HostCopies:
         rank_of: the rank that writes each tensor. dtype: of the copies; None: of the tensors.
         """
         copies: dict[str, Tensor] = {}
+        on_gpu = False
         for name, full in tensors:
             if rank_of[name] == rank:
                 copies[name] = self._buffer(name, full, dtype or full.dtype).copy_(full, non_blocking=True)
-        if any(buffer.is_pinned() for buffer in copies.values()):
+                on_gpu |= full.is_cuda
+        if on_gpu:
             torch.cuda.synchronize()
         return copies
 
