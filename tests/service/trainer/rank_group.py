@@ -169,7 +169,7 @@ def train_on_two_ranks(models: Models, folder: Path, resumes: dict[str, Path]) -
             process.start()
     for process in processes:
         process.join(_DEADLINE_S)
-        assert process.exitcode == 0
+        assert process.exitcode == 0, f"a rank ended with {process.exitcode}"
 
 
 def read_trained(folder: Path) -> TrainedRun:
