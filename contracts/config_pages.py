@@ -15,13 +15,13 @@ from pydantic import BaseModel, PlainValidator, SecretStr
 from pydantic.fields import FieldInfo
 
 from synth.bus.server.topology import SERVICES
-from synth.http_guard import GuardSettings
 from synth.jobs.parse.unsupported import UNSUPPORTED
 from synth.jobs.schema.eval import EvalConfig
 from synth.jobs.schema.filter import FilterConfig
 from synth.jobs.schema.rl import RlConfig
 from synth.jobs.schema.sections import keys_of
 from synth.jobs.schema.sft import SftConfig
+from synth.outbound.http_guard import GuardSettings
 from synth.runtime.settings import ServiceSettings
 from synth.synthd import BusSettings
 

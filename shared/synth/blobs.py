@@ -8,12 +8,13 @@ complete. One API for a local folder, S3, GCS and Azure (obstore).
 from __future__ import annotations
 
 import asyncio
+import errno
 import hashlib
 import os
 import shutil
 import uuid
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable, Generator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -22,12 +23,15 @@ import msgspec
 import obstore
 from obstore.store import LocalStore, from_url
 
-from synth.errors import Permanent
+from synth.errors import Permanent, Transient
 from synth.events import BlobRef
 
 _CHUNK = 4 << 20
 # Beside the tree, not in it: a checkpoint has a manifest.json of its own.
+_FULL_DISK_DELAY_S = 15.0
 _MANIFEST = ".manifest.json"
+# Where a local store writes what is not whole yet.
+_INCOMING = ".incoming"
 #: Tries of one rename; each but the last met a deletion between two system calls.
 _RENAMES = 100
 
@@ -50,6 +54,18 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
         return sum(ref.size for ref in self.files.values())
 
 
+def blob_key(uri: str) -> str:
+    """Where a blob lies in its store. Raises `BlobMissing` for an address that leads out, which only a thief names."""
+    key = uri.removeprefix("blob://")
+    if _leads_out(key):
+        raise BlobMissing(f"{uri!r} is no address of a blob")
+    return key
+
+
+def _leads_out(path: str) -> bool:
+    return "\0" in path or any(part in ("", ".", "..") for part in path.split("/"))
+
+
 @dataclass(frozen=True)
 class BlobStore:
     """The cluster's blobs. root: their folder on the local disk, None when the store is remote."""
@@ -68,9 +84,11 @@ class BlobStore:
 
     async def put_bytes(self, key: str, body: bytes) -> BlobRef:
         """Write a small blob whole."""
+        blob_key(key)
         ref = BlobRef(uri=f"blob://{key}", size=len(body), sha256=hashlib.sha256(body).hexdigest())
         if self.root is not None:
-            await asyncio.to_thread(self._write_local, key, body)
+            with _full_disk_is_transient():
+                await asyncio.to_thread(self._write_local, key, body)
         else:
             await obstore.put_async(self.store, key, body)
         return ref
@@ -80,10 +98,12 @@ class BlobStore:
 
         move: the file is ours to take (a rename on the same disk). sha256: of whoever hashed it while writing it.
         """
+        blob_key(key)
         size = path.stat().st_size
         sha256 = sha256 or (await asyncio.to_thread(_digest, path))[1]
         if self.root is not None:
-            await asyncio.to_thread(self._take_local, key, path, move)
+            with _full_disk_is_transient():
+                await asyncio.to_thread(self._take_local, key, path, move)
         else:
             await obstore.put_async(self.store, key, path)
             if move:
@@ -113,7 +133,7 @@ class BlobStore:
     async def get_bytes(self, ref: BlobRef) -> bytes:
         """Read a blob whole. Raises `BlobMissing`, `BlobCorrupt`."""
         try:
-            body = bytes(await (await obstore.get_async(self.store, _key(ref))).bytes_async())
+            body = bytes(await (await obstore.get_async(self.store, blob_key(ref.uri))).bytes_async())
         except FileNotFoundError as error:
             raise BlobMissing(f"{ref.uri} is not in the blob store") from error
         if hashlib.sha256(body).hexdigest() != ref.sha256:
@@ -132,7 +152,7 @@ class BlobStore:
         if (end := min(end, ref.size)) <= start:
             return b""
         try:
-            return bytes(await obstore.get_range_async(self.store, _key(ref), start=start, end=end))
+            return bytes(await obstore.get_range_async(self.store, blob_key(ref.uri), start=start, end=end))
         except FileNotFoundError as error:
             raise BlobMissing(f"{ref.uri} is not in the blob store") from error
 
@@ -140,19 +160,22 @@ class BlobStore:
         """Read a blob in pieces, at constant memory; its digest is not checked."""
         if self.root is not None:
             # obstore reads a local file in small pieces, for thirty times the CPU time.
-            async for piece in _pieces(self.root / _key(ref), ref):
+            async for piece in _pieces(self.root / blob_key(ref.uri), ref):
                 yield piece
             return
         try:
-            reply = await obstore.get_async(self.store, _key(ref))
+            reply = await obstore.get_async(self.store, blob_key(ref.uri))
         except FileNotFoundError as error:
             raise BlobMissing(f"{ref.uri} is not in the blob store") from error
         async for chunk in reply.stream(min_chunk_size=_CHUNK):
             yield bytes(chunk)
 
     async def manifest(self, tree: BlobRef) -> Manifest:
-        """The files of a tree."""
-        return msgspec.json.decode(await self.get_bytes(tree), type=Manifest)
+        """The files of a tree. Raises `BlobMissing`, `BlobCorrupt`."""
+        found = msgspec.json.decode(await self.get_bytes(tree), type=Manifest)
+        if outside := [name for name in found.files if _leads_out(name)]:
+            raise BlobCorrupt(f"{tree.uri} names a file outside its folder: {outside[0]!r}")
+        return found
 
     async def fetch(self, ref: BlobRef, path: Path, *, progress: Callable[[int], None] = lambda done: None) -> Path:
         """Return a blob as a local file, checked. On a local store it is the blob itself: read it, never write it.
@@ -161,7 +184,7 @@ class BlobStore:
         or another.
         """
         if self.root is not None:
-            local = self.root / _key(ref)
+            local = self.root / blob_key(ref.uri)
             if not local.exists():
                 raise BlobMissing(f"{ref.uri} is not in the blob store")
             await _check(local, ref, progress)
@@ -194,7 +217,7 @@ class BlobStore:
         if self.root is not None:
             for ref in needed.values():
                 await self.fetch(ref, directory)
-            return self.root / _key(tree).removesuffix(_MANIFEST)
+            return self.root / blob_key(tree.uri).removesuffix(_MANIFEST)
         for name, ref in needed.items():
             await self.fetch(ref, directory / name)
         return directory
@@ -202,11 +225,19 @@ class BlobStore:
     async def delete(self, uris: list[str]) -> None:
         """Remove blobs; one that is gone already is no error. A local folder goes with its last blob."""
         for uri in uris:
-            key = uri.removeprefix("blob://")
+            if _leads_out(key := uri.removeprefix("blob://")):
+                continue  # Nothing is there, and the others must go all the same.
             with suppress(FileNotFoundError):
                 await obstore.delete_async(self.store, key)
             if self.root is not None:
                 await asyncio.to_thread(_remove_empty_folders, self.root, key)
+
+    async def written_at(self, uri: str) -> datetime | None:
+        """When a blob was written; None where it is not there."""
+        try:
+            return (await obstore.head_async(self.store, blob_key(uri)))["last_modified"]
+        except FileNotFoundError:
+            return None
 
     async def uris_below(self, folder: str) -> list[str]:
         """The blobs of a folder and of those in it; none of one that is not there."""
@@ -224,34 +255,60 @@ class BlobStore:
             found += [f"blob://{item['path']}" for item in page if item["last_modified"] < than]
         return found
 
+    async def entries(self) -> AsyncIterator[tuple[str, int, datetime]]:
+        """Every blob of the store: key, size, when it was written."""
+        pages = obstore.list(self.store)  # pyright: ignore[reportUnknownMemberType]
+        async for page in pages:
+            for item in page:
+                if not item["path"].startswith(f"{_INCOMING}/"):
+                    yield item["path"], item["size"], item["last_modified"]
+
+    async def verify(self, ref: BlobRef) -> None:
+        """Read a blob, and compare it. Raises `BlobMissing`, `BlobCorrupt`."""
+        digest, size = hashlib.sha256(), 0
+        async for piece in self.stream(ref):
+            digest.update(piece)
+            size += len(piece)
+        if (size, digest.hexdigest()) != (ref.size, ref.sha256):
+            raise BlobCorrupt(
+                f"{ref.uri} is not what was written ({size} bytes, expected {ref.size}; or sha256 differs)"
+            )
+
     async def files_of_tree(self, tree: str) -> list[str]:
         """The blobs of a tree without its manifest, which is named by its URI alone."""
         return await self.uris_below(tree.removeprefix("blob://").removesuffix(_MANIFEST))
 
     def _temporary(self) -> Path:
         assert self.root is not None
-        folder = self.root / ".incoming"
+        folder = self.root / _INCOMING
         folder.mkdir(exist_ok=True)
         return folder / uuid.uuid4().hex
 
     def _write_local(self, key: str, body: bytes) -> None:
         temporary = self._temporary()
-        temporary.write_bytes(body)
-        self._take_local(key, temporary, move=True)
+        with _removed_on_failure(temporary):
+            temporary.write_bytes(body)
+            self._take_local(key, temporary, move=True)
 
     def _take_local(self, key: str, path: Path, move: bool) -> None:
         assert self.root is not None
         target = self.root / key
-        if not move:
-            path = Path(shutil.copy(path, self._temporary()))
-        _sync(path)
-        try:
-            new_folder = _put_in_place(path, target)
-        except OSError:  # another file system
-            copy = Path(shutil.copy(path, self._temporary()))
-            _sync(copy)
-            new_folder = _put_in_place(copy, target)
-            path.unlink()
+        new_folder = None
+        if move:
+            _sync(path)
+            try:
+                new_folder = _put_in_place(path, target)
+            except OSError as error:
+                if error.errno != errno.EXDEV:
+                    raise
+        if new_folder is None:  # it stays where it is, or comes from another file system
+            copy = self._temporary()
+            with _removed_on_failure(copy):
+                shutil.copy(path, copy)
+                _sync(copy)
+                new_folder = _put_in_place(copy, target)
+            if move:
+                path.unlink()
         # A rename is as durable as its folder, and a new folder as its own.
         above = target.parent.relative_to(self.root).parents if new_folder else ()
         for folder in (target.parent, *(self.root / parent for parent in above)):
@@ -260,6 +317,26 @@ class BlobStore:
                 os.fsync(handle)
             finally:
                 os.close(handle)
+
+
+@contextmanager
+def _full_disk_is_transient() -> Generator[None]:
+    """Raise `Transient` where the disk has no room: whoever writes waits, and goes on once there is some."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise Transient(f"the blob store's disk is full ({error.strerror})", delay=_FULL_DISK_DELAY_S) from error
+
+
+@contextmanager
+def _removed_on_failure(path: Path) -> Generator[None]:
+    try:
+        yield
+    except OSError:
+        path.unlink(missing_ok=True)
+        raise
 
 
 def _sync(path: Path) -> None:
@@ -294,10 +371,6 @@ def _remove_empty_folders(root: Path, key: str) -> None:
             folder.rmdir()
         except OSError:
             return
-
-
-def _key(ref: BlobRef) -> str:
-    return ref.uri.removeprefix("blob://")
 
 
 async def _pieces(path: Path, ref: BlobRef) -> AsyncIterator[bytes]:

@@ -53,6 +53,14 @@ class Transient(SynthError):
         self.delay = delay
 
 
+class Crashed(SynthError):
+    """What did the work has ended without saying why: it counts as a failure, and another attempt goes on."""
+
+
+class NewerVersion(Transient):
+    """A newer version wrote this: it is not ours to judge, and waits for a process that can read it."""
+
+
 class Fenced(SynthError):
     """Another attempt owns this job now: stop, commit nothing more."""
 

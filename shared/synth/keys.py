@@ -1,8 +1,9 @@
 """Secrets: API keys, the credential of one rollout (cid), and sealing what must be stored.
 
 An API key is random, so one SHA-256 is enough to keep of it. A URL key is one that stands in the path of an address,
-for a client that can send nothing else; it opens chat completions alone. A cid travels in a URL that a task app holds:
-it is signed with the cluster's secret, pins everything that the call may do, and expires. None of them is ever logged.
+for a client that can send nothing else; it opens chat completions alone. A bus key opens its organisation's events on
+the bus. A cid travels in a URL that a task app holds: it is signed with a secret of the cluster, which it names by its
+public id, pins everything that the call may do, and expires. None of them is ever logged.
 """
 
 from __future__ import annotations
@@ -10,11 +11,16 @@ from __future__ import annotations
 import base64
 import hashlib
 import hmac
+import html
+import json
 import re
 import secrets
 import string
 import time
 import zlib
+from collections.abc import Iterable
+from contextlib import suppress
+from urllib.parse import quote
 
 import msgspec
 from nacl.exceptions import CryptoError
@@ -23,12 +29,14 @@ from nacl.secret import SecretBox
 
 from synth.errors import InvalidKey
 from synth.rollout_credential import CID_FIX, CID_MAC_LENGTH
+from synth.service_secrets import DerivedSecret, Keyring
 
 _BASE62 = string.digits + string.ascii_uppercase + string.ascii_lowercase
 _PREFIX = "synth_live_"
 _URL_PREFIX = "synth_url_"
+_BUS_PREFIX = "synth_bus_"
 _BODY_LENGTH = 30
-_SECRET = re.compile(rf"({_PREFIX}|{_URL_PREFIX}|trace_)\w+")
+_SECRET = re.compile(rf"({_PREFIX}|{_URL_PREFIX}|{_BUS_PREFIX}|trace_)\w+")
 
 
 def new_api_key() -> str:
@@ -41,9 +49,24 @@ def new_url_key() -> str:
     return _new_key(_URL_PREFIX)
 
 
+def new_bus_key() -> str:
+    """A key for the events of an organisation on the bus: as an API key, with `synth_bus_` before it."""
+    return _new_key(_BUS_PREFIX)
+
+
+def is_bus_key(key: str) -> bool:
+    """Whether this has the look of a key for the bus."""
+    return key.startswith(_BUS_PREFIX)
+
+
 def is_url_key(key: str) -> bool:
     """Whether this has the look of a URL key."""
     return key.startswith(_URL_PREFIX)
+
+
+def is_platform_key(key: str) -> bool:
+    """Whether this has the look of an API key of any kind, or of a rollout's credential: a secret that is ours."""
+    return _SECRET.match(key) is not None
 
 
 def url_key_path(key: str) -> str:
@@ -53,7 +76,7 @@ def url_key_path(key: str) -> str:
 
 def mistyped(key: str) -> bool:
     """Whether this has the look of our API keys but a wrong checksum: nobody can have been given it."""
-    prefix = next((p for p in (_PREFIX, _URL_PREFIX) if key.startswith(p)), None)
+    prefix = next((p for p in (_PREFIX, _URL_PREFIX, _BUS_PREFIX) if key.startswith(p)), None)
     if prefix is None:
         return False
     body, checksum = key.removeprefix(prefix)[:-6], key[-6:]
@@ -68,6 +91,22 @@ def key_hash(key: str) -> str:
 def key_id(key: str) -> str:
     """A short public name for a secret, for events and logs."""
     return f"key_{hashlib.sha256(key.encode()).hexdigest()[:10]}"
+
+
+def without_secrets(content: bytes, secrets: Iterable[str]) -> bytes:
+    """An answer from outside without what it may echo: each secret, also as JSON, HTML, a URL or base64 have it."""
+    for secret in secrets:
+        forms = {
+            secret,
+            json.dumps(secret)[1:-1],
+            html.escape(secret),
+            quote(secret, safe=""),
+            base64.b64encode(secret.encode()).decode().rstrip("="),
+            base64.urlsafe_b64encode(secret.encode()).decode().rstrip("="),
+        }
+        for form in sorted(forms, key=len, reverse=True):
+            content = content.replace(form.encode(), b"[secret]")
+    return content
 
 
 def masked(text: str) -> str:
@@ -110,10 +149,12 @@ class Cid(msgspec.Struct, frozen=True, kw_only=True):
         return self.rollout_id.rsplit("_", 2)[0]
 
 
-def mint_cid(cid: Cid, secret: str) -> str:
+def mint_cid(cid: Cid, keyring: Keyring) -> str:
     """`trace_…`: the signed credential, letters, digits and underscores only (task apps mangle anything else)."""
+    secret = keyring.current
     version = "L" if cid.version is None else str(cid.version)
     fields = (
+        secret.id,
         _hex(cid.rollout_id),
         _hex(cid.replica),
         str(cid.nonce),
@@ -126,15 +167,19 @@ def mint_cid(cid: Cid, secret: str) -> str:
     return f"trace_{body}_{_mac(body, secret)}"
 
 
-def read_cid(text: str, secret: str, *, now: float | None = None) -> Cid:
-    """The credential that `mint_cid` signed. Raises `InvalidKey` when it is malformed, forged or expired."""
+def read_cid(text: str, keyring: Keyring, *, now: float | None = None) -> Cid:
+    """The credential that `mint_cid` signed, with the current secret or an earlier one.
+
+    Raises `InvalidKey` when it is malformed, forged or expired.
+    """
     head, _, mac = text.rpartition("_")
     body = head.removeprefix("trace_")
-    if not head.startswith("trace_") or not hmac.compare_digest(_mac(body, secret).encode(), mac.encode()):
+    secret = keyring.find(body.partition("_")[0]) if head.startswith("trace_") else None
+    if secret is None or not hmac.compare_digest(_mac(body, secret).encode(), mac.encode()):
         raise InvalidKey(
             f"not a rollout credential of this cluster: it was changed on the way, or is another cluster's; {CID_FIX}"
         )
-    rollout, replica, nonce, version, calls, ends, expires = body.split("_")
+    _, rollout, replica, nonce, version, calls, ends, expires = body.split("_")
     if int(expires) < (time.time() if now is None else now):
         raise InvalidKey(f"the rollout credential has expired: its rollout is over; in the next rollout, {CID_FIX}")
     return Cid(
@@ -148,8 +193,8 @@ def read_cid(text: str, secret: str, *, now: float | None = None) -> Cid:
     )
 
 
-def _mac(body: str, secret: str) -> str:
-    return hmac.new(secret.encode(), body.encode(), hashlib.sha256).hexdigest()[:CID_MAC_LENGTH]
+def _mac(body: str, secret: DerivedSecret) -> str:
+    return hmac.new(secret.key, body.encode(), hashlib.sha256).hexdigest()[:CID_MAC_LENGTH]
 
 
 def _hex(text: str) -> str:
@@ -160,48 +205,65 @@ def _unhex(text: str) -> str:
     return bytes.fromhex(text).decode()
 
 
-def seal(text: str, secret: str) -> str:
-    """Encrypt a secret for storage, with the cluster's secret; base64."""
+def seal(text: str, secret: DerivedSecret) -> str:
+    """Encrypt a secret for storage; base64."""
     return base64.b64encode(_box(secret).encrypt(text.encode())).decode()
 
 
-def unseal(sealed: str, secret: str) -> str:
-    """What `seal` encrypted. Raises `InvalidKey` under another cluster's secret."""
+def unseal(sealed: str, secret: DerivedSecret) -> str:
+    """What `seal` encrypted. Raises `InvalidKey` where that was with another secret, or it was changed since."""
     try:
         return _box(secret).decrypt(base64.b64decode(sealed)).decode()
     except (CryptoError, ValueError) as error:
-        raise InvalidKey("a stored secret was sealed with another cluster secret") from error
+        raise InvalidKey(f"a stored secret is not what was sealed under the key {secret.id}: it is damaged") from error
 
 
-def _box(secret: str) -> SecretBox:
-    return SecretBox(hashlib.sha256(f"seal:{secret}".encode()).digest())
+def _box(secret: DerivedSecret) -> SecretBox:
+    return SecretBox(secret.for_use("seal"))
 
 
-def sealing_key(secret: str) -> str:
+def sealing_key(keyring: Keyring) -> str:
     """The cluster's X25519 public key, base64: whoever has it can seal a secret for the cluster (libsodium sealed box).
 
-    It follows from the cluster's secret, so every process has it and none keeps it.
+    It follows from the secret for clients, so every gateway has it and none keeps it.
     """
-    return base64.b64encode(bytes(_private_key(secret).public_key)).decode()
+    return base64.b64encode(bytes(_private_key(keyring.current).public_key)).decode()
 
 
-def open_sealed(ciphertext: str, secret: str) -> bytes:
-    """What was sealed with `sealing_key`, from base64. Raises `InvalidKey`."""
+def open_sealed(ciphertext: str, keyring: Keyring) -> bytes:
+    """What was sealed with `sealing_key`, from base64, also with that of an earlier secret. Raises `InvalidKey`."""
     try:
-        return SealedBox(_private_key(secret)).decrypt(base64.b64decode(ciphertext, validate=True))
-    except (CryptoError, ValueError) as error:
-        raise InvalidKey("not a sealed box for this cluster's public key") from error
+        sealed = base64.b64decode(ciphertext, validate=True)
+    except ValueError as error:
+        raise _not_for_us() from error
+    for secret in keyring:
+        # A sealed box does not say which public key it was made with.
+        with suppress(CryptoError, ValueError):
+            return SealedBox(_private_key(secret)).decrypt(sealed)
+    raise _not_for_us()
 
 
-def _private_key(secret: str) -> PrivateKey:
-    return PrivateKey(hashlib.sha256(f"sealed box:{secret}".encode()).digest())
+def _not_for_us() -> InvalidKey:
+    return InvalidKey("not a sealed box for this cluster's public key")
 
 
-def internal_token(secret: str) -> str:
+def _private_key(secret: DerivedSecret) -> PrivateKey:
+    return PrivateKey(secret.key)
+
+
+def internal_token(keyring: Keyring) -> str:
     """The bearer of calls between services."""
-    return hmac.new(secret.encode(), b"internal", hashlib.sha256).hexdigest()
+    return _token(keyring.current)
 
 
-def has_bearer(authorization: str, token: str) -> bool:
-    """Whether an Authorization header carries this bearer; takes as long for a wrong one as for a nearly right one."""
-    return hmac.compare_digest(authorization.encode(), f"Bearer {token}".encode())
+def is_internal(authorization: str, keyring: Keyring) -> bool:
+    """Whether an Authorization header is that of calls between services, by the current secret or an earlier one.
+
+    It takes as long for a wrong one as for a nearly right one.
+    """
+    given = authorization.encode()
+    return any(hmac.compare_digest(given, f"Bearer {_token(secret)}".encode()) for secret in keyring)
+
+
+def _token(secret: DerivedSecret) -> str:
+    return secret.for_use("bearer").hex()

@@ -19,7 +19,7 @@ CID_MAC_LENGTH = 24
 CID_FIX = "use the rollout's address as it was given, query included, or `ep.base_url` and `ep.api_key`"
 
 # The form of what `synth.keys.mint_cid` returns.
-_CREDENTIAL = rf"trace_[0-9a-f]+_[0-9a-f]+_[0-9]+_(?:L|[0-9]+)_[0-9]+_[0-9]+_[0-9]+_[0-9a-f]{{{CID_MAC_LENGTH}}}"
+_CREDENTIAL = rf"trace_(?:[0-9a-f]+_){{3}}[0-9]+_(?:L|[0-9]+)_[0-9]+_[0-9]+_[0-9]+_[0-9a-f]{{{CID_MAC_LENGTH}}}"
 #: Other names that clients give the credential. Apps mean things of their own by these names, too.
 _ALIASES = ("trace", "trace_correlation_id")
 #: A credential, and the path that a client may have joined to it: `trace_x/v1/chat/completions`, `trace_xchat/…`.

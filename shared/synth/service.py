@@ -8,6 +8,7 @@ import signal
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from importlib.metadata import version
 from typing import Any
 
 import uvicorn
@@ -21,14 +22,17 @@ from starlette.types import ASGIApp
 from synth.blobs import BlobStore
 from synth.bus.connection import Connection, connect
 from synth.bus.server.embedded import free_port
-from synth.errors import Problem, SynthError, UserError
+from synth.errors import SynthError
+from synth.http_server.connection import http_config
 from synth.runtime import logs
 from synth.runtime.settings import ServiceSettings
+from synth.service_secrets import ServiceSecrets
 
 log = logs.get("service")
 
 _STARTUP_S = 3.0
-_SECRET_LENGTH = 16
+#: The checks whose failure a restart mends; the others pass by themselves, or need somebody to do something.
+_VITAL = frozenset({"worker"})
 
 Check = Callable[[], str | None]
 
@@ -37,11 +41,14 @@ Check = Callable[[], str | None]
 class Service:
     """A running service: its connections, and what it tells of itself. A check returns what is wrong, or None.
 
+    A check that is called "worker" is one whose failure a restart mends.
+
     ready: set once the service is set up and answers.
     """
 
     name: str
     settings: ServiceSettings
+    secrets: ServiceSecrets
     bus: Connection
     blobs: BlobStore
     port: int
@@ -74,18 +81,33 @@ class Service:
         problems = {name: problem for name, check in self.checks.items() if (problem := check()) is not None}
         if not self.bus.nc.is_connected:
             problems["bus"] = "not connected"
+        if (newer := self.bus.newer.problem()) is not None:
+            problems["version"] = newer
         return problems
 
     def observability(self) -> list[BaseRoute]:
-        """`/healthz` and `/metrics`."""
-        return [Route("/healthz", self._healthz), Route("/metrics", _metrics)]
+        """`/livez`, `/healthz` and `/metrics`."""
+        routes = {"/livez": self._livez, "/healthz": self._healthz, "/metrics": _metrics}
+        return [Route(path, answer) for path, answer in routes.items()]
+
+    async def _livez(self, request: Request) -> Response:
+        """Whether to leave the process running: that it answers says most of it."""
+        problems = {name: problem for name, problem in self.health().items() if name in _VITAL}
+        body = {"service": self.name, "status": "dead" if problems else "alive", "dead": problems, "pid": os.getpid()}
+        return JSONResponse(body, status_code=503 if problems else 200)
 
     async def _healthz(self, request: Request) -> Response:
         problems = self.health()
         if not self.ready.is_set():
             problems["start"] = "not ready yet"
         status = "unhealthy" if problems else "healthy"
-        body = {"service": self.name, "status": status, "unhealthy": problems, "pid": os.getpid()}
+        body = {
+            "service": self.name,
+            "version": version("synthctl"),
+            "status": status,
+            "unhealthy": problems,
+            "pid": os.getpid(),
+        }
         return JSONResponse(body, status_code=503 if problems else 200)
 
     async def after_startup(self) -> None:
@@ -138,15 +160,16 @@ async def serve(name: str, settings: ServiceSettings, setup: Setup) -> None:
     """Run one service until SIGTERM or SIGINT, or until a part of it fails.
 
     setup: wires the service (registers checks, starts its parts with `run`) and returns its ASGI app, if it has one
-    beyond `/healthz` and `/metrics`. Raises `UserError` for a cluster secret that anybody could guess.
+    beyond `/healthz` and `/metrics`. Raises `UserError` where it lacks a secret, or has one that could be guessed.
     """
     logs.configure(name, level=settings.log_level, replica=settings.replica)
-    _check_secret(settings)
+    secrets = settings.secrets_of(name)
     settings.work_dir.mkdir(parents=True, exist_ok=True)
     bus = await connect(settings, name)
     service = Service(
         name=name,
         settings=settings,
+        secrets=secrets,
         bus=bus,
         blobs=BlobStore.open(settings.blob_url),
         port=settings.port or free_port(),
@@ -155,16 +178,7 @@ async def serve(name: str, settings: ServiceSettings, setup: Setup) -> None:
         asyncio.get_running_loop().add_signal_handler(sign, service.stop.set)
     try:
         app = await setup(service) or Starlette(routes=service.observability())
-        config = uvicorn.Config(
-            app,
-            host=settings.host,
-            port=service.port,
-            log_config=None,
-            access_log=False,
-            lifespan="off",
-            timeout_graceful_shutdown=2,
-        )
-        server = _Server(config)
+        server = _Server(http_config(app, settings, host=settings.host, port=service.port))
         web = asyncio.create_task(server.serve())
         log.info("service up", url=service.url, pid=os.getpid())
         try:
@@ -177,19 +191,6 @@ async def serve(name: str, settings: ServiceSettings, setup: Setup) -> None:
     finally:
         await bus.close()
     log.info("service down")
-
-
-def _check_secret(settings: ServiceSettings) -> None:
-    length = len(settings.cluster_secret.get_secret_value())
-    if length < _SECRET_LENGTH:
-        raise UserError(
-            Problem(
-                what=f"the cluster secret has {length} characters",
-                expected=f"at least {_SECRET_LENGTH}: it signs credentials and seals stored keys",
-                fix="set the same long random value in every service, such as `openssl rand -hex 24` gives",
-                where="SYNTH_CLUSTER_SECRET",
-            )
-        )
 
 
 def run(name: str, settings: ServiceSettings, setup: Setup) -> int:

@@ -28,10 +28,35 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
         return f"work.{self.kind}.{self.pool}.{self.org}.{self.job_id}.{self.term}{tail}"
 
 
-#: Who takes a kind of task, and who alone may queue it: training on rollouts is due when its policy is served,
-#: training on a file as soon as the job is verified (decision 16).
+def task_of(subject: str) -> Task | None:
+    """The task whose subject this is; None where it is none. A task is all in its subject, its body says it again."""
+    parts = subject.split(".")
+    if (
+        len(parts) not in (6, 7)
+        or parts[0] != "work"
+        or parts[1] not in TASKS
+        or not all(p.isdecimal() for p in parts[5:])
+    ):
+        return None
+    _, kind, pool, org, job_id = parts[:5]
+    term, index = int(parts[5]), int(parts[6]) if len(parts) == 7 else None
+    return Task(kind=kind, pool=pool, org=org, job_id=job_id, term=term, index=index)
+
+
+class Redelivery(msgspec.Struct, frozen=True, kw_only=True):
+    """An event that is to be handled again, on `work.retry.<queue>.<org>.<key>.<seq>`.
+
+    seq: its place in the log. letter: the dead letter that it became, by its sequence in `DEAD`.
+    """
+
+    seq: int
+    letter: int
+
+
+#: Who takes a kind of task, and who may queue it: training on rollouts is due when its policy is served, training on a
+#: file as soon as the job is verified (decision 16); the gateway queues again what became a dead letter.
 TASKS: dict[str, tuple[Role, tuple[Role, ...]]] = {
-    "serve": (Role.INFERENCE, (Role.VERIFIER,)),
-    "collect": (Role.ROLLOUTS, (Role.VERIFIER,)),
-    "train": (Role.TRAINER, (Role.INFERENCE, Role.VERIFIER)),
+    "serve": (Role.INFERENCE, (Role.VERIFIER, Role.GATEWAY)),
+    "collect": (Role.ROLLOUTS, (Role.VERIFIER, Role.GATEWAY)),
+    "train": (Role.TRAINER, (Role.INFERENCE, Role.VERIFIER, Role.GATEWAY)),
 }

@@ -6,6 +6,8 @@ from synth.events.catalogue import MAX_EVENT_BYTES
 
 #: Bytes of a job's configuration, as JSON: a quarter of what an event may have, in which it is escaped once more.
 MAX_CONFIG_BYTES = MAX_EVENT_BYTES // 4
+#: Bytes of what a client keeps beside a job, as JSON.
+MAX_METADATA_BYTES = 64 << 10
 #: Characters of a model's id, and of an address.
 MAX_MODEL_ID = 512
 MAX_URL = 2048

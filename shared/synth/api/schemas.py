@@ -231,6 +231,7 @@ class Key(msgspec.Struct, frozen=True, kw_only=True):
     """An API key without its secret. created_by: the id of the key that made it.
 
     url: it is part of a URL, which opens chat completions and nothing else; model: the one model that it opens there.
+    bus: it opens your organisation's events on the bus, and nothing else.
     """
 
     id: str
@@ -244,6 +245,7 @@ class Key(msgspec.Struct, frozen=True, kw_only=True):
     revoked_at: datetime | None = None
     url: bool = False
     model: str | None = None
+    bus: bool = False
 
 
 class MadeKey(Key, frozen=True, kw_only=True):
@@ -256,10 +258,53 @@ class MadeKey(Key, frozen=True, kw_only=True):
     path: str | None = None
 
 
+class Feed(msgspec.Struct, frozen=True, kw_only=True):
+    """A feed of your organisation's events on the bus, until nobody listens on its subject for a while.
+
+    subject: where to listen. after: the `seq` behind which it begins. heartbeat_s: how often it says that it lives when
+    there is no event.
+    """
+
+    object: Literal["feed"] = "feed"
+    subject: str
+    after: int
+    heartbeat_s: float
+
+
 class MadeOrganisation(Organisation, frozen=True, kw_only=True):
     """An organisation and its first key, which may do everything in it."""
 
     first_key: MadeKey
+
+
+class EnvironmentKeyChat(msgspec.Struct, frozen=True, kw_only=True):
+    """That a task app's key opens chat completions, and nothing else.
+
+    made_by: the id of the API key that granted it, with which it ends.
+    """
+
+    state: Literal["live", "ended"]
+    scopes: tuple[Scope, ...] = (Scope.INFERENCE,)
+    made_by: str
+    made_at: datetime
+    expires_at: datetime
+    revoked_at: datetime | None = None
+
+
+class EnvironmentKeyView(msgspec.Struct, frozen=True, kw_only=True):
+    """A task app's key without its secret. origin: the one address that it is sent to, null until it has opened one.
+
+    offered_until: until when one without an origin is offered to the task apps that `stored_by` asks for. chat: null
+    where it opens none.
+    """
+
+    id: str
+    object: Literal["environment_key"] = "environment_key"
+    origin: str | None = None
+    stored_by: str
+    stored_at: datetime
+    offered_until: datetime | None = None
+    chat: EnvironmentKeyChat | None = None
 
 
 class Account(msgspec.Struct, frozen=True, kw_only=True):

@@ -4,25 +4,30 @@
 # pyright: reportUnknownMemberType=false
 from __future__ import annotations
 
+import msgspec
+from nats.aio.msg import Msg
+
 from synth.bus.connection import Connection
-from synth.bus.recorded import MSG_ID
+from synth.bus.recorded import MSG_ID, Recorded, UnknownEvent
 from synth.bus.server.topology import DEAD, PUBLISH_TIMEOUT_S
+from synth.errors import Problem
 from synth.runtime import logs
 
 log = logs.get("dead")
 
 
 async def publish_dead_letter(
-    bus: Connection, subject: str, body: bytes, *, reason: str, seq: int | None = None
+    bus: Connection, subject: str, body: bytes, *, reason: str, seq: int | None = None, again: int = 0
 ) -> int:
     """Keep a message that nobody can handle on `dead.<service>.<its subject>`, before it is taken off its queue.
 
-    Returns its sequence in the stream of dead letters.
+    again: the dead letter that it was a retry of. Returns its sequence in the stream of dead letters.
     """
     log.error("dead letter", subject=subject, reason=reason, seq=seq)
     # The original's own headers (expected sequences, ids) would be applied again: only ours travel.
     headers = {
-        MSG_ID: f"dead:{bus.service}:{subject}:{seq}",
+        # A retry that fails too is a letter of its own.
+        MSG_ID: f"dead:{bus.service}:{subject}:{seq}:{again}",
         "Synth-Reason": " ".join(reason.split())[:2000],
         "Synth-Subject": subject,
         "Synth-Seq": str(seq or 0),
@@ -31,3 +36,21 @@ async def publish_dead_letter(
         f"dead.{bus.service}.{subject}", body, timeout=PUBLISH_TIMEOUT_S, stream=DEAD, headers=dict(headers)
     )
     return ack.seq
+
+
+def internal_problem(reason: str, where: str) -> Problem:
+    """What whoever waits is told of a dead letter."""
+    return Problem(
+        what=f"internal error: {' '.join(reason.split())[:500]}",
+        expected="this to be handled",
+        fix="submit it again; if that ends so too, show this to whoever runs the cluster",
+        where=where,
+    )
+
+
+def original_of(msg: Msg, event: Recorded | None, letter: int) -> tuple[str, bytes]:
+    """The subject and the body of what was delivered: of a retried letter, those of its event."""
+    if event is None or not letter:
+        return msg.subject, msg.data
+    body = event.event.body if isinstance(event.event, UnknownEvent) else event.event
+    return f"{event.type}.{event.org}.{event.key}", msgspec.json.encode(body)

@@ -1,10 +1,14 @@
 """Short handlers on FastStream, and the one middleware that every delivery to them goes through.
 
-Invariants. A handler may run twice for one event, so it is idempotent; it publishes what it decides with
-deterministic ids and is acknowledged last. Meanwhile the delivery is kept alive. A transient error sends the event
-back with a growing delay, at most six times; a permanent one, and the seventh time, is a dead letter. An event whose
-handler kills the process is counted by the server, and so becomes a dead letter too. Whoever waits for what a dead
-letter should have led to is told by the reader's `give_up`. A handler that waits for long releases its slot first.
+Invariants. A handler may run twice for one event, so it is idempotent; it publishes what it decides with deterministic
+ids and is acknowledged last. Meanwhile the delivery is kept alive. A transient error sends the event back with a
+growing delay; a permanent one, and the sixth that a process meets, is a dead letter. So is an event whose handler kills
+its process again and again (`lost_tries`). Whoever waits for what a dead letter should have led to is told by the
+reader's `give_up`. Events wait in the process for a slot of the handler, so that organisations have slots in turn,
+however much one of them has queued; that wait is no try, and the process keeps no large body for it. A handler that
+waits for long releases its slot first. What a newer version wrote is no dead letter: it goes back at once, and this
+process takes no more from that queue. A dead letter that an operator retries comes through the work queue, and is
+handled as it was the first time.
 """
 
 # FastStream's and nats-py's generics are partly untyped.
@@ -13,52 +17,65 @@ letter should have led to is told by the reader's `give_up`. A handler that wait
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from contextvars import ContextVar
-from typing import Any, TypeVar
+from functools import partial
+from typing import TypeVar
 
+import msgspec
 import structlog
-from faststream import AckPolicy
 from faststream.nats import JStream, NatsBroker, NatsMessage, PullSub
-from faststream.nats.security import NatsUserPassword
 from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
 from nats.js.errors import NotFoundError
 
-from synth.bus.connection import Connection, connect_options
-from synth.bus.dead_letters import publish_dead_letter
-from synth.bus.recorded import Recorded, from_delivery
-from synth.bus.server.topology import EVENTS, HEARTBEAT_S, MAX_DELIVERIES, queue_name
-from synth.errors import Permanent, Problem, Transient
+from synth.bus.access.broker import BusBroker
+from synth.bus.cancellation import cancel_until_ended
+from synth.bus.connection import Connection, connect_options, inbox_of
+from synth.bus.consumers import check_bucket, check_consumers, watch_consumers
+from synth.bus.dead_letters import internal_problem, original_of, publish_dead_letter
+from synth.bus.held_deliveries import HeldDeliveries, times_delivered
+from synth.bus.lost_tries import Suspect, hold_place
+from synth.bus.recorded import Recorded, delivery_numbers, from_delivery, from_parts, require_known
+from synth.bus.server.topology import (
+    EVENT_TRIES,
+    EVENTS,
+    HEARTBEAT_S,
+    MAX_DELIVERIES,
+    WORK,
+    queue_name,
+    retry_queue_name,
+)
+from synth.errors import NewerVersion, Permanent, Problem, Transient
 from synth.events.catalogue import CATALOGUE, Event, Reading, Role, spec_of
+from synth.fairness.slots import FairSlots, Slot
 from synth.runtime import logs
 from synth.runtime.settings import ServiceSettings
 from synth.runtime.telemetry import traced
+from synth.work import Redelivery
 
 log = logs.get("delivery")
 
 _E = TypeVar("_E", bound=Event)
-#: The deliveries whose handlers go on after they released their slots.
-_detached: set[asyncio.Task[None]] = set()
-_slot_released: ContextVar[asyncio.Event | None] = ContextVar("slot_released", default=None)
-_DETACHED_GRACE_S = 5.0
+#: What was delivered and has not ended, and what of it has no slot yet.
+_begun: set[asyncio.Task[None]] = set()
+_waiting: set[asyncio.Task[None]] = set()
+_places: ContextVar[tuple[Slot | Suspect, ...]] = ContextVar("places", default=())
+#: The body of an event that waits for a slot is kept up to this size, and read again in the log beyond it.
+_KEPT_BYTES = 4096
+_END_S = 5.0
+_LEFT_S = 5.0
 
 Handler = Callable[[Recorded, _E], Awaitable[None]]
 GiveUp = Callable[[Recorded, Problem], Awaitable[None]]
+_Handle = Callable[[Suspect | None], Awaitable[None]]
 
 
-def make_broker(settings: ServiceSettings, service: str) -> NatsBroker:
+def make_broker(settings: ServiceSettings, service: str) -> BusBroker:
     """The only place where a FastStream broker is made."""
-    options = connect_options(settings, service)
-    user, password = options.pop("user", None), options.pop("password", None)
-    return NatsBroker(
-        settings.nats_url.split(","),
-        graceful_timeout=settings.grace_s,
-        ack_policy=AckPolicy.MANUAL,
-        security=NatsUserPassword(str(user), str(password)) if user else None,
-        logger=None,
-        **options,  # type: ignore[arg-type]
-    )
+    servers = settings.nats_url.split(",")
+    return BusBroker(servers, connect_options(settings, service), grace_s=settings.grace_s)
 
 
 def on_event(
@@ -69,158 +86,305 @@ def on_event(
     handler: Handler[_E],
     *,
     concurrency: int = 1,
+    spare: int = 0,
     give_up: GiveUp | None = None,
 ) -> None:
     """Let `handler` have each event of this kind that is delivered to this replica.
 
     concurrency: how many at a time; more than one for a handler that waits for others, beside those that called
-    `release_slot`. give_up: told of each event that becomes a dead letter.
+    `release_slot`. spare: how many more, for organisations that have none of them. give_up: told of each event that
+    becomes a dead letter.
     """
     spec = spec_of(event)
     if spec.reads.get(reader) is not Reading.QUEUE:
         raise Permanent(f"the catalogue does not let {reader} take {spec.type} from a queue")
+    queue = queue_name(reader, spec.type)
+    slots = FairSlots(concurrency, spare=spare)
+    retry_queue = retry_queue_name(reader, spec.type)
+    held, again = HeldDeliveries(queue), HeldDeliveries(queue, durable=retry_queue)
 
     async def deliver(message: NatsMessage) -> None:
-        await _until_released(_deliver(bus, message.raw_message, event, handler, give_up))
+        msg = message.raw_message
+        org = msg.subject.split(".", 3)[2]
+        await _begin(
+            bus, held, msg, org, slots, lambda suspect: _deliver(bus, held, suspect, msg, event, handler, give_up)
+        )
 
-    for n in range(concurrency):
-        # Each is a pull loop of its own: FastStream's `max_workers` would fetch events that nobody keeps alive.
+    async def deliver_again(message: NatsMessage) -> None:
+        msg = message.raw_message
+        org = msg.subject.split(".", 4)[3]
+        await _begin(
+            bus,
+            again,
+            msg,
+            org,
+            slots,
+            lambda suspect: _deliver_again(bus, again, suspect, msg, event, handler, give_up),
+        )
+
+    def pull(
+        stream: str, subject: str, durable: str, title: str, take: Callable[[NatsMessage], Awaitable[None]]
+    ) -> None:
         broker.subscriber(
-            f"{spec.type}.>",
-            durable=queue_name(reader, spec.type),
-            stream=JStream(EVENTS, declare=False),
+            subject,
+            durable=durable,
+            stream=JStream(stream, declare=False),
             # One at a time and a short pull: a pull that is open when the server restarts waits for its own end.
             pull_sub=PullSub(batch_size=1, timeout=1.0),
-            title=f"{reader.value}:{spec.type}" + (f":{n}" if n else ""),
-        )(deliver)
+            # The user of the service may hear no other inbox.
+            inbox_prefix=f"{inbox_of(bus.service)}.".encode(),
+            title=f"{reader.value}:{title}",
+        )(take)
+
+    pull(WORK, f"work.retry.{queue}.>", retry_queue, f"{spec.type}:retry", deliver_again)
+    pull(EVENTS, f"{spec.type}.>", queue, spec.type, deliver)
 
 
 def release_slot() -> None:
     """Give the running handler's slot to another event; the handler goes on beside it, for a wait that costs nothing.
 
-    The server delivers at most the consumer's `max_ack_pending` (1000) events that nobody has ended.
+    Its try is not counted any more if the process dies: of what kills it in the wait, others are the cause.
+
+    The server delivers at most the consumer's `max_ack_pending` events that nobody has ended.
     """
-    released = _slot_released.get()
-    if released is not None:
-        released.set()
+    for place in _places.get():
+        place.release()
 
 
-async def _until_released(delivery: Coroutine[Any, Any, None]) -> None:
-    """Wait until the delivery has ended, or its handler has released its slot."""
-    released = asyncio.Event()
-    _slot_released.set(released)  # the task's context is a copy of this one
-    task, leaving = asyncio.create_task(delivery), asyncio.create_task(released.wait())
+async def _begin(bus: Connection, held: HeldDeliveries, msg: Msg, org: str, slots: FairSlots, handle: _Handle) -> None:
+    """Let a delivery wait for its slot and be handled, beside the pull loop, which goes on to the next one."""
+    if bus.newer.leaves(held.queue):
+        await _leave(msg)
+        # Holds the pull loop, so that it asks for no more of this queue.
+        await bus.newer.stay_away()
+        return
+    if not held.take(msg):
+        return
+    task = asyncio.create_task(_in_turn(bus, held, msg, org, slots, handle))
+    _begun.add(task)
+    _waiting.add(task)
+    task.add_done_callback(lambda _: held.let_go(msg))
+    task.add_done_callback(_on_end)
+
+
+async def _in_turn(
+    bus: Connection, held: HeldDeliveries, msg: Msg, org: str, slots: FairSlots, handle: _Handle
+) -> None:
+    beat = asyncio.create_task(_heartbeat(msg))
+    me = asyncio.current_task()
+    assert me is not None
+    started = False
     try:
-        await asyncio.wait([task, leaving], return_when=asyncio.FIRST_COMPLETED)
+        left_out = not slots.has_room(org) and len(msg.data) > _KEPT_BYTES
+        if left_out:
+            msg.data = b""
+        # First of all the suspects' place: those that wait for it must not hold slots that others could have.
+        async with hold_place(bus, held.durable, msg, org) as suspect, slots.hold(org) as slot:
+            _waiting.discard(me)
+            started = True
+            if bus.newer.leaves(held.queue):
+                await _leave(msg)
+                return
+            if left_out and not await _read_again(bus, msg):
+                return
+            _places.set((slot,) if suspect is None else (slot, suspect))
+            await handle(suspect)
     except asyncio.CancelledError:
-        task.cancel()
+        if not started:
+            # The process ends: another one has it at once.
+            with suppress(NatsError):
+                await msg.nak()
         raise
     finally:
-        leaving.cancel()
-    if task.done():
-        task.result()
-    else:
-        _detached.add(task)
-        task.add_done_callback(_on_detached_end)
+        beat.cancel()
 
 
-def _on_detached_end(task: asyncio.Task[None]) -> None:
-    _detached.discard(task)
+async def _read_again(bus: Connection, msg: Msg) -> bool:
+    """Read the body of a waiting event in the log; False when that is not possible now, or it is not there any more."""
+    try:
+        found = await bus.js.get_msg(EVENTS, delivery_numbers(msg.reply)[0])
+    except NotFoundError:
+        log.warning("an event was erased while it waited", subject=msg.subject)
+        await msg.ack()
+        return False
+    except (NatsError, TimeoutError) as error:
+        log.warning("cannot read an event that waited yet", error=repr(error))
+        await msg.nak(delay=1.0)
+        return False
+    msg.data = found.data or b""
+    return True
+
+
+async def _end_handlers(tasks: set[asyncio.Task[None]]) -> None:
+    try:
+        await cancel_until_ended(*tasks, what="a handler", again_s=1.0, within_s=_END_S)
+    except Transient as error:
+        # Its event comes back by itself.
+        log.error("a handler was not ended", reason=str(error))
+
+
+def _on_end(task: asyncio.Task[None]) -> None:
+    _begun.discard(task)
+    _waiting.discard(task)
     if not task.cancelled() and (error := task.exception()) is not None:
         log.error("delivery failed, it comes back by itself", error=repr(error))
 
 
 async def serve_events(broker: NatsBroker, bus: Connection, reader: Role, stop: asyncio.Event) -> None:
     """Deliver to the handlers until `stop`, then let the running ones end. Raises when a consumer is missing."""
-    queues = [queue_name(reader, spec.type) for spec in CATALOGUE.values() if spec.reads.get(reader) is Reading.QUEUE]
+    types = [spec.type for spec in CATALOGUE.values() if spec.reads.get(reader) is Reading.QUEUE]
+    queues = [(EVENTS, queue_name(reader, type)) for type in types]
+    queues += [(WORK, retry_queue_name(reader, type)) for type in types]
     # Before the start: FastStream would make a durable that is missing, with settings that are not the topology's.
-    await _check_consumers(bus, queues)
+    await check_consumers(bus, queues)
+    if queues:
+        await check_bucket(bus, EVENT_TRIES)
     await broker.start()
     try:
         await watch_consumers(bus, queues, stop)
     finally:
-        if _detached:
-            # While the broker's connection is still there to send them back on.
-            _, late = await asyncio.wait(_detached, timeout=_DETACHED_GRACE_S)
-            for task in late:
-                task.cancel()
+        bus.newer.stop()
+        await asyncio.gather(*(subscriber.stop() for subscriber in broker.subscribers))
+        # While the broker's connection is still there to send them back on.
+        await _end_handlers(set(_waiting))
+        if _begun:
+            _, late = await asyncio.wait(_begun, timeout=broker.config.graceful_timeout)
+            await _end_handlers(late)
         await broker.stop()
 
 
-async def watch_consumers(bus: Connection, queues: list[str], stop: asyncio.Event, *, every_s: float = 5.0) -> None:
-    """Raise when one of these durables is gone: FastStream's pull loop would spin on it and say nothing."""
-    while not stop.is_set():
-        try:
-            await _check_consumers(bus, queues)
-        except (NatsError, TimeoutError) as error:
-            log.warning("cannot look at the consumers", error=repr(error))
-        try:
-            async with asyncio.timeout(every_s):
-                await stop.wait()
-        except TimeoutError:
-            continue
-
-
-async def _check_consumers(bus: Connection, queues: list[str]) -> None:
-    for queue in queues:
-        try:
-            await bus.js.consumer_info(EVENTS, queue)
-        except NotFoundError as error:
-            raise Permanent(f"the consumer {queue} is gone; run `synthd bus init`") from error
-
-
-async def _deliver(bus: Connection, msg: Msg, kind: type[_E], handler: Handler[_E], give_up: GiveUp | None) -> None:
-    try:
-        event = from_delivery(msg)
-    except ValueError as error:
-        await _end(bus, msg, None, f"not a subject of ours: {error}", None)
+async def _deliver(
+    bus: Connection,
+    held: HeldDeliveries,
+    suspect: Suspect | None,
+    msg: Msg,
+    kind: type[_E],
+    handler: Handler[_E],
+    give_up: GiveUp | None,
+) -> None:
+    if msg.subject.count(".") < 3:
+        # It names nobody whom to tell of its end.
+        await _end(bus, msg, None, "not a subject of ours", None)
         return
-    deliveries = msg.metadata.num_delivered
+    await _handle(bus, held, suspect, msg, from_delivery(msg), kind, handler, give_up)
+
+
+async def _deliver_again(
+    bus: Connection,
+    held: HeldDeliveries,
+    suspect: Suspect | None,
+    msg: Msg,
+    kind: type[_E],
+    handler: Handler[_E],
+    give_up: GiveUp | None,
+) -> None:
+    """Deliver the event of a dead letter that is retried: it is read in the log, where it has stayed."""
+    try:
+        again = msgspec.json.decode(msg.data, type=Redelivery)
+        found = await bus.js.get_msg(EVENTS, again.seq)
+    except (msgspec.DecodeError, RecursionError, NotFoundError) as error:
+        await _end(bus, msg, None, f"no event to deliver again: {error!r}", None)
+        return
+    except (NatsError, TimeoutError) as error:
+        log.warning("cannot read the event of a dead letter yet", error=repr(error))
+        await msg.nak(delay=1.0)
+        return
+    assert found.subject is not None
+    assert found.time is not None
+    event = from_parts(found.subject, found.data or b"", found.headers, seq=again.seq, time=found.time)
+    await _handle(bus, held, suspect, msg, event, kind, handler, give_up, letter=again.letter)
+
+
+async def _handle(
+    bus: Connection,
+    held: HeldDeliveries,
+    suspect: Suspect | None,
+    msg: Msg,
+    event: Recorded,
+    kind: type[_E],
+    handler: Handler[_E],
+    give_up: GiveUp | None,
+    *,
+    letter: int = 0,
+) -> None:
+    """letter: the dead letter that this is a retry of."""
+
+    async def end(reason: str) -> None:
+        await _end(bus, msg, event, reason, give_up, letter=letter)
+        held.end(msg)
+
     ids = {"job": event.key, "event": event.type, "seq": event.seq}
     with structlog.contextvars.bound_contextvars(**ids), traced(event.traceparent):
-        if not isinstance(event.event, kind):
-            await _end(bus, msg, event, f"its body is not a {event.type} that this version can read", give_up)
-            return
-        if deliveries > MAX_DELIVERIES:
-            await _end(bus, msg, event, f"delivered {deliveries} times without an end", give_up)
-            return
-        beat = asyncio.create_task(_heartbeat(msg))
         try:
-            await handler(event, event.event)
-            await msg.ack()
-        except Permanent as error:
-            await _end(bus, msg, event, str(error), give_up)
-        except Exception as error:
-            # Whatever it is, the event must not be lost: it comes back, and is a dead letter in the end.
-            if deliveries == MAX_DELIVERIES:
-                await _end(bus, msg, event, f"after {deliveries} deliveries: {error!r}", give_up)
-                return
-            delay = min(30.0, 0.2 * 2**deliveries)
-            if isinstance(error, Transient):
-                delay = error.delay or delay
-                log.warning("event sent back", reason=str(error), delay=delay, deliveries=deliveries)
-            else:
-                log.exception("handler failed, event sent back", delay=delay, deliveries=deliveries)
-            await msg.nak(delay=delay)
-        finally:
-            beat.cancel()
+            require_known(event)
+        except NewerVersion as error:
+            bus.newer.meet(held.queue, str(error))
+            await _leave(msg)
+            return
+        decoded = event.event
+        if not isinstance(decoded, kind):
+            await end(f"its body is not a {event.type} that can be read")
+            return
+        try:
+            lost = 0 if suspect is None else await suspect.begin()
+        except Transient as error:
+            log.warning("event sent back untried", reason=str(error))
+            await msg.nak(delay=error.delay)
+            return
+        if lost >= MAX_DELIVERIES:
+            await end(f"{lost} times in a row its process was lost while it was handled")
+            return
+        await _try(bus, held, msg, partial(handler, event, decoded), end)
 
 
-async def _end(bus: Connection, msg: Msg, event: Recorded | None, reason: str, give_up: GiveUp | None) -> None:
-    letter = await publish_dead_letter(bus, msg.subject, msg.data, reason=reason, seq=event.seq if event else None)
+async def _try(
+    bus: Connection,
+    held: HeldDeliveries,
+    msg: Msg,
+    handle: Callable[[], Awaitable[None]],
+    end: Callable[[str], Awaitable[None]],
+) -> None:
+    """Let the handler have an event, and end the delivery by what comes of it. end: makes it a dead letter."""
+    tries, deliveries = held.begin_try(msg), times_delivered(msg)
+    try:
+        await handle()
+        await msg.ack()
+        held.end(msg)
+    except Permanent as error:
+        await end(str(error))
+    except NewerVersion as error:
+        # What it would act on, in the log beside this event.
+        bus.newer.meet(held.queue, str(error))
+        await _leave(msg)
+    except Exception as error:
+        # Whatever it is, the event must not be lost: it comes back, and is a dead letter in the end.
+        if tries >= MAX_DELIVERIES:
+            await end(f"after {tries} deliveries: {error!r}")
+            return
+        delay = min(30.0, 0.2 * 2**tries)
+        if isinstance(error, Transient):
+            delay = error.delay or delay
+            log.warning("event sent back", reason=str(error), delay=delay, tries=tries, deliveries=deliveries)
+        else:
+            log.exception("handler failed, event sent back", delay=delay, tries=tries, deliveries=deliveries)
+        await msg.nak(delay=delay)
+
+
+async def _leave(msg: Msg) -> None:
+    """Give a delivery back for a newer process."""
+    # Later than the next pull of a newer process: each loop of this one may meet it once more.
+    await msg.nak(delay=_LEFT_S)
+
+
+async def _end(
+    bus: Connection, msg: Msg, event: Recorded | None, reason: str, give_up: GiveUp | None, *, letter: int = 0
+) -> None:
+    seq = delivery_numbers(msg.reply)[0] if event is None else event.seq
+    letter = await publish_dead_letter(bus, *original_of(msg, event, letter), reason=reason, seq=seq, again=letter)
     if event is not None and give_up is not None:
         # Before it leaves the queue: what fails here is delivered again, as long as there are deliveries left.
-        await give_up(event, _internal(reason, f"{bus.service}, dead letter {letter}"))
+        await give_up(event, internal_problem(reason, f"{bus.service}, dead letter {letter}"))
     await bus.nc.publish(msg.reply, b"+TERM " + " ".join(reason.split())[:200].encode())
-
-
-def _internal(reason: str, where: str) -> Problem:
-    return Problem(
-        what=f"internal error: {' '.join(reason.split())[:500]}",
-        expected="this to be handled",
-        fix="submit it again; if that ends so too, show this to whoever runs the cluster",
-        where=where,
-    )
 
 
 async def _heartbeat(msg: Msg) -> None:

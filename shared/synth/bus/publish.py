@@ -3,7 +3,7 @@
 Invariants. An event is published by its only publisher. It carries a deterministic id, so that a retry of our own
 publish is recognised: inside the dedupe window by the server, in a compare-and-set by reading back. A publish is
 retried through stalls and elections for 30 s, then `Transient`. Losing a compare-and-set is `Conflict`; being an
-attempt that is no longer the last one is `Fenced`.
+owner whose claim is no longer the last one is `Fenced`.
 """
 
 # nats-py annotates parts of itself not at all.
@@ -20,14 +20,14 @@ from nats.errors import TimeoutError as NatsTimeout
 from nats.js.errors import APIError, BadRequestError, NoStreamResponseError, NotFoundError, ServiceUnavailableError
 
 from synth.bus.connection import Connection
-from synth.bus.recorded import MSG_ID, SCHEMA, TRACEPARENT, encode
+from synth.bus.recorded import MSG_ID, SCHEMA, TRACEPARENT, TTL, encode
 from synth.bus.server.topology import EVENTS, PUBLISH_BUDGET_S, PUBLISH_TIMEOUT_S, WORK, roles_of
 from synth.errors import Conflict, Fenced, Permanent, Transient
 from synth.events import JobStarted
 from synth.events.catalogue import Event, Write, spec_of, subject_of
 from synth.runtime import logs
 from synth.runtime.telemetry import current_traceparent
-from synth.work import TASKS, Task
+from synth.work import TASKS, Redelivery, Task
 
 log = logs.get("publish")
 
@@ -35,6 +35,8 @@ _EXPECTED = "Nats-Expected-Last-Subject-Sequence"
 _EXPECTED_SUBJECT = "Nats-Expected-Last-Subject-Sequence-Subject"
 _WRONG_LAST_SEQUENCE = (10071, 10164)
 _ONE_PER_SUBJECT = 10077
+#: A stream of several replicas has taken a message of this id, and does not know yet whether it keeps it.
+_IN_PROCESS = 10158
 _STALLS = (
     NatsTimeout,
     TimeoutError,
@@ -47,17 +49,21 @@ _STALLS = (
 
 @dataclass
 class Fence:
-    """An attempt's right to publish: the sequence of its `job.started`. One fenced publish is in flight at a time."""
+    """An owner's right to publish: the sequence of its claim. One fenced publish is in flight at a time.
+
+    claim: `job.started` of whoever holds an attempt at a job, `collection.started` of an RL job's collector.
+    """
 
     org: str
     job_id: str
     attempt: int
     seq: int
+    claim: type[Event] = JobStarted
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     @property
     def subject(self) -> str:
-        return subject_of(JobStarted, self.org, self.job_id)
+        return subject_of(self.claim, self.org, self.job_id)
 
 
 class Publisher:
@@ -73,7 +79,7 @@ class Publisher:
         return await self._append(event, org, key, id, _ttl(ttl), lost=Conflict)
 
     async def fenced(self, event: Event, *, fence: Fence, id: str, ttl: float | None = None) -> int:
-        """Append a fact of an attempt. ttl: seconds that it lives. Raises `Fenced` when another attempt has started."""
+        """Append a fact of an owner. ttl: seconds that it lives. Raises `Fenced` when another has made its claim."""
         self._check(event, Write.FENCED)
         headers = {_EXPECTED: str(fence.seq), _EXPECTED_SUBJECT: fence.subject} | _ttl(ttl)
         async with fence.turn:
@@ -129,6 +135,10 @@ class Publisher:
                     raise lost(f"{subject}: {error.description}") from error
             except _STALLS as error:
                 error_text = repr(error)
+            except APIError as error:
+                if error.err_code != _IN_PROCESS:
+                    raise
+                error_text = str(error)
             if time.monotonic() > deadline:
                 raise Transient(f"cannot publish {subject} for {PUBLISH_BUDGET_S:.0f} s: {error_text}")
             log.warning("publish retried", subject=subject, error=error_text)
@@ -138,7 +148,7 @@ class Publisher:
     async def _already_ours(self, subject: str, id: str) -> int | None:
         # On one server a retry of our own publish reads as a lost compare-and-set: the id tells them apart.
         try:
-            last = await self._bus.js.get_last_msg(EVENTS, subject, direct=True)
+            last = await self._bus.js.get_last_msg(EVENTS, subject)
         except (NotFoundError, *_STALLS):
             return None
         return last.seq if (last.headers or {}).get(MSG_ID) == id else None
@@ -158,7 +168,7 @@ class Publisher:
 
 
 def _ttl(seconds: float | None) -> dict[str, str]:
-    return {"Nats-TTL": f"{int(seconds)}s"} if seconds else {}
+    return {TTL: f"{int(seconds)}s"} if seconds else {}
 
 
 async def enqueue(bus: Connection, task: Task) -> bool:
@@ -166,10 +176,19 @@ async def enqueue(bus: Connection, task: Task) -> bool:
     _, queuers = TASKS[task.kind]
     if not roles_of(bus.service).intersection(queuers):
         raise Permanent(f"a {task.kind} task is queued by {' or '.join(queuers)}, not by {bus.service}")
+    return await _enqueue(bus, task.subject, msgspec.json.encode(task))
+
+
+async def enqueue_redelivery(bus: Connection, again: Redelivery, *, queue: str, org: str, key: str) -> bool:
+    """Queue an event that is to be handled again, once. queue: the durable that it is taken from."""
+    return await _enqueue(bus, f"work.retry.{queue}.{org}.{key}.{again.seq}", msgspec.json.encode(again))
+
+
+async def _enqueue(bus: Connection, subject: str, body: bytes) -> bool:
     deadline = time.monotonic() + PUBLISH_BUDGET_S
     while True:
         try:
-            await bus.js.publish(task.subject, msgspec.json.encode(task), timeout=PUBLISH_TIMEOUT_S, stream=WORK)
+            await bus.js.publish(subject, body, timeout=PUBLISH_TIMEOUT_S, stream=WORK)
             return True
         except APIError as error:
             if error.err_code == _ONE_PER_SUBJECT:
@@ -179,5 +198,5 @@ async def enqueue(bus: Connection, task: Task) -> bool:
         except _STALLS:
             pass
         if time.monotonic() > deadline:
-            raise Transient(f"cannot queue {task.subject} for {PUBLISH_BUDGET_S:.0f} s")
+            raise Transient(f"cannot queue {subject} for {PUBLISH_BUDGET_S:.0f} s")
         await asyncio.sleep(0.2)

@@ -9,22 +9,31 @@ from typing import Any
 import msgspec
 from nats.aio.msg import Msg
 
+from synth.errors import NewerVersion, Permanent
 from synth.events.catalogue import CATALOGUE, Event
 
 MSG_ID = "Nats-Msg-Id"
 SCHEMA = "Synth-Schema"
 TRACEPARENT = "traceparent"
+TTL = "Nats-TTL"
 
 
 class UnknownEvent(Event, frozen=True, kw_only=True):
-    """An event that this version cannot read (a newer one wrote it): seen by everybody, trusted by nobody."""
+    """An event that this version cannot read: seen by everybody, trusted by nobody.
+
+    newer: a newer version wrote it, by its type or its schema; else its body is damaged.
+    """
 
     body: Any = None
+    newer: bool = False
 
 
 @dataclass(frozen=True)
 class Recorded:
-    """One event of the log. seq: the stream's sequence, the one order of everything. pending: events behind it."""
+    """One event of the log. seq: the stream's sequence, the one order of everything. pending: events behind it.
+
+    expires: the log forgets it after some time. schema: the version of its type that it was written in.
+    """
 
     seq: int
     time: datetime
@@ -35,6 +44,13 @@ class Recorded:
     event: Event
     pending: int = 0
     traceparent: str | None = None
+    expires: bool = False
+    schema: int = 1
+
+    @property
+    def sign(self) -> str:
+        """What tells it from any other event that a log could have at this sequence."""
+        return f"{self.id} {self.time.isoformat()}"
 
 
 def encode(event: Event) -> bytes:
@@ -42,26 +58,50 @@ def encode(event: Event) -> bytes:
     return msgspec.json.encode(event)
 
 
+#: In the place of what a subject lacks: whoever has a service's credential may write `job.created.x` into the log.
+_NO_TOKENS = ("_", "_", "_")
+
 _decoders: dict[str, msgspec.json.Decoder[Event]] = {
     name: msgspec.json.Decoder(spec.event) for name, spec in CATALOGUE.items()
 }
 
 
-def decode(type_: str, body: bytes) -> Event:
-    """The typed event of this type; `UnknownEvent` when the type, or its shape, is not one of ours."""
-    decoder = _decoders.get(type_)
+def decode(type_: str, body: bytes, schema: int = 1) -> Event:
+    """The typed event of this type; `UnknownEvent` when the type, its schema or its shape is not one of ours.
+
+    schema: the version of the type that the body was written in.
+    """
+    spec = CATALOGUE.get(type_)
+    newer = spec is None or schema > spec.version
     try:
-        return decoder.decode(body) if decoder else UnknownEvent(body=msgspec.json.decode(body))
-    except msgspec.DecodeError:
-        return UnknownEvent(body=body.decode(errors="replace"))
+        return UnknownEvent(body=msgspec.json.decode(body), newer=True) if newer else _decoders[type_].decode(body)
+    except (msgspec.DecodeError, RecursionError):
+        return UnknownEvent(body=body.decode(errors="replace"), newer=newer)
+
+
+def require_known(recorded: Recorded) -> None:
+    """Raises `NewerVersion` for an event that a newer version wrote: to act without it would be to misread the log."""
+    if isinstance(recorded.event, UnknownEvent) and recorded.event.newer:
+        raise NewerVersion(
+            f"{recorded.type} at {recorded.seq} (schema {recorded.schema}) was written by a newer version than this"
+        )
+
+
+def require_readable(recorded: Recorded) -> None:
+    """Raises `NewerVersion` as `require_known` does, and `Permanent` for an event whose body is damaged."""
+    require_known(recorded)
+    if isinstance(recorded.event, UnknownEvent):
+        raise Permanent(f"the {recorded.type} at {recorded.seq} in the log is damaged: its body cannot be read")
 
 
 def from_parts(
     subject: str, body: bytes, headers: dict[str, str] | None, *, seq: int, time: datetime, pending: int = 0
 ) -> Recorded:
-    """Put an event together from a message of the stream."""
-    entity, fact, org, key = subject.split(".", 3)
+    """Put an event together from a message of the stream; `UnknownEvent` where its subject is not one of ours."""
+    entity, fact, org, key, *missing = (*subject.split(".", 3), *_NO_TOKENS)
     headers = headers or {}
+    schema = _schema_of(headers)
+    whole = len(missing) == len(_NO_TOKENS)
     return Recorded(
         seq=seq,
         time=time,
@@ -69,10 +109,17 @@ def from_parts(
         org=org,
         key=key,
         id=headers.get(MSG_ID, ""),
-        event=decode(f"{entity}.{fact}", body),
+        event=decode(f"{entity}.{fact}", body, schema) if whole else UnknownEvent(body=body.decode(errors="replace")),
         pending=pending,
         traceparent=headers.get(TRACEPARENT),
+        expires=TTL in headers,
+        schema=schema,
     )
+
+
+def _schema_of(headers: dict[str, str]) -> int:
+    text = headers.get(SCHEMA, "1")
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else 1
 
 
 def from_delivery(msg: Msg) -> Recorded:

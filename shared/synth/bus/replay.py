@@ -19,7 +19,7 @@ from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
 from nats.js.errors import NoStreamResponseError
 
-from synth.bus.recorded import Recorded, delivery_numbers, from_delivery
+from synth.bus.recorded import Recorded, delivery_numbers, from_delivery, require_known, require_readable
 from synth.bus.server.topology import EVENTS
 from synth.errors import Transient
 from synth.runtime import logs
@@ -31,18 +31,32 @@ _SILENCE_S = 5.0
 _ORPHAN_S = 30.0
 _REQUEST_S = 3.0
 _BUFFER = 4096
+_STALLED = "Nats-Consumer-Stalled"
 
 
 class StreamFollower:
     """An ordered consumer of its own, reopened at its cursor whenever it falls silent or skips."""
 
-    def __init__(self, nc: Client, filters: list[str], *, after: int = 0, stream: str = EVENTS, last: bool = False):
-        """filters: subjects of `stream`. after: the sequence already known. last: only each subject's last message."""
+    def __init__(
+        self,
+        nc: Client,
+        filters: list[str],
+        *,
+        after: int = 0,
+        stream: str = EVENTS,
+        last: bool = False,
+        headers_only: bool = False,
+    ):
+        """filters: subjects of `stream`. after: the sequence already known. last: only each subject's last message.
+
+        headers_only: without the bodies.
+        """
         self.cursor = after
         self._nc = nc
         self._filters = filters
         self._stream = stream
         self._last = last
+        self._headers_only = headers_only
         self._queue: asyncio.Queue[Msg] = asyncio.Queue(_BUFFER)
         self._expected = 1
         self._inbox = ""
@@ -67,6 +81,7 @@ class StreamFollower:
             "inactive_threshold": int(_ORPHAN_S * 1e9),
             "filter_subjects": self._filters,
             "deliver_policy": "last_per_subject",
+            "headers_only": self._headers_only,
         }
         if not self._last or self.cursor:
             config |= {"deliver_policy": "by_start_sequence", "opt_start_seq": self.cursor + 1}
@@ -116,6 +131,9 @@ class StreamFollower:
         elif msg.reply:
             # Flow control: answered only now, when everything before it is in the queue.
             await msg.respond(b"")
+        elif stalled := (msg.headers or {}).get(_STALLED):
+            # A heartbeat of a consumer that waits for such an answer: its question, or ours, was lost in a reconnect.
+            await self._nc.publish(stalled)
 
     async def open_patiently(self) -> int:
         """Like `open`, tried again for as long as the bus is away."""
@@ -138,25 +156,45 @@ class StreamFollower:
                 await asyncio.sleep(0.5)
 
 
-async def follow(nc: Client, filters: list[str], *, after: int = 0) -> AsyncGenerator[Recorded]:
-    """Each event on these subjects once, in stream order, from `after` on, for ever."""
+async def follow(
+    nc: Client, filters: list[str], *, after: int = 0, unreadable_too: bool = False
+) -> AsyncGenerator[Recorded]:
+    """Each event on these subjects once, in stream order, from `after` on, for ever.
+
+    Raises `NewerVersion` at an event that a newer version wrote and `Permanent` at a damaged one: whoever acts on what
+    it follows would wait for ever for what it cannot read. unreadable_too: they are yielded, to who only shows them.
+    """
     follower = StreamFollower(nc, filters, after=after)
     try:
         async for msg in follower.messages():
-            yield from_delivery(msg)
+            recorded = from_delivery(msg)
+            if not unreadable_too:
+                require_readable(recorded)
+            yield recorded
     finally:
         await follower.close()
 
 
 async def replay(
-    nc: Client, filters: list[str], *, after: int = 0, last_per_subject: bool = False, timeout: float = 60
+    nc: Client,
+    filters: list[str],
+    *,
+    after: int = 0,
+    last_per_subject: bool = False,
+    timeout: float = 60,
+    whole: bool = False,
 ) -> list[Recorded]:
     """The events on these subjects that are in the log now, in stream order.
 
-    last_per_subject: only the last one of each subject. Raises `Transient` when the bus does not answer in time.
+    last_per_subject: only the last one of each subject. Raises `Transient` when the bus does not answer in time,
+    `NewerVersion` for an event that a newer version wrote. whole: also `Permanent` for a damaged one, where what it
+    says would be missed.
     """
     messages = await replay_messages(nc, filters, after=after, last_per_subject=last_per_subject, timeout=timeout)
-    return [from_delivery(m) for m in messages]
+    found = [from_delivery(m) for m in messages]
+    for recorded in found:
+        (require_readable if whole else require_known)(recorded)
+    return found
 
 
 async def replay_messages(

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 from nats.aio.msg import Msg
@@ -21,6 +21,7 @@ from nats.errors import NoRespondersError
 from synth.bus.connection import Connection
 from synth.errors import Permanent, Problem, Transient
 from synth.events import JobCreated
+from synth.fairness.slots import FairSlots
 from synth.runtime import logs
 
 log = logs.get("rpc")
@@ -48,10 +49,11 @@ KEY_REFUSED_STATUSES = (400, 401, 403)
 
 
 class VerifyTaskApp(msgspec.Struct, frozen=True, kw_only=True):
-    """Is this task app there, and which environment key of the organisation opens it?"""
+    """Is this task app there, and which environment key opens it? by: the id of the API key that asks."""
 
     org: str
     url: str
+    by: str = ""
 
 
 class KeyResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,6 +77,7 @@ class TaskAppReport(msgspec.Struct, frozen=True, kw_only=True):
 class ValidateJob(msgspec.Struct, frozen=True, kw_only=True):
     """What would become of this submission? Its datasets may be paths: they are uploaded when it is submitted."""
 
+    org: str = ""
     created: JobCreated
 
 
@@ -100,7 +103,14 @@ class CheckVerdict(msgspec.Struct, frozen=True, kw_only=True):
     unchecked: list[str] = []
 
 
-_Q = TypeVar("_Q", bound=msgspec.Struct)
+class Question(Protocol):
+    """What is asked. org: on whose behalf."""
+
+    @property
+    def org(self) -> str: ...
+
+
+_Q = TypeVar("_Q", bound=Question)
 _A = TypeVar("_A", bound=msgspec.Struct)
 _FAILED = "Synth-Failed"
 
@@ -128,20 +138,23 @@ async def serve_questions(
     *,
     max_concurrent: int,
     within: float,
+    spare: int = 0,
 ) -> None:
     """Answer this question, shared with the service's other replicas, until `stop`; then end what was begun.
 
-    max_concurrent: questions that are answered at one time. within: seconds for one, waiting for its turn included.
+    max_concurrent: questions that are answered at one time, by turns of those who ask. within: seconds for one, waiting
+    for its turn included. spare: how many more are answered, for organisations that have none of them.
     """
     if QUESTIONS[subject][1] != bus.service:
         raise Permanent(f"{subject} is answered by {QUESTIONS[subject][1]}, not by {bus.service}")
-    slots = asyncio.Semaphore(max_concurrent)
+    slots = FairSlots(max_concurrent, spare=spare)
     running: set[asyncio.Task[None]] = set()
 
     async def reply_to(msg: Msg) -> None:
         try:
-            async with asyncio.timeout(within), slots:
-                body = msgspec.json.encode(await answer(msgspec.json.decode(msg.data, type=question)))
+            asked = msgspec.json.decode(msg.data, type=question)
+            async with asyncio.timeout(within), slots.hold(asked.org):
+                body = msgspec.json.encode(await answer(asked))
             await bus.nc.publish(msg.reply, body)
         except TimeoutError:
             log.warning("a question was not answered in time", subject=subject)

@@ -81,13 +81,26 @@ class Family:
     thinks: bool
 
 
+def _up_to_last(end: re.Pattern[str], text: str) -> str:
+    """The text up to the last end of a call.
+
+    Behind it each beginning of a call would be looked at to the end of the text, in vain: minutes, for a reply of
+    100,000 characters that is nothing but beginnings.
+    """
+    last = 0
+    for found in end.finditer(text):
+        last = found.end()
+    return text[:last]
+
+
 _JSON_CALL = re.compile(r"<tool_call>\s*(\{.*?\})\s*</tool_call>", re.DOTALL)
+_JSON_CALL_END = re.compile(r"\}\s*</tool_call>")
 
 
 def read_json_calls(text: str, tools: Tools) -> list[ReadCall]:
     """The hermes format: `<tool_call>{"name": …, "arguments": {…}}</tool_call>`, as often as there are calls."""
     found: list[ReadCall] = []
-    for block in _JSON_CALL.finditer(text):
+    for block in _JSON_CALL.finditer(_up_to_last(_JSON_CALL_END, text)):
         try:
             call: dict[str, Any] = read_json(block[1])
             name, arguments = call.get("name"), call.get("arguments", {})
@@ -116,6 +129,7 @@ def _raw_json_arguments(text: str) -> str:
 
 
 _XML_CALL = re.compile(r"<function=([^<>]+)>(.*?)</function>", re.DOTALL)
+_XML_CALL_END = re.compile("</function>")
 _XML_ARGUMENT = re.compile(r"\s*<parameter=([^<>]+)>\n?(.*?)\n?</parameter>", re.DOTALL)
 
 
@@ -126,12 +140,11 @@ def read_xml_calls(text: str, tools: Tools) -> list[ReadCall]:
     """
     types = {name: _types_of(function) for name, function in functions_of(tools).items()}
     found: list[ReadCall] = []
-    for call in _XML_CALL.finditer(text):
+    for call in _XML_CALL.finditer(_up_to_last(_XML_CALL_END, text)):
         name, end = call[1].strip(), 0
         arguments: dict[str, Any] = {}
-        for argument in _XML_ARGUMENT.finditer(call[2]):
-            if argument.start() != end:
-                return []
+        # One behind the other, from where the last one ended: a search would begin at each space anew.
+        while (argument := _XML_ARGUMENT.match(call[2], end)) is not None:
             end, key = argument.end(), argument[1].strip()
             arguments[key] = _typed(argument[2], types.get(name, {}).get(key, ""))
         if call[2][end:].strip():

@@ -19,6 +19,7 @@ from synth.events.jobs import (
     JobCreated,
     JobDeleted,
     JobFailed,
+    JobParked,
     JobPaused,
     JobPauseRequested,
     JobRefused,
@@ -30,8 +31,10 @@ from synth.events.jobs import (
     JobVerified,
     JobWithdrawn,
 )
-from synth.events.references import RESUME_FOLDER, BlobRef, LoraShape, ModelRef
+from synth.events.letters import LetterDropped, LetterRetried
+from synth.events.references import RESUME_FOLDER, BlobRef, LoraShape, ModelRef, trees_of
 from synth.events.rollouts import (
+    CollectionStarted,
     EvalCompleted,
     FailedTries,
     RolloutBatched,
@@ -47,6 +50,7 @@ from synth.events.training import (
     CheckpointSaved,
     DataProgress,
     ModelDeleted,
+    ModelLeased,
     ModelPublished,
     PolicyLoaded,
     PolicyPublished,
@@ -66,6 +70,7 @@ __all__ = [
     "BlobRef",
     "Canary",
     "CheckpointSaved",
+    "CollectionStarted",
     "DataProgress",
     "EvalCompleted",
     "FailedTries",
@@ -79,6 +84,7 @@ __all__ = [
     "JobCreated",
     "JobDeleted",
     "JobFailed",
+    "JobParked",
     "JobPauseRequested",
     "JobPaused",
     "JobRefused",
@@ -89,9 +95,12 @@ __all__ = [
     "JobValidated",
     "JobVerified",
     "JobWithdrawn",
+    "LetterDropped",
+    "LetterRetried",
     "LineProblem",
     "LoraShape",
     "ModelDeleted",
+    "ModelLeased",
     "ModelPublished",
     "ModelRef",
     "PolicyLoaded",
@@ -110,4 +119,5 @@ __all__ = [
     "TrainResumed",
     "TrainStep",
     "TrainWarned",
+    "trees_of",
 ]

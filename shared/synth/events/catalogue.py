@@ -37,8 +37,9 @@ class Write(StrEnum):
     """How an append is protected.
 
     ONCE: by its deterministic id alone. CAS: expects the last sequence of `job.*.<org>.<job>`, so that two writers
-    cannot both decide. FENCED: expects this attempt's `job.started` to be the last one. CHAIN: expects the last
-    sequence of its own subject, so that there is one event per step of the chain.
+    cannot both decide. FENCED: expects its owner's claim to be the last one: the `job.started` of an attempt at a job,
+    or the `collection.started` of an RL job's collector. CHAIN: expects the last sequence of its own subject, so that
+    each fact of it knows the one before.
     """
 
     ONCE = "once"

@@ -52,10 +52,14 @@ class LineProblem(msgspec.Struct, frozen=True, kw_only=True):
 
 @event("file.rejected", by=Role.FILES, reads={Role.VERIFIER: Reading.FOLLOW})
 class FileRejected(Event, frozen=True, kw_only=True):
-    """The file cannot be trained on: the first problems, and how many lines have one."""
+    """The file cannot be trained on: the first problems, and how many lines have one.
+
+    unchecked: it could not be checked, and may well be good: its dead letter can be retried, for another verdict.
+    """
 
     bad_lines: int
     problems: list[LineProblem]
+    unchecked: bool = False
 
 
 @event("file.deleted", by=Role.GATEWAY, reads={Role.VERIFIER: Reading.FOLLOW})

@@ -87,12 +87,16 @@ class JobRefused(Event, frozen=True, kw_only=True):
     problems: list[Problem]
 
 
-@event("job.started", by=Role.OWNER, write=Write.CAS)
+@event("job.started", by=Role.OWNER, reads={Role.OWNER: Reading.FOLLOW}, write=Write.CAS)
 class JobStarted(Event, frozen=True, kw_only=True):
-    """Attempt k owns the job: from here on, events of earlier attempts are refused by the server."""
+    """Attempt k owns the job: from here on, events of earlier attempts are refused by the server, and they end.
+
+    devices: GPUs that train it, or processes on CPUs; 0 for an evaluation, whose collector has none.
+    """
 
     attempt: int
     worker: str
+    devices: int = 0
 
 
 @event("job.cancel_requested", by=Role.GATEWAY, reads={Role.OWNER: Reading.FOLLOW}, write=Write.CAS)
@@ -104,9 +108,13 @@ class JobCancelRequested(Event, frozen=True, kw_only=True):
 
 @event("job.pause_requested", by=Role.GATEWAY, reads={Role.OWNER: Reading.FOLLOW}, write=Write.CAS)
 class JobPauseRequested(Event, frozen=True, kw_only=True):
-    """The user asked a started job to stop for a while; its owner lets go of it, and keeps what is durable."""
+    """A started job is to stop for a while; its owner lets go of it, and keeps what is durable.
+
+    requested_by: the key that asked; "" where the platform did. reason: why, then.
+    """
 
     requested_by: str = ""
+    reason: str = ""
 
 
 @event("job.paused", by=Role.OWNER, reads=_UNTIL_OVER, write=Write.CAS)
@@ -125,6 +133,16 @@ class JobResumed(Event, frozen=True, kw_only=True):
     """The user asked a paused job to go on: its first tasks are due again, and the next attempt resumes."""
 
     requested_by: str = ""
+
+
+@event("job.parked", by=Role.VERIFIER, reads=_UNTIL_OVER, write=Write.CAS)
+class JobParked(Event, frozen=True, kw_only=True):
+    """The tasks of a verified or resumed job cannot be queued: it holds no worker until it is resumed, as when paused.
+
+    problem: why, with the dead letter that says more.
+    """
+
+    problem: Problem
 
 
 @event("job.withdrawn", by=Role.GATEWAY, reads=_UNTIL_OVER, write=Write.CAS)

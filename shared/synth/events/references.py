@@ -41,3 +41,8 @@ class ModelRef(msgspec.Struct, frozen=True, kw_only=True):
     lora: LoraShape | None = None
     rounded: str | None = None
     stand_in: str | None = None
+
+
+def trees_of(model: ModelRef | None) -> list[str]:
+    """The manifests of a model's own files and of those of the models that it lies over."""
+    return [] if model is None else [*([model.tree.uri] if model.tree else []), *trees_of(model.base)]

@@ -29,6 +29,16 @@ class RolloutRequested(Event, frozen=True, kw_only=True):
     stage: int = 0
 
 
+@event("collection.started", by=Role.ROLLOUTS, reads={Role.ROLLOUTS: Reading.FOLLOW}, write=Write.CHAIN)
+class CollectionStarted(Event, frozen=True, kw_only=True):
+    """Collector k of an RL job: from here on, the rollouts, batches and evaluations of earlier ones are refused by the
+    server. The collector of an evaluation job says `job.started` instead.
+    """
+
+    attempt: int
+    worker: str
+
+
 class FailedTries(msgspec.Struct, frozen=True, kw_only=True):
     """Tries of a rollout that failed one after the other, for the same reason."""
 
@@ -36,7 +46,7 @@ class FailedTries(msgspec.Struct, frozen=True, kw_only=True):
     times: int = 1
 
 
-@event("rollout.completed", by=Role.ROLLOUTS, reads={Role.TRAINER: Reading.FOLLOW})
+@event("rollout.completed", by=Role.ROLLOUTS, reads={Role.TRAINER: Reading.FOLLOW}, write=Write.FENCED)
 class RolloutCompleted(Event, frozen=True, kw_only=True):
     """One rollout is done and durable. group: index of its seed in the request; tries: 1 when the first worked.
 
@@ -66,7 +76,7 @@ class RolloutCompleted(Event, frozen=True, kw_only=True):
     traced: bool = False
 
 
-@event("rollout.judged", by=Role.ROLLOUTS, reads={Role.TRAINER: Reading.FOLLOW})
+@event("rollout.judged", by=Role.ROLLOUTS, reads={Role.TRAINER: Reading.FOLLOW}, write=Write.FENCED)
 class RolloutJudged(Event, frozen=True, kw_only=True):
     """The judges have scored a completed rollout, or could not: then `problem` says why, and its group is dropped.
 
@@ -94,7 +104,7 @@ class RolloutJudged(Event, frozen=True, kw_only=True):
     unreadable: int = 0
 
 
-@event("rollout.failed", by=Role.ROLLOUTS, reads={Role.TRAINER: Reading.FOLLOW})
+@event("rollout.failed", by=Role.ROLLOUTS, reads={Role.TRAINER: Reading.FOLLOW}, write=Write.FENCED)
 class RolloutFailed(Event, frozen=True, kw_only=True):
     """The environment failed a rollout through its whole retry budget: not a reward, its group is dropped.
 
@@ -115,7 +125,7 @@ class RolloutFailed(Event, frozen=True, kw_only=True):
     transcript: BlobRef | None = None
 
 
-@event("rollout.batch", by=Role.ROLLOUTS, reads={Role.TRAINER: Reading.FOLLOW}, write=Write.CHAIN)
+@event("rollout.batch", by=Role.ROLLOUTS, reads={Role.TRAINER: Reading.FOLLOW}, write=Write.FENCED)
 class RolloutBatched(Event, frozen=True, kw_only=True):
     """Iteration k is collected: one batch blob (`synth.trajectories.RolloutBatch`)."""
 
@@ -127,7 +137,7 @@ class RolloutBatched(Event, frozen=True, kw_only=True):
     values: dict[str, float]
 
 
-@event("eval.completed", by=Role.ROLLOUTS, reads={Role.TRAINER: Reading.FOLLOW})
+@event("eval.completed", by=Role.ROLLOUTS, reads={Role.TRAINER: Reading.FOLLOW}, write=Write.FENCED)
 class EvalCompleted(Event, frozen=True, kw_only=True):
     """An evaluation is done. step: the training step of the policy version, None in an evaluation job.
 
@@ -143,7 +153,7 @@ class EvalCompleted(Event, frozen=True, kw_only=True):
     success_threshold: float | None = None
 
 
-@event("rollout.blocked", by=Role.ROLLOUTS, reads={Role.OWNER: Reading.FOLLOW})
+@event("rollout.blocked", by=Role.ROLLOUTS, reads={Role.OWNER: Reading.FOLLOW}, write=Write.FENCED)
 class RolloutBlocked(Event, frozen=True, kw_only=True):
     """Too many rollouts failed, or could not be judged, or their teacher is away: the collector has stopped, and the
     owner fails the job.

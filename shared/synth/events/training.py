@@ -38,7 +38,9 @@ class PolicyPublished(Event, frozen=True, kw_only=True):
 
 @event("policy.loaded", by=Role.INFERENCE, reads={Role.ROLLOUTS: Reading.FOLLOW})
 class PolicyLoaded(Event, frozen=True, kw_only=True):
-    """A replica serves this version. proven: tensors whose digest was computed on what is live, and matched.
+    """A replica serves this version, by the job's serving task of this index.
+
+    proven: tensors whose digest was computed on what is live, and matched.
 
     canary_error: the largest difference, in nats, between the trainer's and the engine's log-probability of a token
     of the canary; None without one.
@@ -48,6 +50,7 @@ class PolicyLoaded(Event, frozen=True, kw_only=True):
     replica: str
     seconds: float
     proven: int
+    index: int = 0
     canary_error: float | None = None
 
 
@@ -173,6 +176,17 @@ class ModelDeleted(Event, frozen=True, kw_only=True):
     model: str
     tree: BlobRef | None
     requested_by: str
+
+
+@event("model.leased", by=Role.VALIDATOR, reads={Role.TRAINER: Reading.FOLLOW})
+class ModelLeased(Event, frozen=True, kw_only=True):
+    """A job needs the files of a model of the job whose fact this is: its trainer keeps them, a checkpoint's too.
+
+    tree: their manifest. job: what needs them, until it has ended and no model that it made lies over them.
+    """
+
+    tree: str
+    job: str
 
 
 @event("blob.expired", by=Role.TRAINER, write=Write.FENCED)

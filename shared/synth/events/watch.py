@@ -7,7 +7,7 @@ from synth.events.catalogue import Event, Role, event
 
 @event("watch.heartbeat", by=Role.GATEWAY)
 class Heartbeat(Event, frozen=True, kw_only=True):
-    """A live job has been silent for a while; nothing is wrong. Some clients give up without it."""
+    """A live job that is watched has been silent for a while; nothing is wrong. Some clients give up without it."""
 
     state: str
 

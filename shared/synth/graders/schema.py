@@ -109,6 +109,10 @@ class Python(_Grader):
     source: str
 
 
+#: Graders of a `multi`: each may compare texts of up to `SYNTH_MAX_GRADED_CHARACTERS` characters, which takes a while.
+MAX_GRADERS = 32
+
+
 class Multi(_Grader):
     """What the formula makes of the scores of its graders, by their keys."""
 
@@ -271,6 +275,9 @@ def _multi(table: dict[str, Any], where: str) -> Multi:
         raise UserError(
             Problem(what="multi combines graders, and has none", expected="a table of them", where=f"{where}.graders")
         )
+    if len(given) > MAX_GRADERS:
+        what = f"multi combines {len(given):,} graders"
+        raise UserError(Problem(what=what, expected=f"at most {MAX_GRADERS}", where=f"{where}.graders"))
     problems: list[Problem] = []
     parts: dict[str, Simple] = {}
     for key, part in given.items():

@@ -14,8 +14,8 @@ from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from synth.errors import SynthError
-from synth.http_guard import AddressRefused, ReplyTooLarge, fetch
 from synth.images.format import NotAnImage, read_image_format
+from synth.outbound.http_guard import AddressRefused, ReplyTooLarge, fetch
 
 _DATA = re.compile(r"data:image/(png|jpe?g|webp|gif)(?:;[a-z]+=[^;,]*)*;base64,", re.IGNORECASE)
 #: The name of an image that is stored: of an organisation, by the sha256 of its file.

@@ -35,11 +35,15 @@ TRANSITIONS: dict[tuple[State | None, str], State] = {
     (State.VALIDATED, "job.withdrawn"): State.CANCELLED,
     (State.VERIFIED, "job.started"): State.STARTED,
     (State.VERIFIED, "job.withdrawn"): State.CANCELLED,
+    # Its tasks cannot be queued. What it made in earlier terms stays, and it can be resumed.
+    (State.VERIFIED, "job.parked"): State.PAUSED,
     # A later attempt starts where the earlier one died, also to end a cancellation that it did not live to end.
     (State.STARTED, "job.started"): State.STARTED,
     (State.CANCELLING, "job.started"): State.CANCELLING,
     (State.PAUSING, "job.started"): State.PAUSING,
     (State.STARTED, "job.cancel_requested"): State.CANCELLING,
+    # Again: an owner that goes on though it was told is told once more.
+    (State.CANCELLING, "job.cancel_requested"): State.CANCELLING,
     (State.STARTED, "job.pause_requested"): State.PAUSING,
     (State.PAUSING, "job.paused"): State.PAUSED,
     # By the collapse watch: nobody asked, the job's own configuration did.

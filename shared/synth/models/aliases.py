@@ -9,12 +9,13 @@ import msgspec
 
 from synth.errors import Problem, UserError
 
-_NAME = "aliases.json"
+#: Beside the models.
+ALIASES_FILE = "aliases.json"
 
 
 def read_aliases(models_dir: Path) -> dict[str, str]:
     """Base id → id of the local model that stands in for it. Raises UserError when the file was damaged."""
-    file = models_dir / _NAME
+    file = models_dir / ALIASES_FILE
     try:
         return msgspec.json.decode(file.read_bytes(), type=dict[str, str])
     except FileNotFoundError:
@@ -33,6 +34,6 @@ def read_aliases(models_dir: Path) -> dict[str, str]:
 def write_aliases(models_dir: Path, aliases: dict[str, str]) -> None:
     """Replace the list in one move: who reads it meanwhile sees the old one or the new one."""
     text = msgspec.json.format(msgspec.json.encode(aliases, order="sorted"), indent=2) + b"\n"
-    part = models_dir / f".{_NAME}.{os.getpid()}"
+    part = models_dir / f".{ALIASES_FILE}.{os.getpid()}"
     part.write_bytes(text)
-    part.replace(models_dir / _NAME)
+    part.replace(models_dir / ALIASES_FILE)

@@ -1,9 +1,15 @@
-"""JSON logs on stderr, one object a line, with the ids that let one find a job in all of them."""
+"""JSON logs on stderr, one object a line, with the ids that let one find a job in all of them.
+
+Whatever a task app, a file, a model or a name says is ASCII inside a JSON string there: no control character of it is
+written as such, and no line is broken by it. So ends of the process that nobody caught are lines of the log as well.
+"""
 
 from __future__ import annotations
 
 import logging
 import sys
+import threading
+from types import TracebackType
 from typing import Any
 
 import structlog
@@ -21,7 +27,7 @@ def configure(service: str, *, level: str = "info", **ids: Any) -> None:
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
             structlog.processors.format_exc_info,
-            structlog.processors.JSONRenderer(default=str),
+            structlog.processors.JSONRenderer(default=str, ensure_ascii=True),
         ],
         wrapper_class=structlog.make_filtering_bound_logger(threshold),
         logger_factory=structlog.WriteLoggerFactory(file=sys.stderr),
@@ -31,6 +37,11 @@ def configure(service: str, *, level: str = "info", **ids: Any) -> None:
     # What libraries say goes the same way; only their warnings are worth a reader's time.
     handler = _ToStructlog()
     logging.basicConfig(handlers=[handler], level=logging.WARNING, force=True)
+    logging.captureWarnings(True)
+    # Python's own would print what an error says as it is.
+    sys.excepthook = _uncaught
+    threading.excepthook = lambda args: _uncaught(args.exc_type, args.exc_value, args.exc_traceback)
+    sys.unraisablehook = lambda args: _uncaught(args.exc_type, args.exc_value, args.exc_traceback)
 
 
 class _ToStructlog(logging.Handler):
@@ -38,6 +49,12 @@ class _ToStructlog(logging.Handler):
         log = structlog.get_logger()
         method = "error" if record.levelno >= logging.ERROR else "warning"
         getattr(log, method)(record.getMessage(), logger=record.name, exc_info=record.exc_info)
+
+
+def _uncaught(kind: type[BaseException], error: BaseException | None, trace: TracebackType | None) -> None:
+    if issubclass(kind, KeyboardInterrupt):
+        return
+    structlog.get_logger().critical("nobody caught this", exc_info=(kind, error, trace))
 
 
 def get(name: str) -> Any:

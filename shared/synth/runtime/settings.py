@@ -4,18 +4,27 @@ from __future__ import annotations
 
 import socket
 from pathlib import Path
+from typing import Annotated
 
-from pydantic import Field, SecretStr
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic import BeforeValidator, Field, SecretStr
+from pydantic_settings import SettingsConfigDict
+
+from synth.errors import Problem, UserError
+from synth.http_server.settings import HttpSettings
+from synth.service_secrets import CLUSTER_SECRET, CLUSTER_SECRET_EARLIER, NEEDS, SERVICE_SECRETS, ServiceSecrets
+
+#: A file that is not set: an empty variable, as Compose passes it on, names none.
+OptionalFile = Annotated[Path | None, BeforeValidator(lambda value: value or None)]
 
 
-class ServiceSettings(BaseSettings):
+class ServiceSettings(HttpSettings):
     """What a `synthd` process needs to join a cluster. A service adds its own fields in its `settings.py`."""
 
     model_config = SettingsConfigDict(env_prefix="SYNTH_", extra="ignore")
 
     nats_url: str = "nats://127.0.0.1:4222"
-    """Where the bus is; several servers separated by commas."""
+    """Where the bus is; several servers separated by commas. With `tls://` what is said there is encrypted, and the
+    server's certificate must be signed by a CA that this machine trusts, or by `SYNTH_NATS_CA`."""
 
     nats_user: str | None = None
     """The service's own user on the bus; its permissions come from the event catalogue."""
@@ -23,14 +32,50 @@ class ServiceSettings(BaseSettings):
     nats_password: SecretStr | None = None
     """That user's password."""
 
+    nats_seed: SecretStr | None = None
+    """The seed of that user's nkey (`SU…`), in place of a password: it signs what the server asks, and is never sent.
+    `synthd bus nkey USER` makes one."""
+
+    nats_ca: OptionalFile = None
+    """The file of the CA (PEM) that signed the bus's certificate: this one alone is trusted, and the bus is dialled
+    over TLS or not at all."""
+
+    nats_cert: OptionalFile = None
+    """The file of this service's own certificate (PEM), for a bus that asks for one (mutual TLS); the bus is dialled
+    over TLS or not at all."""
+
+    nats_key: OptionalFile = None
+    """The file of that certificate's private key (PEM), which no passphrase seals."""
+
     blob_url: str = "file:.synth/blobs"
     """The blob store: `file:DIR`, or what obstore understands (`s3://bucket/prefix`, `gs://…`, `az://…`)."""
 
     cluster_secret: SecretStr = SecretStr("")
-    """Signs rollout credentials and internal calls, and seals stored secrets. The same in every service."""
+    """What the secrets of every service follow from: they sign rollout credentials and internal calls, and seal stored
+    secrets. The same for every service; a service that has `SYNTH_SECRETS` must not be given it."""
+
+    cluster_secret_earlier: SecretStr = SecretStr("")
+    """Cluster secrets from before a rotation, separated by commas. What was signed or sealed with them is accepted, and
+    nothing new is made with them."""
+
+    secrets: SecretStr = SecretStr("")
+    """The secrets of this service alone, in place of `SYNTH_CLUSTER_SECRET`: what `synthd secrets SERVICE` prints."""
 
     pool: str = "default"
     """The worker pool: tasks are queued per pool, so that pools scale apart."""
+
+    task_failures: int = Field(default=6, ge=1)
+    """How often in a row a task (training, collecting, serving) may fail; then its job is ended, and it is not begun
+    again. A worker that dies with it alone counts; one that dies with several tasks makes each a suspect; one that
+    hands it back in good order does not count; a task that has advanced (a checkpoint, a rollout, a newer version that
+    serves) begins at 0."""
+
+    task_suspicions: int = Field(default=2, ge=1)
+    """How often in a row a task may be lost with a process that has room for several; then a worker hands its other
+    tasks back and runs this one alone, so that what it dies of is this task's failure, and not its neighbours'."""
+
+    task_alone_s: float = Field(default=60.0, gt=0)
+    """Seconds that a suspected task runs alone before it shares its process again; one that advances shares at once."""
 
     host: str = "127.0.0.1"
     """The address that the service's HTTP side (`/healthz`, `/metrics`, and its API if it has one) listens on."""
@@ -55,3 +100,25 @@ class ServiceSettings(BaseSettings):
 
     grace_s: float = 20.0
     """After SIGTERM: seconds to hand work back before the process ends."""
+
+    def secrets_of(self, service: str) -> ServiceSecrets:
+        """The secrets of this service, from what it was given.
+
+        Raises `UserError` where it needs one and was given none, or one that could be guessed, or was given too much.
+        """
+        # A file that the value was read from often ends its line.
+        given, own = self.cluster_secret.get_secret_value().strip(), self.secrets.get_secret_value().strip()
+        parts = self.cluster_secret_earlier.get_secret_value().split(",")
+        earlier = [secret for part in parts if (secret := part.strip())]
+        if own and (given or earlier):
+            raise UserError(
+                Problem(
+                    what=f"the cluster's secret is set beside the secrets of {service}",
+                    expected="one of them: who has the cluster's secret has those of every service",
+                    fix=f"leave {CLUSTER_SECRET} and {CLUSTER_SECRET_EARLIER} out",
+                    where=SERVICE_SECRETS,
+                )
+            )
+        if own or not (given or earlier or NEEDS[service]):
+            return ServiceSecrets.parse(service, own)
+        return ServiceSecrets.derive(service, given, earlier)

@@ -106,15 +106,23 @@ async def append_decided(
 
 
 async def start_attempt(
-    bus: Connection, org: str, job_id: str, *, worker: str, term: int = 0
+    bus: Connection,
+    org: str,
+    job_id: str,
+    *,
+    worker: str,
+    term: int = 0,
+    devices: Callable[[JobHistory], int] = lambda _: 0,
 ) -> tuple[JobHistory, Fence | None]:
-    """Become the job's owner: append the next `job.started`. term: of the task that says so.
+    """Become the job's owner: append the next `job.started`. term: of the task that says so. devices: that will train.
 
     No fence is returned for a job that has ended, is paused, or was resumed since the task was queued.
     """
 
     def decide(history: JobHistory) -> Event | None:
-        return None if history.status.is_over(term) else JobStarted(attempt=history.attempt + 1, worker=worker)
+        if history.status.is_over(term):
+            return None
+        return JobStarted(attempt=history.attempt + 1, worker=worker, devices=devices(history))
 
     history, seq = await append_decided(bus, org, job_id, decide)
     if seq is None:

@@ -10,19 +10,24 @@ import difflib
 from synth.bus.connection import Connection
 from synth.bus.replay import replay
 from synth.errors import Problem, UserError
-from synth.events import BlobExpired, CheckpointSaved, JobDeleted, ModelDeleted, ModelPublished, ModelRef
+from synth.events import BlobExpired, CheckpointSaved, JobDeleted, ModelDeleted, ModelLeased, ModelPublished, ModelRef
 from synth.events.catalogue import subject_of
 from synth.models import FineTunedId, Registry, parse_finetuned
 
 
-async def find_model(bus: Connection, org: str, model_id: str, registry: Registry) -> ModelRef:
-    """The model's reference. Raises `UserError`, with the nearest id that there is."""
+async def find_model(
+    bus: Connection, org: str, model_id: str, registry: Registry, *, for_job: str | None = None
+) -> ModelRef:
+    """The model's reference. Raises `UserError`, with the nearest id that there is.
+
+    for_job: who needs it: a checkpoint that this job leased before it expired is there for it.
+    """
     wanted = parse_finetuned(model_id)
     if wanted is None:
         spec = registry.find(model_id)
         return ModelRef(id=spec.id, path=registry.weights(spec), stand_in=spec.stand_in)
     if wanted.checkpoint is not None:
-        return await _find_checkpoint(bus, org, wanted)
+        return await _find_checkpoint(bus, org, wanted, for_job)
     published = await replay(bus.nc, [subject_of(ModelPublished, org, "*")], last_per_subject=True)
     jobs, deleted = await _read_deletions(bus, org, "*")
     models = [
@@ -36,8 +41,9 @@ async def find_model(bus: Connection, org: str, model_id: str, registry: Registr
     return found
 
 
-async def _find_checkpoint(bus: Connection, org: str, wanted: FineTunedId) -> ModelRef:
-    kinds = (CheckpointSaved, BlobExpired, ModelPublished)
+async def _find_checkpoint(bus: Connection, org: str, wanted: FineTunedId, for_job: str | None) -> ModelRef:
+    kinds = (CheckpointSaved, BlobExpired, ModelPublished, ModelLeased)
+    leased: set[str] = set()
     there: dict[str, ModelRef] = {}
     gone: list[str] = []
     for recorded in await replay(bus.nc, [subject_of(kind, org, wanted.job_id) for kind in kinds]):
@@ -45,7 +51,9 @@ async def _find_checkpoint(bus: Connection, org: str, wanted: FineTunedId) -> Mo
             case CheckpointSaved(model=model, tree=tree):
                 there[tree.uri] = model
             case BlobExpired(uris=uris):
-                gone += [there.pop(uri).id for uri in uris if uri in there]
+                gone += [there.pop(uri).id for uri in uris if uri in there and uri not in leased]
+            case ModelLeased(tree=tree, job=job) if job == for_job:
+                leased.add(tree)
             case ModelPublished(model=model):
                 there[model.id] = model
             case _:

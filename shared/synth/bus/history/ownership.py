@@ -1,7 +1,8 @@
 """Owning a job: one attempt takes it, runs it until something interrupts it, and ends it.
 
 Invariants. Only the last attempt that started can end a job. The ending is decided on the log as it is then: a job that
-has ended stays ended, and one whose cancellation was requested ends cancelled, whatever its ending would have been.
+has ended stays ended, and one whose cancellation was requested ends cancelled, whatever its ending would have been. An
+attempt whose successor has started is told, and its work ends.
 """
 
 from __future__ import annotations
@@ -10,21 +11,32 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
+from typing import Any
 
+import msgspec
+
+from synth.bus.cancellation import cancel_until_ended
 from synth.bus.connection import Connection
+from synth.bus.history.fencing import lost
 from synth.bus.history.job_log import JobHistory, append_as_owner, start_attempt
 from synth.bus.publish import Fence
 from synth.bus.replay import follow
 from synth.errors import Permanent, Problem
-from synth.events import JobCancelled, JobFailed, JobPaused, JobPauseRequested, PolicyRefused, RolloutBlocked
-from synth.events.catalogue import Event
+from synth.events import (
+    JobCancelled,
+    JobCancelRequested,
+    JobFailed,
+    JobPaused,
+    JobPauseRequested,
+    PolicyRefused,
+    RolloutBlocked,
+)
+from synth.events.catalogue import Event, subject_of
 from synth.jobs.lifecycle import State
 from synth.runtime import logs
 
 log = logs.get("ownership")
 
-#: Longer than work takes to clean up: one that goes on after this has lost its cancellation somewhere.
-_CANCEL_S = 60.0
 _INTERRUPTING_FACTS = ("job.cancel_requested", "job.pause_requested", "rollout.blocked", "policy.refused")
 
 
@@ -37,9 +49,21 @@ class Ownership:
     fence: Fence
 
     @classmethod
-    async def take(cls, bus: Connection, org: str, job_id: str, *, worker: str, term: int) -> Ownership | None:
-        """Start the job's next attempt. None for a job that is over, or was resumed since this term."""
-        history, fence = await start_attempt(bus, org, job_id, worker=worker, term=term)
+    async def take(
+        cls,
+        bus: Connection,
+        org: str,
+        job_id: str,
+        *,
+        worker: str,
+        term: int,
+        devices: Callable[[JobHistory], int] = lambda _: 0,
+    ) -> Ownership | None:
+        """Start the job's next attempt. None for a job that is over, or was resumed since this term.
+
+        devices: how many will train a job with this history.
+        """
+        history, fence = await start_attempt(bus, org, job_id, worker=worker, term=term, devices=devices)
         return None if fence is None else cls(bus, history, fence)
 
     def requested_ending(self, *, step: int) -> JobCancelled | JobPaused | None:
@@ -61,35 +85,36 @@ class Ownership:
         last_step: the last training step that is announced, of which a cancellation or a pause speaks.
         pausing: set when the user asks for a pause, or the job cannot go on; `work` then has `pause_s` seconds to end
         by itself.
-        A `Permanent` error of `work` is the job's failure; any other error is raised.
+        A `Permanent` error of `work` is the job's failure; any other error is raised. Raises `Fenced` as soon as
+        another attempt has started; `work` has ended by then.
         """
         pausing = pausing or asyncio.Event()
         working = asyncio.ensure_future(work)
         interrupted = asyncio.create_task(self._interruption(pausing))
         overdue = asyncio.create_task(_overdue(pausing, pause_s))
-        tasks = (working, interrupted, overdue)
+        losing = asyncio.create_task(lost(self.bus, self.fence))
+        tasks: list[asyncio.Future[Any]] = [working, interrupted, overdue, losing]
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             if working.done():
                 return working.result()
-            if interrupted.done() and interrupted.result() is not None:
-                # The job fails, and keeps what it has made, as in a pause.
-                pausing.set()
-                await asyncio.wait([working], timeout=pause_s)
-            while not working.done():
-                working.cancel()
-                await asyncio.wait([working], timeout=_CANCEL_S)
-                if not working.done():
-                    log.warning("the work goes on though it was cancelled, and is cancelled again", seconds=_CANCEL_S)
             if interrupted.done():
-                return interrupted.result() or JobCancelled(step=last_step())
+                failure, since = interrupted.result()
+                tasks.append(asyncio.create_task(self._cancel_when_asked(working, since)))
+                if failure is not None:
+                    # The job fails, and keeps what it has made, as in a pause.
+                    pausing.set()
+                    await asyncio.wait([working, losing], timeout=pause_s, return_when=asyncio.FIRST_COMPLETED)
+            await cancel_until_ended(working, what=f"the work of {self.fence.job_id}")
+            if losing.done():
+                raise losing.result()
+            if interrupted.done():
+                return interrupted.result()[0] or JobCancelled(step=last_step())
             return JobPaused(step=last_step())
         except Permanent as error:
             return JobFailed(code="cannot_run", problem=Problem(what=str(error)))
         finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await cancel_until_ended(*tasks, what=f"the work of {self.fence.job_id}")
 
     async def end(self, ending: Event, *, step: int = 0) -> None:
         """Announce how the job ends. step: of the `job.cancelled` that replaces `ending` if the user has cancelled."""
@@ -97,14 +122,18 @@ class Ownership:
         def decide(history: JobHistory) -> Event | None:
             if history.ended:
                 return None
-            return JobCancelled(step=step) if history.state is State.CANCELLING else ending
+            if history.state is State.CANCELLING:
+                return JobCancelled(step=step)
+            if isinstance(ending, JobPaused) and not ending.reason and (asked := history.last(JobPauseRequested)):
+                return msgspec.structs.replace(ending, reason=asked.reason)
+            return ending
 
         history, _ = await append_as_owner(self.bus, self.fence, decide)
         if isinstance(ending, JobFailed) and history.state is State.CANCELLING:
             log.warning("a job that was cancelled would have failed", code=ending.code, reason=ending.problem.text())
 
-    async def _interruption(self, pausing: asyncio.Event) -> JobFailed | None:
-        """Wait for a cancellation (None), a broken environment, or a policy that cannot be served.
+    async def _interruption(self, pausing: asyncio.Event) -> tuple[JobFailed | None, int]:
+        """Wait for a cancellation (None), a broken environment, or a policy that cannot be served; and its sequence.
 
         A request to pause sets `pausing` and does not interrupt: the work may well come to its end first.
         """
@@ -115,10 +144,18 @@ class Ownership:
                     case JobPauseRequested():
                         pausing.set()
                     case RolloutBlocked() | PolicyRefused() as obstacle:
-                        return failure_of(obstacle)
+                        return failure_of(obstacle), recorded.seq
                     case _:
-                        return None
+                        return None, recorded.seq
         raise AssertionError("a follow never ends")
+
+    async def _cancel_when_asked(self, working: asyncio.Future[Event], since: int) -> None:
+        """Cancel the work, which has been interrupted, whenever the user asks for it from now on."""
+        subject = subject_of(JobCancelRequested, self.fence.org, self.fence.job_id)
+        async with aclosing(follow(self.bus.nc, [subject], after=since)) as requests:
+            async for request in requests:
+                log.warning("cancelled again, as the user has asked again", job=self.fence.job_id, seq=request.seq)
+                working.cancel()
 
 
 def failure_of(obstacle: RolloutBlocked | PolicyRefused) -> JobFailed:

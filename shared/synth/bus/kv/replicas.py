@@ -6,7 +6,9 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import msgspec
 from nats.errors import Error as NatsError
@@ -18,6 +20,9 @@ from synth.bus.server.topology import HEARTBEAT_S, REPLICA_TTL_S, REPLICAS
 from synth.runtime import logs
 
 log = logs.get("replicas")
+
+#: Announcements whose clocks are remembered: half a minute of them.
+_CLOCKS = 10
 
 
 class Replica(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,13 +45,33 @@ class Replica(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.id}-{self.boot}"
 
 
+class Announcement(msgspec.Struct, frozen=True, kw_only=True):
+    """What a replica says of itself. clock: unix seconds there, as it said so."""
+
+    replica: Replica
+    clock: float
+
+
+@dataclass
+class _Seen:
+    """A replica as this process knows it.
+
+    at: when its last announcement came, on the monotonic clock. ahead: by how many seconds its clock was ahead of ours
+    at the latest announcements, less the time that each was under way.
+    """
+
+    replica: Replica
+    at: float
+    ahead: deque[float]
+
+
 async def announce(bus: Connection, describe: Callable[[], Replica], changed: asyncio.Event) -> None:
     """Say what this process serves, every 3 s and whenever `changed` is set, for ever."""
     while True:
-        replica = describe()
+        said = Announcement(replica=describe(), clock=time.time())
         try:
             await bus.js.publish(
-                f"$KV.{REPLICAS}.{replica.id}", msgspec.json.encode(replica), timeout=2, stream=f"KV_{REPLICAS}"
+                f"$KV.{REPLICAS}.{said.replica.id}", msgspec.json.encode(said), timeout=2, stream=f"KV_{REPLICAS}"
             )
         except (NatsError, JetStreamError, TimeoutError) as error:
             log.warning("cannot announce", error=repr(error))
@@ -63,7 +88,7 @@ class ReplicaTable:
 
     def __init__(self, bus: Connection) -> None:
         self._bus = bus
-        self._seen: dict[str, tuple[float, Replica]] = {}
+        self._seen: dict[str, _Seen] = {}
         self._news = asyncio.Event()
 
     async def follow(self) -> None:
@@ -72,26 +97,44 @@ class ReplicaTable:
         try:
             async for msg in follower.messages():
                 try:
-                    replica = msgspec.json.decode(msg.data, type=Replica)
+                    said = msgspec.json.decode(msg.data, type=Announcement)
                 except msgspec.DecodeError as error:
                     # A deletion's empty marker, or another version's record: whoever it is of can be done without.
                     log.warning("a replica's record cannot be read", subject=msg.subject, error=str(error))
                     continue
-                self._seen[replica.id] = (time.monotonic(), replica)
+                self._add(said)
                 self._news.set()
         finally:
             await follower.close()
 
+    def _add(self, said: Announcement) -> None:
+        known = self._seen.get(said.replica.id)
+        # The first one may have lain in the bucket for a while, so it says nothing of the clocks.
+        ahead: deque[float] = known.ahead if known is not None else deque(maxlen=_CLOCKS)
+        if known is not None:
+            ahead.append(said.clock - time.time())
+        self._seen[said.replica.id] = _Seen(said.replica, time.monotonic(), ahead)
+
+    def clock_of(self, replica: Replica) -> float:
+        """Unix seconds as that replica's clock shows them now, at least: what it compares with its own clock.
+
+        Clocks of two machines may differ by more than a rollout lasts. Ours is taken while less than two announcements
+        have come.
+        """
+        known = self._seen.get(replica.id)
+        # An announcement that was long under way makes the other clock seem to be behind.
+        return time.time() + max(known.ahead, default=0.0) if known is not None else time.time()
+
     def forget(self, replica: Replica) -> None:
         """It did not answer: leave it out until it announces itself again."""
         known = self._seen.get(replica.id)
-        if known is not None and known[1].boot == replica.boot:
+        if known is not None and known.replica.boot == replica.boot:
             del self._seen[replica.id]
 
     def alive(self) -> list[Replica]:
         """Every live replica."""
         since = time.monotonic() - REPLICA_TTL_S
-        return [replica for seen, replica in self._seen.values() if seen > since]
+        return [seen.replica for seen in self._seen.values() if seen.at > since]
 
     def serving(self, model: str) -> list[Replica]:
         """The live replicas that have this model (or job's policy) loaded, the least busy first."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import secrets
+import shutil
 import socket
 import subprocess
 import sysconfig
@@ -13,19 +14,24 @@ import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
 
-from synth.bus.server.permissions import may_publish
-from synth.bus.server.topology import MAX_PAYLOAD_BYTES, SERVICES
+from synth.bus.server.authorization import authorization
+from synth.bus.server.topology import DEFAULT_POOL, MAX_PAYLOAD_BYTES, SERVICES
 from synth.errors import Problem, UserError
 
 
 @dataclass(frozen=True)
 class ServerConfig:
-    """One nats-server on loopback. users: name → password; the user `bus` may do everything."""
+    """One nats-server on loopback. users: name → password; the user `bus` may do everything. pools: of the workers.
+
+    issuer: the public key that vouches for outside subscribers; "" lets none in.
+    """
 
     port: int
     http_port: int
     store: Path
     users: dict[str, str]
+    pools: tuple[str, ...] = (DEFAULT_POOL,)
+    issuer: str = ""
 
     @property
     def url(self) -> str:
@@ -38,45 +44,21 @@ class ServerConfig:
             "http": f"127.0.0.1:{self.http_port}",
             "server_name": "synth-embedded",
             "max_payload": MAX_PAYLOAD_BYTES,
-            "jetstream": {"store_dir": str(self.store), "sync_interval": "always"},
-            "authorization": {"users": _users(self.users)},
+            "jetstream": {
+                "store_dir": str(self.store),
+                "sync_interval": "always",
+                # The server's own limit is three quarters of what is free at its start, and stays so when space is
+                # freed. Here the gateway keeps a reserve of the disk (`SYNTH_DISK_RESERVE_BYTES`).
+                "max_file_store": _disk_bytes(self.store),
+            },
+            "authorization": authorization(self.users, self.pools, self.issuer, nkeys={}),
         }
         return json.dumps(config, indent=1)
 
 
-def deployed_config() -> str:
-    """The configuration of the server that `docker-compose.yml` runs; every user's password is a variable of its own.
-
-    Committed as `deploy/nats.conf`, so that a change of the catalogue's permissions is seen in review.
-    """
-    passwords = {user: f"${password_variable(user)}" for user in ("bus", *SERVICES)}
-    config: dict[str, object] = {
-        "listen": "0.0.0.0:4222",
-        "http": "0.0.0.0:8222",
-        "max_payload": MAX_PAYLOAD_BYTES,
-        "jetstream": {"store_dir": "/data", "sync_interval": "always"},
-        "authorization": {"users": _users(passwords)},
-    }
-    text = json.dumps(config, indent=2)
-    for variable in passwords.values():
-        # A variable is not looked up inside quotes.
-        text = text.replace(f'"{variable}"', variable)
-    return text + "\n"
-
-
-def password_variable(user: str) -> str:
-    """The environment variable that holds a user's password where the bus is deployed."""
-    return f"SYNTH_NATS_PASSWORD_{user.upper()}"
-
-
-def _users(passwords: dict[str, str]) -> list[dict[str, object]]:
-    users: list[dict[str, object]] = []
-    for name, password in passwords.items():
-        user: dict[str, object] = {"user": name, "password": password}
-        if name in SERVICES:
-            user["permissions"] = {"publish": may_publish(name), "subscribe": [">"]}
-        users.append(user)
-    return users
+def _disk_bytes(folder: Path) -> int:
+    """The size of the disk on which a folder is, or will be."""
+    return shutil.disk_usage(next(path for path in (folder, *folder.parents) if path.exists())).total
 
 
 def new_users() -> dict[str, str]:

@@ -1,17 +1,43 @@
-"""What each service's user may publish on the bus: the server's own rule, whatever the service believes.
+"""What each service's user may do on the bus: the server's own rule, whatever the service believes.
 
-Asking JetStream is publishing too: a user may read the log, take from its own queues, and nothing else. Only `bus`,
-which provisions, can make, change or delete a stream or a durable consumer.
+Asking JetStream is publishing too: a user may read the log, take from its own queues, acknowledge what it took, and
+nothing else. It hears the answers to its own requests and the questions that it answers; an answer may go only to
+whoever has asked. Only `bus`, which provisions, can make, change or delete a stream or a durable consumer.
 """
 
 from __future__ import annotations
 
-from synth.bus.rpc import QUESTIONS
-from synth.bus.server.topology import EVENTS, JUDGING, REPLICAS, SECRETS, WORK, queue_name, roles_of
+from typing import Any
+
+from synth.bus.connection import inbox_of
+from synth.bus.rpc import ANSWER_WITHIN_S, QUESTIONS
+from synth.bus.server.topology import (
+    DEAD,
+    EVENT_TRIES,
+    EVENTS,
+    JUDGING,
+    REPLICAS,
+    SECRETS,
+    TASK_FAILURES,
+    WORK,
+    queue_name,
+    retry_queue_name,
+    roles_of,
+    task_queue_name,
+)
 from synth.events.catalogue import CATALOGUE, Reading
 from synth.work import TASKS
 
-_WRITES = {"gateway": (SECRETS,), "inference": (REPLICAS,), "judge": (JUDGING,)}
+#: Where the server asks who may come in that its configuration does not name.
+LOGINS = "$SYS.REQ.USER.AUTH"
+
+#: The buckets that a service writes, or the part of one: the verifier gives environment keys their origin.
+_WRITES = {
+    "gateway": (SECRETS,),
+    "verifier": (f"{SECRETS}.environment",),
+    "inference": (REPLICAS,),
+    "judge": (JUDGING,),
+}
 _READS = {
     "gateway": (SECRETS, REPLICAS),
     "verifier": (SECRETS,),
@@ -20,7 +46,28 @@ _READS = {
 }
 
 
-def may_publish(service: str) -> list[str]:
+def permissions_of(service: str, pools: tuple[str, ...]) -> dict[str, Any]:
+    """The permissions of a service's user, as nats-server's configuration has them. pools: of the cluster's workers."""
+    allowed: dict[str, Any] = {"publish": may_publish(service, pools), "subscribe": may_subscribe(service)}
+    if service == "gateway":
+        # It looks up the feeds of subscribers, whose names nobody knows here; the services' queues are none of them.
+        queues = [queue_name(role, spec.type) for spec in CATALOGUE.values() for role in spec.reads]
+        denied = sorted({f"$JS.API.CONSUMER.INFO.{EVENTS}.{queue}" for queue in queues})
+        allowed["publish"] = {"allow": allowed["publish"], "deny": denied}
+    if _answered_by(service) or service == "gateway":
+        # Once to each subject on which an answer is awaited: the asker's inbox itself is closed.
+        allowed["allow_responses"] = {"max": 1, "expires": f"{ANSWER_WITHIN_S + 10:.0f}s"}
+    return allowed
+
+
+def may_subscribe(service: str) -> list[str]:
+    """The subjects that a service's user may listen to: its own inbox, and the questions that it answers."""
+    # Who else may come in, which the server asks (`synth.gateway.subscribers`).
+    logins = [LOGINS] if service == "gateway" else []
+    return [f"{inbox_of(service)}.>", *logins, *_answered_by(service)]
+
+
+def may_publish(service: str, pools: tuple[str, ...]) -> list[str]:
     """The subjects that a service's user may publish to: its facts, tasks and questions, and what consuming needs.
 
     This makes "an event has one publisher" a rule of the server, not only of ours.
@@ -28,26 +75,45 @@ def may_publish(service: str) -> list[str]:
     roles = roles_of(service)
     facts = [f"{spec.type}.>" for spec in CATALOGUE.values() if spec.by in roles]
     tasks = [f"work.{kind}.>" for kind, (_, queuers) in TASKS.items() if roles.intersection(queuers)]
+    # Dead letters, which an operator has handled again.
+    retries = ["work.retry.>"] if service == "gateway" else []
     questions = [subject for subject, (askers, _) in QUESTIONS.items() if service in askers]
     buckets = [f"$KV.{bucket}.>" for bucket in _WRITES.get(service, ())]
+    buckets += [f"$KV.{TASK_FAILURES}.{kind}.>" for kind, (taker, _) in TASKS.items() if taker in roles]
+    buckets += [f"$KV.{EVENT_TRIES}.{queue}.*" for _, queue in _event_queues(service)]
+    return [*facts, *tasks, *retries, *questions, *buckets, f"dead.{service}.>", *_jetstream_requests(service, pools)]
+
+
+def _event_queues(service: str) -> list[tuple[str, str]]:
+    """The queues of events that a service takes from: each the name of its stream and its own."""
+    roles = roles_of(service)
     return [
-        *facts,
-        *tasks,
-        *questions,
-        *buckets,
-        "dead.>",
-        "_INBOX.>",
-        *_jetstream_requests(service),
-        "$JS.ACK.>",
-        "$JS.FC.>",
+        queue
+        for spec in CATALOGUE.values()
+        for reader, reading in spec.reads.items()
+        if reader in roles and reading is Reading.QUEUE
+        for queue in ((EVENTS, queue_name(reader, spec.type)), (WORK, retry_queue_name(reader, spec.type)))
     ]
 
 
-def _jetstream_requests(service: str) -> list[str]:
+def _answered_by(service: str) -> list[str]:
+    return [subject for subject, (_, answerer) in QUESTIONS.items() if answerer == service]
+
+
+def _jetstream_requests(service: str, pools: tuple[str, ...]) -> list[str]:
     """The requests of JetStream's API that a service makes, as subjects."""
     roles = roles_of(service)
-    readable = [EVENTS, *(f"KV_{bucket}" for bucket in _READS.get(service, ()))]
-    requests: list[str] = []
+    takes_tasks = any(taker in roles for taker, _ in TASKS.values())
+    buckets = [*_READS.get(service, ())]
+    buckets += [TASK_FAILURES] if takes_tasks else []
+    buckets += [EVENT_TRIES] if _event_queues(service) else []
+    readable = [EVENTS, *(f"KV_{bucket}" for bucket in buckets)]
+    # Whose tasks wait, and whose are at work: a worker takes them by turns of their organisations.
+    requests = [f"$JS.API.STREAM.INFO.{WORK}"] if takes_tasks else []
+    if service == "gateway":
+        readable.append(DEAD)
+        # A feed of an outside subscriber is looked up before it is ended.
+        requests.append(f"$JS.API.CONSUMER.INFO.{EVENTS}.*")
     for stream in readable:
         # A consumer made without a name in the subject cannot be durable: a reader's own, and gone with it.
         requests += [f"$JS.API.CONSUMER.CREATE.{stream}", f"$JS.API.STREAM.INFO.{stream}"]
@@ -55,16 +121,17 @@ def _jetstream_requests(service: str) -> list[str]:
             f"$JS.API.STREAM.MSG.GET.{stream}",
             f"$JS.API.DIRECT.GET.{stream}",
             f"$JS.API.DIRECT.GET.{stream}.>",
+            f"$JS.FC.{stream}.>",
         ]
-    queues = [
-        (EVENTS, queue_name(reader, spec.type))
-        for spec in CATALOGUE.values()
-        for reader, reading in spec.reads.items()
-        if reader in roles and reading is Reading.QUEUE
+    queues = _event_queues(service)
+    queues += [
+        (WORK, task_queue_name(kind, pool)) for kind, (taker, _) in TASKS.items() if taker in roles for pool in pools
     ]
-    if any(taker in roles for taker, _ in TASKS.values()):
-        # By pool, of which only the operator knows the names.
-        queues.append((WORK, "*"))
     for stream, queue in queues:
-        requests += [f"$JS.API.CONSUMER.INFO.{stream}.{queue}", f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{queue}"]
+        requests += [
+            f"$JS.API.CONSUMER.INFO.{stream}.{queue}",
+            f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{queue}",
+            # A delivery's own subject can be guessed: whoever might publish to all could end what others work at.
+            f"$JS.ACK.{stream}.{queue}.>",
+        ]
     return requests

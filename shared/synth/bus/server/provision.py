@@ -4,37 +4,86 @@
 # pyright: reportUnknownMemberType=false
 from __future__ import annotations
 
-from dataclasses import asdict
+import asyncio
+import time
+from dataclasses import asdict, replace
 from typing import Any
 
+from nats.errors import NoRespondersError
+from nats.errors import TimeoutError as NatsTimeout
 from nats.js import JetStreamContext
-from nats.js.api import KeyValueConfig, StorageType
-from nats.js.errors import NotFoundError
+from nats.js.api import DiscardPolicy, StorageType, StreamConfig
+from nats.js.errors import APIError, NotFoundError, ServiceUnavailableError
 
 from synth.bus.server.topology import BusTopology
+from synth.errors import Problem, UserError
 from synth.runtime import logs
 
 log = logs.get("provision")
 
+_PATIENCE_S = 45.0
+#: JetStream's error codes: more replicas were asked than there are servers, of one that is no member of a cluster, and
+#: of a cluster.
+_TOO_FEW_SERVERS = (10074, 10005)
+#: For how long a bucket knows what was sent twice.
+_DUPLICATES_S = 120.0
+
 
 async def provision(js: JetStreamContext, topology: BusTopology) -> None:
-    """Create what is missing and update what differs: running it twice changes nothing."""
-    for stream in topology.streams:
+    """Create what is missing and update what differs: running it twice changes nothing.
+
+    Replicas are added where there are too few, and never taken away. Raises `UserError` for more than there
+    are servers.
+
+    Servers that are electing their leaders are waited for, `_PATIENCE_S` at most; then their error is raised.
+    """
+    deadline = time.monotonic() + _PATIENCE_S
+    while True:
         try:
-            await js.stream_info(stream.name or "")
-            await js.update_stream(stream)
-        except NotFoundError:
-            await js.add_stream(stream)
-    for consumer in topology.consumers:
-        await js.add_consumer(consumer.stream, consumer.config)
-    for bucket, ttl in topology.buckets.items():
-        await _ensure_bucket(js, bucket, ttl, topology.streams[0].num_replicas or 1)
+            await _provision(js, topology)
+            break
+        except APIError as error:
+            if error.err_code in _TOO_FEW_SERVERS:
+                one = error.err_code == _TOO_FEW_SERVERS[0]
+                raise UserError(_too_few_servers(topology.replicas, one=one)) from error
+            if not isinstance(error, ServiceUnavailableError) or time.monotonic() > deadline:
+                raise
+            log.warning("the bus is not ready", error=repr(error))
+            await asyncio.sleep(0.5)
+        except (NatsTimeout, TimeoutError, NoRespondersError) as error:
+            if time.monotonic() > deadline:
+                raise
+            log.warning("the bus is not ready", error=repr(error))
+            await asyncio.sleep(0.5)
     log.info(
         "bus provisioned",
         streams=len(topology.streams),
         consumers=len(topology.consumers),
         buckets=len(topology.buckets),
     )
+
+
+def _too_few_servers(replicas: int, *, one: bool) -> Problem:
+    servers = "is one nats-server, which cannot hold" if one else "has too few nats-servers (or room on them) for"
+    return Problem(
+        what=f"the bus {servers} {replicas} replicas of a stream",
+        expected="as many servers in its cluster as replicas",
+        fix="lower SYNTH_BUS_REPLICAS (1 for one server), or run nats-server as a cluster of so many",
+        where="SYNTH_BUS_REPLICAS",
+    )
+
+
+async def _provision(js: JetStreamContext, topology: BusTopology) -> None:
+    for stream in topology.streams:
+        try:
+            actual = (await js.stream_info(stream.name or "")).config
+            await js.update_stream(_with_what_stays(stream, actual))
+        except NotFoundError:
+            await js.add_stream(stream)
+    for consumer in topology.consumers:
+        await js.add_consumer(consumer.stream, consumer.config)
+    for bucket, ttl in topology.buckets.items():
+        await _ensure_bucket(js, bucket, ttl, topology.replicas)
 
 
 async def drift(js: JetStreamContext, topology: BusTopology) -> list[str]:
@@ -46,7 +95,7 @@ async def drift(js: JetStreamContext, topology: BusTopology) -> list[str]:
         except NotFoundError:
             found.append(f"stream {stream.name} is missing")
             continue
-        found += _differences(f"stream {stream.name}", asdict(stream), asdict(actual))
+        found += _differences(f"stream {stream.name}", asdict(_with_what_stays(stream, actual)), asdict(actual))
     for consumer in topology.consumers:
         try:
             config = (await js.consumer_info(consumer.stream, consumer.name)).config
@@ -56,10 +105,23 @@ async def drift(js: JetStreamContext, topology: BusTopology) -> list[str]:
         found += _differences(f"consumer {consumer.name}", asdict(consumer.config), asdict(config))
     for bucket in topology.buckets:
         try:
-            await js.stream_info(f"KV_{bucket}")
+            actual = (await js.stream_info(f"KV_{bucket}")).config
         except NotFoundError:
             found.append(f"bucket {bucket} is missing")
+            continue
+        if (has := actual.num_replicas or 1) < topology.replicas:
+            found.append(f"bucket {bucket}: num_replicas is {has}, should be {topology.replicas}")
     return found
+
+
+def _with_what_stays(wanted: StreamConfig, actual: StreamConfig) -> StreamConfig:
+    """The stream as it can become.
+
+    A server never takes back that messages may not be deleted, and an operator who has given a stream more replicas
+    than the setting says keeps them.
+    """
+    replicas = max(wanted.num_replicas or 1, actual.num_replicas or 1)
+    return replace(wanted, num_replicas=replicas, deny_delete=wanted.deny_delete or actual.deny_delete)
 
 
 def _differences(what: str, wanted: dict[str, Any], actual: dict[str, Any]) -> list[str]:
@@ -72,10 +134,24 @@ def _differences(what: str, wanted: dict[str, Any], actual: dict[str, Any]) -> l
 
 async def _ensure_bucket(js: JetStreamContext, bucket: str, ttl: float, replicas: int) -> None:
     try:
-        await js.stream_info(f"KV_{bucket}")
+        actual = (await js.stream_info(f"KV_{bucket}")).config
+        if (actual.num_replicas or 1) < replicas:
+            await js.update_stream(replace(actual, num_replicas=replicas))
     except NotFoundError:
-        await js.create_key_value(
-            KeyValueConfig(
-                bucket=bucket, history=1, ttl=ttl or None, storage=StorageType.FILE, replicas=replicas, direct=True
+        # As clients make a bucket, but that its entries can be erased.
+        await js.add_stream(
+            StreamConfig(
+                name=f"KV_{bucket}",
+                subjects=[f"$KV.{bucket}.>"],
+                max_msgs_per_subject=1,
+                max_age=ttl or None,
+                duplicate_window=min(ttl, _DUPLICATES_S) if ttl else _DUPLICATES_S,
+                discard=DiscardPolicy.NEW,
+                storage=StorageType.FILE,
+                num_replicas=replicas,
+                allow_rollup_hdrs=True,
+                allow_direct=True,
+                allow_msg_ttl=True,
+                deny_delete=False,
             )
         )

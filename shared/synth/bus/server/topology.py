@@ -23,16 +23,28 @@ DEAD = "DEAD"
 REPLICAS = "replicas"
 SECRETS = "secrets"
 JUDGING = "judging"
+TASK_FAILURES = "task_failures"
+EVENT_TRIES = "event_tries"
 
 ACK_WAIT_S = 10.0
 HEARTBEAT_S = 3.0
 DEDUPE_WINDOW_S = 600.0
 PUBLISH_TIMEOUT_S = 5.0
 PUBLISH_BUDGET_S = 30.0
+#: Of an event, to a handler.
 MAX_DELIVERIES = 6
 REPLICA_TTL_S = 10.0
 #: Longer than two calls of a judge may lie apart: what the limits of its API remember is forgotten after it.
 JUDGING_TTL_S = 86_400.0
+#: Since a task was last begun, or advanced: one that is not heard of for so long has no failures in a row.
+TASK_FAILURES_TTL_S = 7 * 86_400.0
+#: Since a suspected event was last tried.
+EVENT_TRIES_TTL_S = 7 * 86_400.0
+#: Events of one queue that were delivered and have not ended. They wait for their turn in the process that has them, or
+#: for something else, with one follower of the log each, and EVENTS has room for 10,000.
+EVENTS_IN_FLIGHT = 5_000
+#: Tasks of one queue that are owned, or looked at by a worker that chooses one.
+TASKS_IN_FLIGHT = 10_000
 #: Of one message of any kind.
 MAX_PAYLOAD_BYTES = 8 << 20
 
@@ -58,6 +70,8 @@ class BusTopology:
     consumers: list[Consumer]
     buckets: dict[str, float] = field(default_factory=dict[str, float])
     """Bucket name → seconds that an entry lives (0: for ever)."""
+    replicas: int = 1
+    """Of each stream and bucket."""
 
 
 def entities() -> list[str]:
@@ -70,13 +84,31 @@ def queue_name(reader: Role, event_type: str) -> str:
     return f"{reader.value}-{event_type.replace('.', '-')}"
 
 
+def retry_queue_name(reader: Role, event_type: str) -> str:
+    """The durable through which they share the dead letters of that event that are retried."""
+    return f"retry-{queue_name(reader, event_type)}"
+
+
 def task_queue_name(kind: str, pool: str) -> str:
     """The durable through which a pool's workers share a kind of task: `train-default`."""
     return f"{kind}-{pool}"
 
 
-def topology(*, pools: tuple[str, ...] = ("default",), replicas: int = 1) -> BusTopology:
-    """The bus of a cluster with these worker pools; replicas: of each stream (3 on a cluster of servers)."""
+DEFAULT_POOL = "default"
+
+
+def read_pools(text: str) -> tuple[str, ...]:
+    """The worker pools that a setting lists: names separated by commas."""
+    return tuple(name for part in text.split(",") if (name := part.strip()))
+
+
+def topology(
+    *, pools: tuple[str, ...] = (DEFAULT_POOL,), replicas: int = 1, log_max_bytes: int | None = None
+) -> BusTopology:
+    """The bus of a cluster with these worker pools; replicas: of each stream (3 on a cluster of servers).
+
+    log_max_bytes: what the log may take; None leaves it to the server.
+    """
     streams = [
         StreamConfig(
             name=EVENTS,
@@ -84,6 +116,7 @@ def topology(*, pools: tuple[str, ...] = ("default",), replicas: int = 1) -> Bus
             retention=RetentionPolicy.LIMITS,
             discard=DiscardPolicy.NEW,
             storage=StorageType.FILE,
+            max_bytes=log_max_bytes,
             num_replicas=replicas,
             duplicate_window=DEDUPE_WINDOW_S,
             max_msg_size=MAX_EVENT_BYTES,
@@ -92,7 +125,8 @@ def topology(*, pools: tuple[str, ...] = ("default",), replicas: int = 1) -> Bus
             allow_direct=True,
             allow_msg_ttl=True,
             deny_purge=True,
-            deny_delete=True,
+            # The user `bus` erases what was deleted; no service may.
+            deny_delete=False,
         ),
         StreamConfig(
             name=WORK,
@@ -118,19 +152,37 @@ def topology(*, pools: tuple[str, ...] = ("default",), replicas: int = 1) -> Bus
         ),
     ]
     consumers = [
-        Consumer(EVENTS, _durable(queue_name(reader, spec.type), f"{spec.type}.>"))
+        Consumer(EVENTS, _durable(queue_name(reader, spec.type), f"{spec.type}.>", EVENTS_IN_FLIGHT))
         for spec in CATALOGUE.values()
         for reader, reading in spec.reads.items()
         if reading is Reading.QUEUE
     ] + [
-        Consumer(WORK, _durable(task_queue_name(kind, pool), f"work.{kind}.{pool}.>"))
+        Consumer(WORK, _durable(task_queue_name(kind, pool), f"work.{kind}.{pool}.>", TASKS_IN_FLIGHT))
         for kind in TASKS
         for pool in pools
     ]
-    return BusTopology(streams, consumers, {REPLICAS: REPLICA_TTL_S, SECRETS: 0, JUDGING: JUDGING_TTL_S})
+    consumers += [
+        Consumer(
+            WORK,
+            _durable(
+                retry_queue_name(reader, spec.type), f"work.retry.{queue_name(reader, spec.type)}.>", EVENTS_IN_FLIGHT
+            ),
+        )
+        for spec in CATALOGUE.values()
+        for reader, reading in spec.reads.items()
+        if reading is Reading.QUEUE
+    ]
+    buckets = {
+        REPLICAS: REPLICA_TTL_S,
+        SECRETS: 0,
+        JUDGING: JUDGING_TTL_S,
+        TASK_FAILURES: TASK_FAILURES_TTL_S,
+        EVENT_TRIES: EVENT_TRIES_TTL_S,
+    }
+    return BusTopology(streams, consumers, buckets, replicas)
 
 
-def _durable(name: str, subject: str) -> ConsumerConfig:
+def _durable(name: str, subject: str, in_flight: int) -> ConsumerConfig:
     return ConsumerConfig(
         durable_name=name,
         filter_subject=subject,
@@ -140,7 +192,7 @@ def _durable(name: str, subject: str) -> ConsumerConfig:
         # Deliveries are counted by the delivery middleware, which dead-letters with the payload and the reason;
         # the server's own limit would keep the message and say nothing.
         max_deliver=-1,
-        max_ack_pending=1000,
+        max_ack_pending=in_flight,
     )
 
 

@@ -13,12 +13,16 @@ from synth.errors import Problem, UserError
 
 Path = tuple[str | int, ...]
 
-_AT_LINE = re.compile(r"\s*\(at (?:line (\d+), column (\d+)|end of document)\)$")
+_AT_LINE = re.compile(r"(?<!\s)\s*\(at (?:line (\d+), column (\d+)|end of document)\)$")
 _BARE = re.compile(r"[A-Za-z0-9_-]+")
 _SPACE = " \t"
 _INT64 = 2**63
 #: Parts of one dotted key. tomllib's time grows with the cube of it: 41 KB of `a.a.a…` would cost 12 seconds.
 _MAX_DEPTH = 32
+#: Tables and lists within each other: whatever reads a job goes down as deep as it is.
+_MAX_NESTING = 64
+#: Numbers that are no numbers, of which each is named.
+_MAX_PROBLEMS = 100
 
 
 @dataclass(frozen=True)
@@ -164,14 +168,26 @@ def _document(
     flags: dict[Path, str],
 ) -> Document:
     problems: list[tuple[Path, str]] = []
-    data = _plain(raw, (), problems)
+    try:
+        data = _plain(raw, (), problems)
+    except _TooNested as deep:
+        document = Document(name=name, data=raw, lines=lines, format=format, flags=flags)
+        problem = Problem(
+            what=f"tables and lists are nested too deeply: more than {_MAX_NESTING} in each other",
+            expected="a job file as the examples show it",
+            where=document.where(deep.path[:1]),
+        )
+        raise UserError(problem) from deep
     document = Document(name=name, data=data, lines=lines, format=format, flags=flags)
     if problems:
-        raise UserError([Problem(what=what, where=document.where(path)) for path, what in problems])
+        shown = problems[:_MAX_PROBLEMS]
+        raise UserError([Problem(what=what, where=document.where(path)) for path, what in shown])
     return document
 
 
 def _plain(value: Any, path: Path, problems: list[tuple[Path, str]]) -> Any:
+    if len(path) > _MAX_NESTING:
+        raise _TooNested(path)
     if isinstance(value, dict):
         table = cast(dict[str, Any], value)
         return {k: _plain(v, (*path, k), problems) for k, v in table.items()}
@@ -191,6 +207,14 @@ def scan_lines(text: str) -> dict[Path, int]:
     return _Scanner(text).run()
 
 
+class _TooNested(Exception):
+    """A value that lies too deep. path: its place."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.path = path
+
+
 class _TooDeep(Exception):
     """A dotted key that would cost too much to read. line: where, from 1."""
 
@@ -205,13 +229,15 @@ class _Scanner:
     def __init__(self, text: str) -> None:
         self.text = text
         self.at = 0
+        self.line = 1
+        self._counted_to = 0
         self.lines: dict[Path, int] = {}
         self.elements: dict[Path, int] = {}
 
     def run(self) -> dict[Path, int]:
         table: Path = ()
         while self._to_statement():
-            line = self.text.count("\n", 0, self.at) + 1
+            line = self._line()
             if self.text[self.at] == "[":
                 table = self._header(line)
             else:
@@ -222,6 +248,12 @@ class _Scanner:
                 self.at += 1  # the equals sign
                 self._skip_value()
         return self.lines
+
+    def _line(self) -> int:
+        # From where was counted last: from the beginning each time, a long file would cost the square of its length.
+        self.line += self.text.count("\n", self._counted_to, self.at)
+        self._counted_to = self.at
+        return self.line
 
     def _to_statement(self) -> bool:
         while self.at < len(self.text):
@@ -272,7 +304,7 @@ class _Scanner:
             if self.text[self.at : self.at + 1] != ".":
                 return keys
             if len(keys) == _MAX_DEPTH:
-                raise _TooDeep(self.text.count("\n", 0, self.at) + 1)
+                raise _TooDeep(self._line())
             self.at += 1
 
     def _skip(self, characters: str) -> None:

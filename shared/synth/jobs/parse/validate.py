@@ -38,6 +38,8 @@ Config = RlConfig | SftConfig | EvalConfig | FlatEvalConfig | FilterConfig
 _CONFIGS: dict[Kind, type[Config]] = {"rl": RlConfig, "sft": SftConfig, "eval": EvalConfig, "filter": FilterConfig}
 #: Unknown keys for which the nearest known one is looked for; comparing words is what costs.
 _MAX_COMPARISONS = 100
+#: Wrong values that are described; the others are left out unsaid, until these are mended.
+_MAX_PROBLEMS = 200
 #: A payload has keys of its own: only what is almost a known key is taken for one misspelt.
 _PAYLOAD_SIMILARITY = 0.85
 _LINE = re.compile(r":(\d+)(?: |$)")
@@ -112,25 +114,26 @@ def _validated(
 ) -> tuple[Config | None, list[Path], list[Problem]]:
     """The typed sections, without what is wrong."""
     problems: list[Problem] = []
-    dropped: list[Path] = []
+    # In order, and each once: a list may have as many wrong elements as the file has bytes.
+    dropped: dict[Path, None] = {}
     while True:
         try:
-            return model.model_validate(data), dropped, problems
+            return model.model_validate(data), list(dropped), problems
         except ValidationError as error:
             details = error.errors()
         removed = False
         for detail in details:
             path = detail["loc"]
             # A key that was left out because of its value is not missing too.
-            if path not in dropped:
+            if path not in dropped and len(problems) < _MAX_PROBLEMS:
                 problems.append(bad_value(detail, model, document))
             # A table that lacks a key is left out whole, and so is a list with a bad element.
             path = path[:-1] if detail["type"] == "missing" else path
             path = tuple(itertools.takewhile(lambda part: isinstance(part, str), path))
             removed = _remove(data, path) or removed
-            dropped.append(path)
+            dropped[path] = None
         if not removed:
-            return None, dropped, problems
+            return None, list(dropped), problems
 
 
 def _remove(data: dict[str, Any], path: Path) -> bool:

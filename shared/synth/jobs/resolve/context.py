@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
-from urllib.parse import urlsplit
 
 from pydantic import BaseModel
 
+from synth.base_url import base_url_fault
 from synth.errors import Problem, UserError
 from synth.events.catalogue import MAX_EVENT_BODY_BYTES
 from synth.jobs.parse.toml import Document, Path
@@ -247,10 +247,10 @@ class ResolveContext:
                 fix="set it here, or pass --task-url",
             )
             return ""
-        if not is_http(url):
+        if fault := base_url_fault(url):
             self.problems.append(
                 Problem(
-                    what=f"{url[:80]!r} is not the address of a task app",
+                    what=f"{url[:80]!r} is not the address of a task app: it {fault}",
                     expected='an address such as "http://127.0.0.1:8001"',
                     where=where,
                 )
@@ -318,12 +318,3 @@ def _places_of(section: BaseModel, path: Path) -> dict[int, Path]:
         if isinstance(value, BaseModel) and name in section.model_fields_set:
             places |= _places_of(value, (*path, key))
     return places
-
-
-def is_http(url: str) -> bool:
-    """Whether this is an address that HTTP can reach."""
-    try:
-        parts = urlsplit(url)
-        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:
-        return False

@@ -21,6 +21,7 @@ from synth.jobs.schema.sections import (
     Positive,
     PositiveFloat,
     Section,
+    Seed,
     SeedSet,
     TagsSection,
 )
@@ -39,7 +40,7 @@ class EvalSection(Section):
     """which seeds, `rollouts_per_seed` rollouts each; a list, "0-99", or {start, count}"""
     num_episodes: Positive | None = None
     """the first so many of `seeds`; without them, so many from `seed_start` on"""
-    seed_start: NonNegative | None = 0
+    seed_start: Seed | None = 0
     """first seed, where `seeds` does not say"""
     rollouts_per_seed: Positive = 1
     """rollouts of each seed, sampled independently; above 1, `mean@k` and `pass@k` are reported"""

@@ -6,7 +6,16 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from synth.jobs.schema.sections import Fraction, Free, Name, NonNegativeFloat, Positive, PositiveFloat, Section
+from synth.jobs.schema.sections import (
+    MAX_ELEMENTS,
+    Fraction,
+    Free,
+    Name,
+    NonNegativeFloat,
+    Positive,
+    PositiveFloat,
+    Section,
+)
 from synth.judging.settings import MAX_ATTEMPTS, MAX_CONCURRENCY, MAX_TIMEOUT_S, MAX_VOTES, MIN_TIMEOUT_S
 
 CallSeconds = Annotated[float, Field(ge=MIN_TIMEOUT_S, le=MAX_TIMEOUT_S)]
@@ -70,7 +79,7 @@ class JudgeOptionsSection(Section):
     rubric_overrides: Free | None = None
     """`event` and `outcome`, each with `goal_text`, `aggregation` and `criteria`, in place of those of `[rubric]` or of
     the task app"""
-    tracks: list[Name] | None = None
+    tracks: Annotated[list[Name], Field(max_length=MAX_ELEMENTS)] | None = None
     """the criteria that are scored, by the first part of their ids (`progress` of `progress.depth`); all of them when
     not said"""
     weights: dict[str, NonNegativeFloat] | None = None
@@ -117,7 +126,7 @@ class JudgeSection(Section):
     """the same as `[rubric.weights]`"""
     options: JudgeOptionsSection | None = None
     """what is asked of it"""
-    judges: list[JudgeModelSection] | None = None
+    judges: Annotated[list[JudgeModelSection], Field(max_length=MAX_ELEMENTS)] | None = None
     """several judges, in place of `[judge.options] model`"""
     ranking: bool = False
     """whether the rollouts of a group are put in an order by one call, for their outcome: from 0 for the last to 1 for
@@ -139,7 +148,7 @@ class RubricTrackSection(Section):
 
     rubric_id: Name | None = None
     """the name of the rubric; rubrics are not stored elsewhere, so that `criteria` are needed"""
-    criteria: Annotated[list[dict[str, Any]], Field(min_length=1)] | None = None
+    criteria: Annotated[list[dict[str, Any]], Field(min_length=1, max_length=MAX_ELEMENTS)] | None = None
     """tables of id (or key), description, weight and scale: bounded (0 to 1), binary (0 or 1) or count (0, 1, 2 …)"""
 
 

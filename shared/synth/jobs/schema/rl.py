@@ -11,6 +11,7 @@ from synth.jobs.schema.distillation import DistillationSection
 from synth.jobs.schema.plugins import LossName, PluginName
 from synth.jobs.schema.rewards import JudgeSection, RewardsSection, RubricSection
 from synth.jobs.schema.sections import (
+    MAX_ELEMENTS,
     OPS,
     AlgorithmSection,
     Betas,
@@ -29,6 +30,7 @@ from synth.jobs.schema.sections import (
     PositiveFloat,
     Scheduler,
     Section,
+    Seed,
     SeedSet,
     TagsSection,
     TopologySection,
@@ -175,7 +177,7 @@ class WeightSyncSection(Section):
 
     enable: Literal[True] | None = None
     """weights are synced after every iteration: without it nothing could be on-policy"""
-    targets: Annotated[list[Literal["policy"]], Field(min_length=1)] | None = None
+    targets: Annotated[list[Literal["policy"]], Field(min_length=1, max_length=MAX_ELEMENTS)] | None = None
     """the policy is what is synced, and nothing else"""
     mode: str | None = None
     """how weights travel"""
@@ -274,7 +276,7 @@ class TrainingSection(RewardsSection):
     """iterations between two resume points; not said: 1, more for a large model"""
     keep_checkpoints: Positive = 3
     """checkpoints that stay to be served and evaluated, of evaluated steps where there are any"""
-    seed: NonNegative = 0
+    seed: Seed = 0
     """of everything random: order of seeds, initial adapter"""
     lora: LoraSection | None = None
     """the same as `[lora]`"""
@@ -331,10 +333,10 @@ class RlDataSection(Section):
 
     seeds: SeedSet | None = None
     """a list, "0-99", or {start, count}; 0-99999 without those of `[evaluation]`"""
-    curriculum: Annotated[list[SeedSet], Field(min_length=1)] | None = None
+    curriculum: Annotated[list[SeedSet], Field(min_length=1, max_length=MAX_ELEMENTS)] | None = None
     """sets of harder seeds, each in any form of `seeds`: the next one follows when the present one is solved, which
     `[training] solved_after` says"""
-    seed_start: NonNegative | None = 0
+    seed_start: Seed | None = 0
     """first of 100000 seeds, where `seeds` does not say"""
     split: Name | None = None
     """of the task app's dataset: given to it as `env.config.split`"""

@@ -11,22 +11,32 @@ from __future__ import annotations
 import functools
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PlainValidator
+import msgspec
+from pydantic import BaseModel, ConfigDict, Field, PlainValidator, model_validator
 from pydantic.fields import FieldInfo
 
 from synth.jobs.seeds import Seeds, parse_seeds
 
 Free = dict[str, Any]
-Positive = Annotated[int, Field(ge=1)]
-NonNegative = Annotated[int, Field(ge=0)]
+#: Beyond it a number counts nothing that there is, and some library takes it for another.
+LARGEST = 2**31 - 1
+#: Likewise of floats: a time in seconds is thirty years then.
+LARGEST_FLOAT = 1e9
+#: Elements of a list, and characters of a name, an address or a path.
+MAX_ELEMENTS = 1000
+MAX_NAME = 4096
+Positive = Annotated[int, Field(ge=1, le=LARGEST)]
+NonNegative = Annotated[int, Field(ge=0, le=LARGEST)]
+Seed = Annotated[int, Field(ge=0, lt=2**63)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
-PositiveFloat = Annotated[float, Field(gt=0)]
+PositiveFloat = Annotated[float, Field(gt=0, le=LARGEST_FLOAT)]
 #: AdamW moves each weight by about the rate: above 1 nothing is learned.
 LearningRate = Annotated[float, Field(gt=0, le=1)]
-NonNegativeFloat = Annotated[float, Field(ge=0)]
+NonNegativeFloat = Annotated[float, Field(ge=0, le=LARGEST_FLOAT)]
 Betas = Annotated[list[Annotated[float, Field(ge=0, lt=1)]], Field(min_length=2, max_length=2)]
-Name = Annotated[str, Field(min_length=1)]
-Ops = Annotated[list[Name], Field(min_length=1)]
+Name = Annotated[str, Field(min_length=1, max_length=MAX_NAME)]
+Names = Annotated[list[Name], Field(min_length=1, max_length=MAX_ELEMENTS)]
+Ops = Names
 # The schema's own idea of seeds is a function: a union of three shapes would give three errors for one mistake.
 SeedSet = Annotated[Seeds, PlainValidator(parse_seeds)]
 Scheduler = Literal["constant", "linear", "cosine"]
@@ -34,6 +44,7 @@ Scheduler = Literal["constant", "linear", "cosine"]
 #: Defaults that fields of several tables share.
 OPS = ["agent", "env"]
 MAX_TOKENS = 512
+MAX_TAGS_BYTES = 16 << 10
 
 
 class Section(BaseModel):
@@ -110,7 +121,7 @@ class LoraSection(Section):
     """scale: the update is multiplied by alpha / r"""
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.05
     """on the adapter's input, SFT only: RL and DPO force 0, or the policy would not begin as its own reference"""
-    target_modules: Annotated[list[Name], Field(min_length=1)] | None = None
+    target_modules: Names | None = None
     """modules to adapt; those of the model's family ("all-linear" for text) when not said"""
 
 
@@ -186,6 +197,13 @@ class PolicyConfigSection(BaseModel):
 
 
 class TagsSection(BaseModel):
-    """`[tags]`: anything, to find the job by."""
+    """`[tags]`: anything, to find the job by. They stand in every list of jobs, so they have a size: 16 KiB as JSON."""
 
     model_config = ConfigDict(extra="allow", frozen=True)
+
+    @model_validator(mode="after")
+    def _check_size(self) -> TagsSection:
+        size = len(msgspec.json.encode(self.model_extra))
+        if size > MAX_TAGS_BYTES:
+            raise ValueError(f"the tags are {size:,} bytes, and may be {MAX_TAGS_BYTES:,}")
+        return self

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from synth.jobs.schema.sections import (
+    MAX_ELEMENTS,
     AlgorithmSection,
     Betas,
     ComputeSection,
@@ -15,6 +16,7 @@ from synth.jobs.schema.sections import (
     LearningRate,
     LoraSection,
     Name,
+    Names,
     NonNegative,
     NonNegativeFloat,
     PolicySection,
@@ -22,6 +24,7 @@ from synth.jobs.schema.sections import (
     PositiveFloat,
     Scheduler,
     Section,
+    Seed,
     TagsSection,
 )
 
@@ -39,7 +42,7 @@ class JobSection(Section):
     """only the first rows of the dataset, for a trial; `--examples` replaces it"""
     poll_seconds: PositiveFloat | None = None
     """seconds between two looks at the job"""
-    modalities: list[Literal["text", "image"]] | None = None
+    modalities: Annotated[list[Literal["text", "image"]], Field(max_length=MAX_ELEMENTS)] | None = None
     """what the rows hold: images need a model that sees"""
     description: str | None = None
     """a note for readers"""
@@ -173,7 +176,7 @@ class HyperparametersSection(BestModelSection):
     """steps between two resume points; not said: 100, more for a large model"""
     keep_checkpoints: Positive = 3
     """checkpoints that stay to be served and evaluated, of evaluated steps where there are any"""
-    seed: NonNegative = 0
+    seed: Seed = 0
     """of everything random: order of rows, initial adapter, dropout"""
     lora_rank: Positive | None = None
     """the same as `[lora] r`"""
@@ -181,7 +184,7 @@ class HyperparametersSection(BestModelSection):
     """the same as `[lora] alpha`"""
     lora_dropout: Annotated[float, Field(ge=0, lt=1)] | None = None
     """the same as `[lora] dropout`"""
-    lora_target_modules: Annotated[list[Name], Field(min_length=1)] | None = None
+    lora_target_modules: Names | None = None
     """the same as `[lora] target_modules`"""
     world_size: Positive | None = None
     """GPUs that train; all that the trainer has when not said, more than that ends the job; no effect on CPU"""

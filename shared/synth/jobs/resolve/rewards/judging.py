@@ -7,9 +7,10 @@ from typing import Any, NamedTuple
 import msgspec
 from pydantic import BaseModel
 
+from synth.base_url import base_url_fault
 from synth.errors import Problem
 from synth.jobs.parse.toml import Path
-from synth.jobs.resolve.context import ResolveContext, is_http, is_written
+from synth.jobs.resolve.context import ResolveContext, is_written
 from synth.jobs.rewards import RewardWeights
 from synth.jobs.schema.rewards import JudgeOptionsSection, JudgeSection, RubricSection
 from synth.judging.rubric import rubric_from_table
@@ -91,8 +92,9 @@ def _check_judge(judge: JudgeModel, place: Path, context: ResolveContext) -> Non
             f"the judge {judge.model!r} has {'both a provider and a url' if judge.url else 'neither provider nor url'}",
             expected='provider (one of the cluster\'s, or "synth"), or the address of an API of your own',
         )
-    elif judge.url is not None and not is_http(judge.url):
-        context.problem(place, f"{judge.url[:80]!r} is not the address of an API", expected="such as https://…/v1")
+    elif judge.url is not None and (fault := base_url_fault(judge.url)):
+        what = f"{judge.url[:80]!r} is not the address of an API: it {fault}"
+        context.problem(place, what, expected="such as https://…/v1")
     if judge.key is not None and judge.url is None:
         context.problem(place, "key opens an API of your own, and the judge has a provider", expected="url, or no key")
 

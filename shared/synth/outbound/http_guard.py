@@ -10,8 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-import ipaddress
-import socket
 import ssl
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -23,13 +21,8 @@ from pydantic import field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from synth.errors import SynthError
-
-Address = ipaddress.IPv4Address | ipaddress.IPv6Address
-Network = ipaddress.IPv4Network | ipaddress.IPv6Network
-
-_UNICAST_V6 = ipaddress.ip_network("2000::/3")
-#: Public by the registry, but they lead to an IPv4 address that nobody looked at.
-_RELAYS = (ipaddress.ip_network("2002::/16"), ipaddress.ip_network("192.88.99.0/24"))
+from synth.outbound.name_lookups import name_lookups
+from synth.outbound.special_addresses import Network, is_loopback, is_metadata, is_public, parse_address
 
 
 class AddressRefused(httpx.ConnectError, SynthError):
@@ -53,20 +46,18 @@ class GuardPolicy:
     allow_loopback: bool = False
 
     def opens(self, address: str) -> bool:
-        """Whether the settings name this IP address, public or not: it is the operator's own."""
-        ip = _unmapped(ipaddress.ip_address(address))
-        return any(ip in network for network in self.allowed) or (ip.is_loopback and self.allow_loopback)
+        """Whether the settings name this IP address, public or not: it is the operator's own.
+
+        An address where a cloud tells secrets is opened by its own name alone, not by a network that it lies in.
+        """
+        ip = parse_address(address)
+        if is_metadata(ip):
+            return any(ip in network and network.num_addresses == 1 for network in self.allowed)
+        return any(ip in network for network in self.allowed) or (is_loopback(ip) and self.allow_loopback)
 
     def admits(self, address: str) -> bool:
         """Whether a connection to this IP address may be opened."""
-        ip = _unmapped(ipaddress.ip_address(address))
-        if self.opens(address):
-            return True
-        if ip.is_loopback:
-            return False
-        if isinstance(ip, ipaddress.IPv6Address) and ip not in _UNICAST_V6:
-            return False
-        return ip.is_global and not ip.is_multicast and not any(ip in relay for relay in _RELAYS)
+        return self.opens(address) or is_public(parse_address(address))
 
 
 def origin_of(url: str) -> str | None:
@@ -100,7 +91,8 @@ class GuardSettings(BaseSettings):
     model_config = SettingsConfigDict(env_prefix="SYNTH_", extra="ignore")
 
     allowed_cidrs: Annotated[tuple[Network, ...], NoDecode] = ()
-    """Networks that task apps and images may be in beside the public internet: `10.1.0.0/16,fd00::/8`."""
+    """Networks that task apps, judges and images may be in beside the public internet: `10.1.0.0/16,fd00::/8`. The
+    address of a cloud's metadata is opened only by itself, as `169.254.169.254/32`."""
 
     allow_loopback: bool = False
     """Whether task apps and images may be on this machine; the embedded cluster sets it."""
@@ -125,7 +117,7 @@ def guarded_client(
 ) -> httpx.AsyncClient:
     """A client that reaches only what the policy admits; a refusal is `AddressRefused`. timeout: seconds a phase,
     None where the caller bounds the whole."""
-    return httpx.AsyncClient(
+    return _GuardedClient(
         transport=_GuardedTransport(policy, max_connections),
         headers=headers,
         timeout=timeout,
@@ -191,6 +183,16 @@ class _GuardedBackend(httpcore.AsyncNetworkBackend):
         await asyncio.sleep(seconds)
 
 
+class _GuardedClient(httpx.AsyncClient):
+    async def send(self, request: httpx.Request, **kwargs: Any) -> httpx.Response:
+        # httpx works out where a redirect leads although it does not follow it, and some locations, such as
+        # `https:elsewhere`, are an InvalidURL there, which is no HTTPError.
+        try:
+            return await super().send(request, **kwargs)
+        except httpx.InvalidURL as error:
+            raise httpx.RemoteProtocolError(f"a redirect to no URL: {error}", request=request) from error
+
+
 class _GuardedTransport(httpx.AsyncHTTPTransport):
     def __init__(self, policy: GuardPolicy, max_connections: int) -> None:
         super().__init__(verify=_tls(), trust_env=False)
@@ -212,13 +214,8 @@ def _tls() -> ssl.SSLContext:
 async def _resolve(host: str, port: int, timeout: float | None) -> list[str]:
     try:
         async with asyncio.timeout(timeout):
-            found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+            return await name_lookups().addresses(host, port)
     except TimeoutError as error:
         raise httpcore.ConnectTimeout(f"{host} was not resolved in time") from error
     except (OSError, UnicodeError) as error:
         raise httpcore.ConnectError(f"{host} cannot be resolved: {error}") from error
-    return list(dict.fromkeys(str(entry[4][0]) for entry in found))
-
-
-def _unmapped(ip: Address) -> Address:
-    return ip.ipv4_mapped or ip if isinstance(ip, ipaddress.IPv6Address) else ip

@@ -1,0 +1,85 @@
+"""Which blobs the log names, and which of them may be gone."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import msgspec
+
+from synth.bus.connection import Connection
+from synth.bus.recorded import from_delivery
+from synth.bus.replay import StreamFollower
+from synth.events import BlobExpired, FileDeleted, JobDeleted, ModelDeleted
+from synth.events.catalogue import Event
+
+#: What a gateway removes by its settings, without an event.
+_TRACES = ("transcript", "review")
+
+
+@dataclass
+class NamedBlobs:
+    """The blobs that a log names. digests: by key, every sha256 under which it is named."""
+
+    digests: defaultdict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
+    _of_owner: defaultdict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
+    _may_be_gone: set[str] = field(default_factory=set[str])
+    _folders_gone: set[str] = field(default_factory=set[str])
+
+    def add(self, owner: str, event: Event) -> None:
+        """Take in an event. owner: the job or the file that it is of."""
+        for name, ref in _references(msgspec.to_builtins(event)):
+            key = str(ref["uri"]).removeprefix("blob://")
+            self.digests[key].add(str(ref["sha256"]))
+            self._of_owner[owner].add(key)
+            if name in _TRACES:
+                self._may_be_gone.add(key)
+        match event:
+            case BlobExpired(uris=uris):
+                self._may_be_gone.update(uri.removeprefix("blob://") for uri in uris)
+            case FileDeleted():
+                self._may_be_gone |= self._of_owner[owner]
+            case ModelDeleted(tree=tree) if tree is not None:
+                self._may_be_gone.add(tree.uri.removeprefix("blob://"))
+            case JobDeleted():
+                self._folders_gone.add(f"jobs/{owner}/")
+                self._may_be_gone |= self._of_owner[owner]
+            case _:
+                pass
+
+    def may_be_gone(self, key: str) -> bool:
+        """Whether an event, or a gateway's settings, let this blob be removed."""
+        return key in self._may_be_gone or any(folder in key for folder in self._folders_gone)
+
+
+async def read_named_blobs(bus: Connection, last_seq: int) -> NamedBlobs:
+    """Read the log up to a sequence."""
+    named = NamedBlobs()
+    follower = StreamFollower(bus.nc, [">"])
+    try:
+        if not last_seq or not await follower.open_patiently():
+            return named
+        async for message in follower.messages():
+            recorded = from_delivery(message)
+            if recorded.seq <= last_seq:
+                named.add(recorded.key, recorded.event)
+            if recorded.seq >= last_seq or not recorded.pending:
+                return named
+    finally:
+        await follower.close()
+    raise AssertionError("a follower never ends by itself")
+
+
+def _references(value: Any, name: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
+    """Every reference to a blob in an event, with the name of its field."""
+    if isinstance(value, dict):
+        fields = cast(dict[str, Any], value)
+        if {"uri", "size", "sha256"} <= fields.keys() and str(fields["uri"]).startswith("blob://"):
+            yield name, fields
+        for key, inner in fields.items():
+            yield from _references(inner, key)
+    elif isinstance(value, list | tuple):
+        for inner in cast(list[Any], value):
+            yield from _references(inner, name)

@@ -1,0 +1,61 @@
+"""The address of something that users run (a task app, an API), to which paths are added.
+
+Every reader of such an address must read the same host and the same path, or one would be looked at and another one
+called. So it may hold only what all readers of URLs agree about.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from urllib.parse import urlsplit
+
+#: Without what `urlsplit` takes out and the backslash, which some readers take for a slash.
+_PRINTABLE = re.compile(r"[!-\[\]-~]*")
+_HOST = re.compile(r"(?=.{1,253}\Z)[A-Za-z0-9_]([A-Za-z0-9_-]{0,62})(\.[A-Za-z0-9_]([A-Za-z0-9_-]{0,62}))*\.?")
+_PATH = re.compile(r"[A-Za-z0-9._~!$&'()*+,;=:@%/-]*")
+
+
+def base_url_fault(url: str) -> str | None:
+    """What is wrong with an address to which paths are to be added, as the end of a sentence; None for a good one."""
+    if not _PRINTABLE.fullmatch(url):
+        return "has characters that a URL may not have"
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError as error:
+        return f"is no URL ({error})"
+    if parts.scheme not in ("http", "https") or not parts.hostname or port == 0:
+        return "is no address of HTTP"
+    if "@" in parts.netloc:
+        return "has a user's name or a password in it"
+    if "?" in url:
+        return "has a query, which no path can follow"
+    if "#" in url:
+        return "has a fragment, which no path can follow"
+    if not _is_host(parts.netloc):
+        return "has a host that is neither a name nor an IP address"
+    if not _PATH.fullmatch(parts.path):
+        return "has a path with characters that a URL may not have"
+    if any(part in (".", "..") for part in parts.path.replace("%2e", ".").replace("%2E", ".").split("/")):
+        return "has a path with . or .. in it"
+    return None
+
+
+def under(base: str, path: str) -> str:
+    """The address of a path below a base; path begins with a slash."""
+    return base.rstrip("/") + path
+
+
+def _is_host(netloc: str) -> bool:
+    host, colon, port = netloc.rpartition(":") if not netloc.endswith("]") else (netloc, "", "")
+    host = host if colon else netloc
+    if colon and not (port.isascii() and port.isdigit()):
+        return False
+    if host.startswith("["):
+        try:
+            ipaddress.IPv6Address(host.removeprefix("[").removesuffix("]"))
+        except ValueError:
+            return False
+        return "%" not in host
+    return _HOST.fullmatch(host) is not None

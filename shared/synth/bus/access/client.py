@@ -1,0 +1,45 @@
+"""The client of every connection to the bus: TLS where it is asked for, whatever the server says, and nkeys."""
+
+# nats-py annotates parts of itself not at all.
+# pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false, reportUnknownVariableType=false
+from __future__ import annotations
+
+from synth.bus.access.nkeys import UserKey
+from synth.bus.access.tls import PlainTextServer
+from synth.bus.cancellation import HeedingClient
+
+
+class BusClient(HeedingClient):
+    """A client that takes `tls` for an order, and `nkeys_seed_str` without a package of its own.
+
+    Invariant: where it was given `tls`, no credential and no message leaves it in plain text, at a reconnect neither.
+    """
+
+    async def _process_connect_init(self) -> None:
+        try:
+            await super()._process_connect_init()
+        except Exception:
+            # Of a connection whose TLS has failed asyncio tells no end, and nats-py would wait for it before the next.
+            if self._transport is not None:
+                self._transport.close()
+                self._transport = None
+            raise
+
+    async def _close(self, status: int, do_cbs: bool = True) -> None:
+        if "tls" in self.options and not self.is_connected:
+            # What waits for a server is flushed into whatever connection there is, and that may not be encrypted yet.
+            self._pending = []
+            self._pending_data_size = 0
+        await super()._close(status, do_cbs)
+
+    def _setup_nkeys_seed_connect(self) -> None:
+        key = UserKey(str(self._nkeys_seed_str))
+        self._public_nkey = key.public
+        self._signature_cb = key.sign
+
+    def _connect_command(self) -> bytes:
+        # nats-py encrypts where the server asks for it, and goes on in plain text where it does not. This is the first
+        # that it says to a server.
+        if "tls" in self.options and not self._server_info.get("tls_required"):
+            raise PlainTextServer
+        return super()._connect_command()

@@ -1,0 +1,52 @@
+"""Whether the durables that a service takes from, and the buckets that it writes, are there."""
+
+# nats-py annotates parts of itself not at all.
+# pyright: reportUnknownMemberType=false
+from __future__ import annotations
+
+import asyncio
+
+from nats.errors import Error as NatsError
+from nats.js.errors import NotFoundError
+
+from synth.bus.connection import Connection
+from synth.errors import Permanent
+from synth.runtime import logs
+
+log = logs.get("consumers")
+
+
+async def watch_consumers(
+    bus: Connection, queues: list[tuple[str, str]], stop: asyncio.Event, *, every_s: float = 5.0
+) -> None:
+    """Raise when one of these durables is gone: FastStream's pull loop would spin on it and say nothing.
+
+    queues: each the name of its stream and its own.
+    """
+    while not stop.is_set():
+        try:
+            await check_consumers(bus, queues)
+        except (NatsError, TimeoutError) as error:
+            log.warning("cannot look at the consumers", error=repr(error))
+        try:
+            async with asyncio.timeout(every_s):
+                await stop.wait()
+        except TimeoutError:
+            continue
+
+
+async def check_consumers(bus: Connection, queues: list[tuple[str, str]]) -> None:
+    """Raise `Permanent` when one of these durables is not there."""
+    for stream, queue in queues:
+        try:
+            await bus.js.consumer_info(stream, queue)
+        except NotFoundError as error:
+            raise Permanent(f"the consumer {queue} is gone; run `synthd bus init`") from error
+
+
+async def check_bucket(bus: Connection, name: str) -> None:
+    """Raise `Permanent` when this KV bucket is not there; who must do without it would notice only much later."""
+    try:
+        await bus.js.key_value(name)
+    except NotFoundError as error:
+        raise Permanent(f"the bucket {name} is not there; run `synthd bus init`") from error

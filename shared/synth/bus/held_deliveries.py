@@ -1,0 +1,63 @@
+"""What a queue has delivered to this process and the process has not ended, and how often each event was tried.
+
+Invariants. An event is held once: one that is delivered again while it waits or is handled, as after an outage, goes on
+with the newer delivery, which is the one that the server listens to. Only tries of the handler count here; those that a
+process dies of are counted on the bus (`lost_tries`).
+"""
+
+from __future__ import annotations
+
+from nats.aio.msg import Msg
+
+from synth.bus.recorded import delivery_numbers
+from synth.bus.server.topology import EVENTS_IN_FLIGHT
+
+#: The message of a stream: its time too, as another log may have another one at its sequence.
+_Key = tuple[int, int]
+
+
+class HeldDeliveries:
+    """The deliveries of one queue."""
+
+    def __init__(self, queue: str, *, durable: str | None = None) -> None:
+        """queue: its name. durable: of what delivers, where that is the queue of retried dead letters."""
+        self.queue = queue
+        self.durable = durable or queue
+        self._held: dict[_Key, Msg] = {}
+        self._tries: dict[_Key, int] = {}
+
+    def take(self, msg: Msg) -> bool:
+        """Hold a delivery until `let_go`; False where its event is held already, and goes on with this delivery."""
+        held = self._held.setdefault(_key(msg), msg)
+        if held is msg:
+            return True
+        held.reply = msg.reply
+        return False
+
+    def let_go(self, msg: Msg) -> None:
+        """What was taken is over: it was ended, or given back, and may be delivered again."""
+        self._held.pop(_key(msg), None)
+
+    def begin_try(self, msg: Msg) -> int:
+        """The handler begins with this event; returns how often it has by now, in this process."""
+        key = _key(msg)
+        self._tries[key] = tries = self._tries.pop(key, 0) + 1
+        if len(self._tries) > EVENTS_IN_FLIGHT:
+            # The server has no more of them in flight: another process has ended the one that was tried longest ago.
+            del self._tries[next(iter(self._tries))]
+        return tries
+
+    def end(self, msg: Msg) -> None:
+        """The event has left the queue: its tries are forgotten."""
+        self._tries.pop(_key(msg), None)
+
+
+def times_delivered(msg: Msg) -> int:
+    """How often the server has delivered this event, to anybody. Not nats-py's, which keeps that of the first reply."""
+    tokens = msg.reply.split(".")
+    return int(tokens[4 if len(tokens) == 9 else 6])
+
+
+def _key(msg: Msg) -> _Key:
+    seq, _, time, _ = delivery_numbers(msg.reply)
+    return seq, time

@@ -1,0 +1,105 @@
+"""Leases on models that jobs made: a job that needs one keeps its files, from its validation until it has ended.
+
+Invariants. A lease is a fact of the job that made the model, so whoever deletes there reads it. It ends by the log of
+the job that needs the model, and by nothing that could be lost: when that job has ended, and no model that it made and
+that is there lies over the files. A lease is good if its model is found after it: whoever deletes reads the leases
+once more behind its own announcement, and spares what was leased before that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+import msgspec
+from nats.errors import Error as NatsError
+
+from synth.bus.connection import Connection
+from synth.bus.history.job_log import read_job
+from synth.bus.history.model_refs import find_model
+from synth.bus.publish import Publisher
+from synth.bus.replay import replay
+from synth.errors import Problem, SynthError, UserError
+from synth.events import BlobExpired, CheckpointSaved, JobDeleted, ModelDeleted, ModelLeased, ModelPublished, trees_of
+from synth.events.catalogue import subject_of
+from synth.jobs.resolved import Job, RlJob
+from synth.models import Registry, parse_finetuned
+from synth.runtime import logs
+
+log = logs.get("model_leases")
+
+
+async def lease_models(
+    bus: Connection, org: str, job_id: str, job: Job, registry: Registry, *, origins: Mapping[str, str]
+) -> None:
+    """Lease what a job starts from and is taught by, where jobs made it. origins: where its file says what.
+
+    Raises `UserError` for what is not there.
+    """
+    teacher = job.distillation.teacher if isinstance(job, RlJob) and job.distillation is not None else None
+    problems: list[Problem] = []
+    for model_id, where in ((job.model, None), (teacher, origins.get("distillation.teacher", "teacher"))):
+        try:
+            if model_id is not None and parse_finetuned(model_id) is not None:
+                await _lease(bus, org, job_id, model_id, registry)
+        except UserError as error:
+            problems += [msgspec.structs.replace(p, where=where or p.where) for p in error.problems]
+    if problems:
+        raise UserError(problems)
+
+
+async def _lease(bus: Connection, org: str, job_id: str, model_id: str, registry: Registry) -> None:
+    for tree in trees_of(await find_model(bus, org, model_id, registry, for_job=job_id)):
+        lease = ModelLeased(tree=tree, job=job_id)
+        # All that a job stores is below `jobs/<job>`.
+        maker = tree.removeprefix("blob://jobs/").partition("/")[0]
+        await Publisher(bus).once(lease, org=org, key=maker, id=f"{job_id}:{tree}")
+    await find_model(bus, org, model_id, registry, for_job=job_id)
+
+
+async def leased_trees(bus: Connection, org: str, job_id: str, trees: Collection[str]) -> set[str]:
+    """Which of these trees of a job other jobs need; whose log cannot be read, needs them.
+
+    Raises what the job's own leases cannot be read for.
+    """
+    # A lease that is damaged may be of any tree.
+    facts = await replay(bus.nc, [subject_of(ModelLeased, org, job_id)], whole=True)
+    leases = [recorded.event for recorded in facts]
+    needed: set[str] = set()
+    asked: dict[str, set[str] | None] = {}
+    for lease in leases:
+        if not isinstance(lease, ModelLeased) or lease.tree not in trees or lease.tree in needed:
+            continue
+        if lease.job not in asked:
+            try:
+                asked[lease.job] = await _trees_kept(bus, org, lease.job)
+            except (SynthError, NatsError, OSError) as error:
+                # Whatever another job's log is like, it must not end an attempt of this one.
+                log.warning("a lease is kept, as its job cannot be read", job=lease.job, error=repr(error))
+                asked[lease.job] = None
+        kept = asked[lease.job]
+        if kept is None or lease.tree in kept:
+            needed.add(lease.tree)
+    return needed
+
+
+async def _trees_kept(bus: Connection, org: str, job_id: str) -> set[str] | None:
+    """The trees of the models that a job has made, and of those below them; None, for all, before its end."""
+    history = await read_job(bus, org, job_id)
+    if history.state is not None and not history.ended:
+        return None
+    kinds = (CheckpointSaved, ModelPublished, BlobExpired, ModelDeleted, JobDeleted)
+    models: dict[str, list[str]] = {}
+    for recorded in await replay(bus.nc, [subject_of(kind, org, job_id) for kind in kinds], whole=True):
+        match recorded.event:
+            case CheckpointSaved(model=model) | ModelPublished(model=model):
+                models[model.id] = trees_of(model)
+            case BlobExpired(uris=uris):
+                gone = set(uris)
+                models = {id: trees for id, trees in models.items() if not trees or trees[0] not in gone}
+            case ModelDeleted(model=id):
+                models.pop(id, None)
+            case JobDeleted():
+                models.clear()
+            case _:
+                continue
+    return {tree for trees in models.values() for tree in trees}

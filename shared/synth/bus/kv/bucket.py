@@ -1,0 +1,123 @@
+"""The KV bucket of secrets: reading, creating and changing records in it, by key and by prefix."""
+
+# nats-py annotates parts of itself not at all.
+# pyright: reportUnknownMemberType=false
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+import msgspec
+from nats.aio.msg import Msg
+from nats.js.errors import KeyNotFoundError, KeyWrongLastSequenceError
+from nats.js.kv import KeyValue
+
+from synth.bus.connection import Connection
+from synth.bus.reading import read_across_reconnects
+from synth.bus.replay import replay_messages
+from synth.bus.server.topology import SECRETS
+from synth.errors import Conflict, InvalidKey
+from synth.keys import seal, unseal
+from synth.service_secrets import Keyring, Purpose, ServiceSecrets
+
+#: Before each key of the bucket, as a subject.
+SUBJECTS = f"$KV.{SECRETS}."
+
+_MAX_RACES = 10
+_BUCKET_S = 10.0
+
+_T = TypeVar("_T")
+
+
+class Sealed(msgspec.Struct, frozen=True, kw_only=True):
+    """A record that only who has the secret of its purpose can read. key: the public id of that secret."""
+
+    key: str = ""
+    sealed: str
+
+
+def seal_text(text: str, keyring: Keyring) -> Sealed:
+    """Seal a record's JSON with the current secret."""
+    return Sealed(key=keyring.current.id, sealed=seal(text, keyring.current))
+
+
+def unseal_text(sealed: Sealed, keyring: Keyring) -> str:
+    """The JSON that was sealed. Raises `InvalidKey` where the secret is not in the keyring."""
+    return unseal(sealed.sealed, keyring.need(sealed.key))
+
+
+class SecretsBucket:
+    """Records of the bucket, as JSON; what must not be read in it is sealed with the secret of its purpose."""
+
+    def __init__(self, bus: Connection, secrets: ServiceSecrets) -> None:
+        self._bus = bus
+        self._secrets = secrets
+
+    def _seal(self, record: msgspec.Struct, purpose: Purpose) -> Sealed:
+        return seal_text(msgspec.json.encode(record).decode(), self._secrets[purpose])
+
+    def _unseal(self, data: bytes, kind: type[_T], purpose: Purpose) -> _T:
+        """The record that `_seal` hid. Raises `InvalidKey` for one that this service cannot read."""
+        try:
+            text = unseal_text(msgspec.json.decode(data, type=Sealed), self._secrets[purpose])
+            return msgspec.json.decode(text, type=kind)
+        except msgspec.DecodeError as error:
+            raise InvalidKey(f"a stored secret is not in a form that can be read: {error}") from error
+
+    async def _entries(self, *patterns: str) -> list[Msg]:
+        """The entries whose keys match one of the patterns, the longest unchanged first."""
+        subjects = [f"{SUBJECTS}{pattern}" for pattern in patterns]
+        stream = f"KV_{SECRETS}"
+        found = await replay_messages(self._bus.nc, subjects, stream=stream, last_per_subject=True, timeout=_BUCKET_S)
+        # A deletion leaves a marker without a body.
+        return [m for m in found if m.data]
+
+    async def _read(self, key: str) -> bytes | None:
+        async def read() -> KeyValue.Entry:
+            return await (await self._bus.js.key_value(SECRETS)).get(key)
+
+        try:
+            entry = await read_across_reconnects(self._bus, read)
+        except KeyNotFoundError:
+            return None
+        return entry.value or b""
+
+    async def _get(self, key: str, kind: type[_T]) -> _T | None:
+        found = await self._read(key)
+        return None if found is None else msgspec.json.decode(found, type=kind)
+
+    async def _put(self, key: str, record: msgspec.Struct) -> None:
+        """Write a record, in place of an earlier one."""
+        await (await self._bus.js.key_value(SECRETS)).put(key, msgspec.json.encode(record))
+
+    async def _delete(self, keys: Sequence[str]) -> None:
+        bucket = await self._bus.js.key_value(SECRETS)
+        for key in keys:
+            await bucket.delete(key)
+
+    async def _create(self, key: str, record: msgspec.Struct | str) -> bool:
+        """Write a record where there is none; False where there is one."""
+        bucket = await self._bus.js.key_value(SECRETS)
+        try:
+            await bucket.create(key, msgspec.json.encode(record))
+        except KeyWrongLastSequenceError:
+            return False
+        return True
+
+    async def _change(self, key: str, change: Callable[[bytes], bytes | None]) -> None:
+        """Replace a record by what follows from it, as it stands; None leaves it.
+
+        Raises `KeyNotFoundError` where there is none, and `Conflict` when others never cease to change it.
+        """
+        bucket = await self._bus.js.key_value(SECRETS)
+        for _ in range(_MAX_RACES):
+            entry = await bucket.get(key)
+            new = change(entry.value or b"")
+            if new is None:
+                return
+            try:
+                await bucket.update(key, new, last=entry.revision)
+            except KeyWrongLastSequenceError:
+                continue
+            return
+        raise Conflict("the key is being changed by others; try again")

@@ -1,0 +1,52 @@
+"""Work that only a newer version can do: a process that meets some leaves it alone, and says so.
+
+Invariant. A queue in which this process has met such work is not taken from again by it: each of its pull loops costs
+that work one delivery at most, and the next one to take it may be newer. It goes on with everything else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from prometheus_client import Gauge
+
+from synth.runtime import logs
+
+log = logs.get("newer")
+
+_MET = Gauge("synth_newer_work", "1 for a queue that is left to processes of a newer version", ["queue"])
+
+
+class NewerWork:
+    """The queues that this process leaves alone, and why."""
+
+    def __init__(self) -> None:
+        self._met: dict[str, str] = {}
+        self._stopping = asyncio.Event()
+
+    def meet(self, queue: str, reason: str) -> None:
+        """Leave this queue alone from now on. reason: what was met there."""
+        if queue in self._met:
+            return
+        self._met[queue] = reason
+        _MET.labels(queue).set(1)
+        log.error("newer work met: its queue is left to a newer version of this service", queue=queue, reason=reason)
+
+    def leaves(self, queue: str) -> bool:
+        """Whether this process no longer takes from the queue."""
+        return queue in self._met
+
+    def problem(self) -> str | None:
+        """What is wrong, for `/healthz`; None while every queue is taken from."""
+        if not self._met:
+            return None
+        met = "; ".join(f"{queue}: {reason}" for queue, reason in self._met.items())
+        return f"this version is too old for some of its work, and takes no more of it ({met}); upgrade this service"
+
+    async def stay_away(self) -> None:
+        """Wait until the process stops: what a pull loop does that must not pull again."""
+        await self._stopping.wait()
+
+    def stop(self) -> None:
+        """Let those that stay away end."""
+        self._stopping.set()

@@ -1,0 +1,104 @@
+"""The configuration of a nats-server that is deployed, which `synthd bus config` prints."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from synth.bus.access.nkeys import NkeyKind, is_public
+from synth.bus.server.authorization import authorization
+from synth.bus.server.topology import MAX_PAYLOAD_BYTES, SERVICES
+from synth.errors import Problem, UserError
+
+#: The environment variable that holds the public key of outside logins where the bus is deployed.
+ISSUER_VARIABLE = "SYNTH_NATS_ISSUER"
+_USERS = ("bus", *SERVICES)
+
+
+@dataclass(frozen=True)
+class ServerTls:
+    """Files (PEM) on the server's machine. client_ca: who signs clients' certificates; "" asks for none."""
+
+    cert: str
+    key: str
+    client_ca: str = ""
+
+
+def deployed_config(
+    pools: tuple[str, ...], *, nkeys: Mapping[str, tuple[str, ...]] | None = None, tls: ServerTls | None = None
+) -> str:
+    """The configuration of a server that is deployed; every user's password is a variable of its own.
+
+    So is the public key of outside logins.
+
+    pools: of the workers; their queues are in the permissions. That of `docker-compose.yml` is committed as
+    `deploy/nats.conf`, so that a change of the catalogue's permissions is seen in review.
+    nkeys: by user, the public keys that take the place of its password. tls: without it the bus speaks plain text.
+    """
+    passwords = {user: f"${password_variable(user)}" for user in _USERS}
+    config: dict[str, object] = {
+        "listen": "0.0.0.0:4222",
+        "http": "0.0.0.0:8222",
+        "max_payload": MAX_PAYLOAD_BYTES,
+        "jetstream": {"store_dir": "/data", "sync_interval": "always"},
+    }
+    if tls is not None:
+        config["tls"] = _tls(tls)
+    config["authorization"] = authorization(passwords, pools, f"${ISSUER_VARIABLE}", nkeys=nkeys or {})
+    text = json.dumps(config, indent=2)
+    for variable in (*passwords.values(), f"${ISSUER_VARIABLE}"):
+        # A variable is not looked up inside quotes.
+        text = text.replace(f'"{variable}"', variable)
+    return text + "\n"
+
+
+def password_variable(user: str) -> str:
+    """The environment variable that holds a user's password where the bus is deployed."""
+    return f"SYNTH_NATS_PASSWORD_{user.upper()}"
+
+
+def read_nkeys(text: str) -> dict[str, tuple[str, ...]]:
+    """The public keys that `SYNTH_NATS_NKEYS` gives, by user. Raises `UserError` for every entry that gives none."""
+    found: dict[str, tuple[str, ...]] = {}
+    problems: list[Problem] = []
+    for entry in filter(None, map(str.strip, text.split(","))):
+        user, named, key = entry.partition("=")
+        if not named:
+            # What stands there may be a seed, which is not for others to read.
+            problems.append(_bad_nkey("an entry has no USER= before its key", "USER=KEY"))
+        elif user not in _USERS:
+            problems.append(_bad_nkey(f"{user!r} is no user of the bus", f"one of {', '.join(_USERS)}"))
+        elif not is_public(NkeyKind.USER, key):
+            problems.append(_bad_nkey(f"the entry of {user} is no public key of a user", "56 characters, U…"))
+        else:
+            found[user] = (*found.get(user, ()), key)
+    if problems:
+        raise UserError(problems)
+    return found
+
+
+def read_tls(cert: str, key: str, client_ca: str) -> ServerTls | None:
+    """The TLS of the server; None where its settings are empty. Raises `UserError` where some of them lack another."""
+    if not cert and not key and not client_ca:
+        return None
+    if not cert or not key:
+        raise UserError(
+            Problem(
+                what="not set, though SYNTH_NATS_SERVER_CERT, SYNTH_NATS_SERVER_KEY or SYNTH_NATS_CLIENT_CA is",
+                expected="the server's certificate and its key, as files on the server's machine",
+                fix="set both, or none of the three",
+                where="SYNTH_NATS_SERVER_KEY" if cert else "SYNTH_NATS_SERVER_CERT",
+            )
+        )
+    return ServerTls(cert, key, client_ca)
+
+
+def _tls(files: ServerTls) -> dict[str, object]:
+    block: dict[str, object] = {"cert_file": files.cert, "key_file": files.key}
+    return block | ({"ca_file": files.client_ca, "verify": True} if files.client_ca else {})
+
+
+def _bad_nkey(what: str, expected: str) -> Problem:
+    fix = "write USER=KEY,USER=KEY; `synthd bus nkey USER` prints such an entry"
+    return Problem(what=what, expected=expected, fix=fix, where="SYNTH_NATS_NKEYS")

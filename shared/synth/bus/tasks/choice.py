@@ -1,0 +1,154 @@
+"""Which of the waiting tasks a worker takes: the one whose organisation has least of the pool.
+
+The queue delivers in the order of arrival. So a worker that has room looks at all that waits, keeps what it chooses,
+and gives the rest back at once, which keeps its order and counts as no failure. Who has how much is told by the same
+look: what is in the queue and does not wait is at work, at this worker or at another one.
+"""
+
+# nats-py annotates parts of itself not at all.
+# pyright: reportUnknownMemberType=false
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import time
+from collections import Counter
+from collections.abc import Collection
+
+from nats.aio.msg import Msg
+from nats.errors import Error as NatsError
+from nats.errors import TimeoutError as NatsTimeout
+from nats.js import JetStreamContext
+
+from synth.bus.connection import Connection
+from synth.bus.server.topology import TASKS_IN_FLIGHT, WORK, task_queue_name
+from synth.fairness.turns import FairTurns
+from synth.runtime import logs
+from synth.work import task_of
+
+log = logs.get("task_choice")
+
+_LOOK_S = 2.0
+#: A worker without room looks for organisations that have nothing this often, and among those that it has seen before,
+#: which others may be looking at too, less often: the more tasks wait, the dearer is a look.
+_SPARE_LOOK_S = 1.0
+_SPARE_LOOK_AGAIN_S = 5.0
+_SPARE_LOOK_TASKS_PER_S = 100.0
+
+
+class TaskChoice:
+    """The choice among the tasks of one kind that wait in one pool."""
+
+    def __init__(self, bus: Connection, kind: str, pool: str) -> None:
+        self._bus = bus
+        self._queue = task_queue_name(kind, pool)
+        self._subjects = f"work.{kind}.{pool}.>"
+        self._turns = FairTurns()
+        self._look_at = 0.0
+        self._seen: frozenset[str | None] = frozenset()
+        self._seen_again_at = 0.0
+
+    async def choose(self, delivered: Msg, *, own: Collection[str], room: int) -> list[Msg]:
+        """What is to be taken instead of what was delivered: `room` tasks at most, and what is no choice.
+
+        own: the subjects of the tasks that this worker has.
+        """
+        try:
+            queued = await self._queued()
+        except (NatsError, TimeoutError) as error:
+            # To be fair is not worth to stand still.
+            log.warning("cannot look at the queue, its first task is taken", queue=self._queue, error=repr(error))
+            return [delivered]
+        orgs = {_org_of(subject) for subject in queued} - {None}
+        if len(orgs) < 2:
+            self._note(delivered)
+            return [delivered]
+        return await self._pick([delivered, *await self._pull()], queued, own, room=room, only_new=False)
+
+    async def choose_spare(self, *, own: Collection[str], room: int) -> list[Msg]:
+        """What a worker takes that has no room left but spare places: tasks of organisations that have nothing."""
+        now = time.monotonic()
+        if now < self._look_at:
+            return []
+        # Replicas that began together do not look together for ever.
+        jitter = random.uniform(0.5, 1.5)
+        self._look_at = now + jitter * _SPARE_LOOK_S
+        here = {_org_of(subject) for subject in own}
+        try:
+            queued = await self._queued()
+            others = frozenset(_org_of(subject) for subject in queued) - here
+            if not others or (others <= self._seen and now < self._seen_again_at):
+                return []
+            waiting = await self._pull()
+            again_s = max(_SPARE_LOOK_AGAIN_S, len(waiting) / _SPARE_LOOK_TASKS_PER_S)
+            self._seen, self._seen_again_at = others, now + jitter * again_s
+            return await self._pick(waiting, queued, own, room=room, only_new=True)
+        except (NatsError, TimeoutError) as error:
+            log.warning("cannot look at the queue", queue=self._queue, error=repr(error))
+            return []
+
+    async def _queued(self) -> list[str]:
+        """The subjects of all tasks of the queue, those that are at work too."""
+        info = await self._bus.js.stream_info(WORK, subjects_filter=self._subjects)
+        return list(info.state.subjects or {})
+
+    async def _pull(self) -> list[Msg]:
+        """All tasks that wait, in their order. What arrives too late comes back by itself."""
+        found: list[Msg] = []
+        inbox = self._bus.nc.new_inbox()
+        subscription = await self._bus.nc.subscribe(inbox)
+        try:
+            body = json.dumps({"batch": TASKS_IN_FLIGHT, "no_wait": True}).encode()
+            await self._bus.nc.publish(f"$JS.API.CONSUMER.MSG.NEXT.{WORK}.{self._queue}", body, reply=inbox)
+            async with asyncio.timeout(_LOOK_S):
+                while not JetStreamContext.is_status_msg(msg := await subscription.next_msg(timeout=_LOOK_S)):
+                    found.append(msg)
+        except (NatsTimeout, TimeoutError):
+            log.warning("a look at the queue did not end", queue=self._queue, found=len(found))
+        finally:
+            await subscription.unsubscribe()
+        return found
+
+    async def _pick(
+        self, waiting: list[Msg], queued: list[str], own: Collection[str], *, room: int, only_new: bool
+    ) -> list[Msg]:
+        """Give back what is not taken. only_new: organisations that have nothing in the pool are taken from alone."""
+        # A task that was delivered twice meanwhile is this worker's by its last delivery alone.
+        waiting = list({msg.subject: msg for msg in waiting}.values())
+        here = {msg.subject for msg in waiting if msg.subject not in own}
+        held = Counter(org for subject in queued if subject not in here and (org := _org_of(subject)) is not None)
+        taken: list[Msg] = []
+        by_org: dict[str, list[Msg]] = {}
+        for msg in waiting:
+            org = _org_of(msg.subject)
+            if org is None or msg.subject in own:
+                # No task, or one that this worker has already.
+                taken.append(msg)
+            else:
+                by_org.setdefault(org, []).append(msg)
+        for _ in range(room):
+            candidates = [org for org in by_org if not (only_new and held[org])]
+            if not candidates:
+                break
+            org = self._turns.next(candidates, held)
+            taken.append(by_org[org].pop(0))
+            if not by_org[org]:
+                del by_org[org]
+            held[org] += 1
+            self._turns.serve(org)
+        left = {msg.subject for msgs in by_org.values() for msg in msgs}
+        for msg in waiting:
+            if msg.subject in left:
+                await msg.nak()
+        return taken
+
+    def _note(self, msg: Msg) -> None:
+        org = _org_of(msg.subject)
+        if org is not None:
+            self._turns.serve(org)
+
+
+def _org_of(subject: str) -> str | None:
+    task = task_of(subject)
+    return None if task is None else task.org

@@ -1,0 +1,358 @@
+"""Owners of tasks: take one, keep it while it advances, finish it or hand it back.
+
+Invariants. A task is one message of the work queue; its owner says `in_progress` every 3 s, and only while the
+task's progress mark is younger than its deadline, so that a hung owner loses it. A redelivered task that this
+process still runs is adopted (its new reply subject), never run twice, also by a worker that has no room: one whose
+hold is in doubt asks for work all the same, and sends on what is not its own. What was delivered longer ago than
+`ack_wait` is not taken: a process that was frozen leaves it to whoever has it by now. A task of a resumed job begins
+when what this process still does of the term before has ended. A task that its owner cannot do now goes back with a
+delay; SIGTERM hands everything back at once. What can never be done, and what has failed `failures` times in a row, is
+a dead letter: before it runs again, if its failures were the deaths of its workers. Whoever waits for its end is told
+first, through `give_up`. A worker whose hold is in doubt ends nobody's job: it says nothing of the task. A process that
+dies says nothing of which of its tasks it died of: each is suspected, and one that is suspected too often has the
+worker to itself, until it has advanced or survived its time alone (`Solitude`). Only what its worker dies of alone
+buries a task. A worker with room takes the waiting task whose organisation has least of the pool; one without takes, in
+its spare places, from organisations that have nothing. No task is taken from its owner for another's sake.
+"""
+
+# nats-py annotates parts of itself not at all.
+# pyright: reportUnknownMemberType=false
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+
+import msgspec
+from nats.aio.msg import Msg
+from nats.errors import Error as NatsError
+from nats.errors import TimeoutError as NatsTimeout
+from nats.js import JetStreamContext
+from nats.js.errors import Error as JetStreamError
+from nats.js.errors import NotFoundError
+
+from synth.bus.cancellation import cancel_until_ended
+from synth.bus.connection import Connection
+from synth.bus.dead_letters import publish_dead_letter
+from synth.bus.kv.task_failures import TaskFailures
+from synth.bus.server.topology import ACK_WAIT_S, HEARTBEAT_S, WORK, task_queue_name
+from synth.bus.tasks.choice import TaskChoice
+from synth.bus.tasks.lease import Lease
+from synth.bus.tasks.solitude import Solitude, SuspicionSettings
+from synth.errors import Crashed, Fenced, NewerVersion, Permanent, SynthError, Transient
+from synth.runtime import logs
+from synth.work import Task, task_of
+
+log = logs.get("worker")
+
+_PULL_S = 1.0
+_BUG_PAUSE_S = 5.0
+#: A task that is delivered to a worker without room goes on to another after this many seconds, not at once: who is
+#: given it next may have no room either.
+_SEND_ON_S = 0.25
+#: How long the end of the process may take, and when what goes on is cancelled again.
+_HAND_BACK_S = 15.0
+_HAND_BACK_AGAIN_S = 10.0
+#: And that of the tasks that make room for a suspect: less than it may be silent.
+_MAKE_ROOM_S = 45.0
+
+
+class TaskWorker:
+    """Takes tasks of one kind from one pool, up to a capacity, and runs each in an asyncio task."""
+
+    def __init__(
+        self,
+        bus: Connection,
+        *,
+        kind: str,
+        pool: str,
+        capacity: int,
+        failures: int,
+        suspicion: SuspicionSettings,
+        run: Callable[[Task, Lease], Awaitable[None]],
+        give_up: Callable[[Task, str], Awaitable[None]] | None = None,
+        spare: int = 0,
+    ) -> None:
+        """failures: how often in a row a task may fail; then it is a dead letter. suspicion: when a task runs alone.
+
+        spare: tasks beyond the capacity, of organisations that have none at work in the pool.
+
+        run: does the task; returning acknowledges it, `Transient` and cancellation hand it back.
+
+        give_up: told of each task that becomes a dead letter, and why, before it leaves the queue; what it raises
+        hands the task back, so it may be told of one task twice.
+        """
+        self._bus = bus
+        self._kind = kind
+        self._queue = task_queue_name(kind, pool)
+        self._capacity = capacity
+        self._spare = spare
+        self._choice = TaskChoice(bus, kind, pool)
+        self._failures = failures
+        self._solitude = Solitude(suspicion)
+        self._run = run
+        self._give_up = give_up
+        self._ack_wait = ACK_WAIT_S
+        self._held: dict[str, tuple[Lease, asyncio.Task[None]]] = {}
+        self._ending: set[asyncio.Task[None]] = set()
+        self._owed: list[TaskFailures] = []
+        self._forgiving = asyncio.Lock()
+        self._endless: dict[asyncio.Task[None], str] = {}
+        # What is taken was delivered no earlier; a pull or a choice among many may have taken seconds since.
+        self._delivered_at = 0.0
+        self.last_poll = time.monotonic()
+
+    @property
+    def running(self) -> int:
+        """How many tasks this process owns now."""
+        return len(self._held)
+
+    @property
+    def runs_alone(self) -> bool:
+        """Whether a suspected task has this worker to itself, or waits until it has."""
+        return self._solitude.taken
+
+    def health_problem(self) -> str | None:
+        """What is wrong with this worker, for `/healthz`, and ends with its process."""
+        endless = [subject for running, subject in self._endless.items() if not running.done()]
+        if endless:
+            return f"cannot end {', '.join(endless)}, which hung and was cancelled"
+        silent = time.monotonic() - self.last_poll
+        return f"has not asked for work for {silent:.0f} s" if silent > 10 * _PULL_S else None
+
+    async def serve(self, stop: asyncio.Event) -> None:
+        """Take and run tasks until `stop`; then hand back what is still held. Raises when its consumer is gone."""
+        beat = asyncio.create_task(self._heartbeat())
+        subscription: JetStreamContext.PullSubscription | None = None
+        try:
+            while not stop.is_set():
+                self.last_poll = time.monotonic()
+                subscription = subscription or await self._subscribe()
+                for msg in await self._next(subscription):
+                    await self._take(msg)
+        finally:
+            beat.cancel()
+            await self._hand_back()
+
+    async def _subscribe(self) -> JetStreamContext.PullSubscription:
+        await self._require_queue()
+        return await self._bus.js.pull_subscribe_bind(durable=self._queue, stream=WORK)
+
+    async def _next(self, subscription: JetStreamContext.PullSubscription) -> list[Msg]:
+        """What to take now; the choice among what waits, where there is one."""
+        if self._full and not any(lease.in_doubt and not lease.was_let_go for lease, _ in self._held.values()):
+            await asyncio.sleep(_PULL_S / 4)
+            spare = self._capacity + self._spare - len(self._held)
+            self._delivered_at = time.monotonic()
+            leaves = spare <= 0 or self._solitude.taken or self._bus.newer.leaves(self._queue)
+            return [] if leaves else await self._choice.choose_spare(own=self._held, room=spare)
+        if self._bus.newer.leaves(self._queue):
+            await asyncio.sleep(_PULL_S)
+            return []
+        try:
+            # Before: this process may be frozen between the delivery and the next line.
+            self._delivered_at = time.monotonic()
+            [msg] = await subscription.fetch(1, timeout=self._pull_s)
+            if msg.subject in self._held:
+                return [msg]
+            if self._full:
+                await msg.nak(delay=_SEND_ON_S)
+                return []
+            return await self._choice.choose(msg, own=self._held, room=self._capacity - len(self._held))
+        except (NatsTimeout, TimeoutError):
+            return []
+        except (NatsError, JetStreamError) as error:
+            log.warning("cannot pull", kind=self._kind, error=repr(error))
+            await self._require_queue()
+            await asyncio.sleep(0.5)
+            return []
+
+    async def _require_queue(self) -> None:
+        # A pull from a consumer that is gone and one from a bus that is away fail alike.
+        try:
+            self._ack_wait = (await self._bus.js.consumer_info(WORK, self._queue)).config.ack_wait or ACK_WAIT_S
+        except NotFoundError as error:
+            raise Permanent(f"the queue {self._queue} is gone; run `synthd bus init`") from error
+        except (NatsError, JetStreamError) as error:
+            log.warning("cannot look at the queue", kind=self._kind, error=repr(error))
+
+    @property
+    def _pull_s(self) -> float:
+        # Short beside `ack_wait`, so that what a pull brings is fresh.
+        return min(_PULL_S, self._ack_wait / 4)
+
+    @property
+    def _full(self) -> bool:
+        return len(self._held) >= self._capacity or self._solitude.taken
+
+    async def _take(self, msg: Msg) -> None:
+        held = self._held.get(msg.subject)
+        if held is not None and held[0].was_let_go:
+            # What is being ended here is another's to run, and may never end.
+            await msg.nak(delay=_SEND_ON_S)
+            return
+        if held is not None:
+            held[0].adopt(msg, delivered_at=self._delivered_at)
+            log.info("task adopted again", task=msg.subject)
+            return
+        if self._bus.newer.leaves(self._queue):
+            # It answers a pull that was open when newer work was met.
+            await msg.nak()
+            return
+        if time.monotonic() > self._delivered_at + self._ack_wait:
+            # Whoever ran it now could take it from one that has it already.
+            log.warning("a task was delivered too long ago to be taken", task=msg.subject)
+            return
+        try:
+            task = msgspec.json.decode(msg.data, type=Task)
+        except (msgspec.DecodeError, RecursionError) as error:
+            await self._bury_unreadable(msg, f"not a task: {error}")
+            return
+        failures = TaskFailures(self._bus, task)
+        lease = Lease(task, msg, delivered_at=self._delivered_at, ack_wait=self._ack_wait, failures=failures)
+        running = asyncio.create_task(self._run_task(lease))
+        self._held[msg.subject] = (lease, running)
+
+    async def _bury_unreadable(self, msg: Msg, reason: str) -> None:
+        """Make a dead letter of a message that is no task; its subject says whose job waits for it."""
+        task = task_of(msg.subject)
+        try:
+            if task is not None and self._give_up is not None:
+                await self._give_up(task, reason)
+            await publish_dead_letter(self._bus, msg.subject, msg.data, reason=reason)
+        except Exception:
+            # Whatever it is, the queue must go on; and whoever waits must be told before the message is gone.
+            log.exception("cannot bury a message yet", task=msg.subject)
+            await msg.nak(delay=_BUG_PAUSE_S)
+            return
+        await msg.term()
+
+    async def _run_task(self, lease: Lease) -> None:
+        task = lease.task
+        log.info("task taken", task=task.subject, job=task.job_id)
+        try:
+            await self._term_before(task)
+            await self._forgive_owed()
+            async with self._solitude.where_suspected(
+                lease, capacity=self._capacity + self._spare, failures=self._failures, make_room=self._make_room
+            ) as alone:
+                await lease.failures.begin(alone=alone)
+                await self._run_or_dead_letter(lease)
+            await lease.done()
+            await lease.failures.forget()
+            log.info("task done", task=task.subject, job=task.job_id)
+        except asyncio.CancelledError:
+            if not lease.was_let_go:
+                await lease.failures.forgive()
+            await lease.give_back(self._bus.nc)
+            raise
+        except Fenced as error:
+            # Another attempt runs it; the queue already knows its delivery, not ours.
+            log.warning("task lost to another attempt", task=task.subject, job=task.job_id, reason=str(error))
+            await lease.failures.forgive()
+        except NewerVersion as error:
+            self._bus.newer.meet(self._queue, f"{task.job_id}: {error}")
+            await lease.failures.forgive()
+            await lease.give_back(self._bus.nc)
+        except Transient as error:
+            log.warning("task handed back", task=task.subject, job=task.job_id, reason=str(error))
+            await lease.failures.forgive()
+            await lease.give_back(self._bus.nc, error.delay or 1.0)
+        except Crashed as error:
+            log.warning("the work ended by itself, and is tried again", task=task.subject, reason=str(error))
+            await lease.failures.fail()
+            await lease.give_back(self._bus.nc, 1.0)
+        except Exception:
+            # A bug must cost this task a retry, not the process and its other tasks.
+            log.exception("task failed, will be retried", task=task.subject, job=task.job_id)
+            await lease.failures.fail()
+            await lease.give_back(self._bus.nc, _BUG_PAUSE_S)
+        finally:
+            self._held.pop(task.subject, None)
+            if lease.failures.owed:
+                self._owed.append(lease.failures)
+
+    async def _make_room(self, suspect: Lease) -> None:
+        """Hand back every other task. Raises `Transient` when one does not end."""
+        others = [running for lease, running in self._held.values() if lease is not suspect]
+        await cancel_until_ended(
+            *others, what="a task that makes room", again_s=_HAND_BACK_AGAIN_S, within_s=_MAKE_ROOM_S
+        )
+
+    async def _forgive_owed(self) -> None:
+        """Say what the bus did not hear when tasks were handed back: it was away, or slow."""
+        async with self._forgiving:
+            while self._owed:
+                await self._owed[0].forgive()
+                if self._owed[0].owed:
+                    raise Transient("the bus does not answer what is owed to it", delay=1.0)
+                self._owed.pop(0)
+
+    async def _term_before(self, task: Task) -> None:
+        before = [
+            running
+            for lease, running in self._held.values()
+            if lease.task.job_id == task.job_id and lease.task.term < task.term
+        ]
+        if before:
+            await asyncio.wait(before)
+
+    async def _run_or_dead_letter(self, lease: Lease) -> None:
+        if lease.failures.before >= self._failures:
+            times = lease.failures.before
+            await self._dead_letter(lease, f"{times} times in a row its worker failed or died before it had advanced")
+            return
+        try:
+            await self._run(lease.task, lease)
+        except (Transient, Fenced):
+            raise
+        except Permanent as error:
+            await self._dead_letter(lease, str(error))
+        except Exception as error:
+            times = lease.failures.before + 1
+            if times < self._failures:
+                raise
+            log.exception("task fails again and again", task=lease.task.subject, failures=times)
+            said = str(error) if isinstance(error, SynthError) else repr(error)
+            await self._dead_letter(lease, f"after {times} failures in a row: {said}")
+
+    async def _dead_letter(self, lease: Lease, reason: str) -> None:
+        task = lease.task
+        if lease.in_doubt:
+            raise Fenced(f"another worker may have it; here it ended so: {reason}")
+        if self._give_up is not None:
+            await self._give_up(task, reason)
+        await publish_dead_letter(self._bus, task.subject, msgspec.json.encode(task), reason=reason)
+
+    async def _heartbeat(self) -> None:
+        while True:
+            await asyncio.sleep(HEARTBEAT_S)
+            await asyncio.gather(*(self._keep(lease, running) for lease, running in list(self._held.values())))
+
+    async def _keep(self, lease: Lease, running: asyncio.Task[None]) -> None:
+        if lease.hung:
+            if lease.let_go():
+                log.error("task hangs, letting it go", task=lease.task.subject, status=lease.status)
+                ending = asyncio.create_task(self._end(running, lease))
+                self._ending.add(ending)
+                ending.add_done_callback(self._ending.discard)
+            return
+        try:
+            await lease.keep(self._bus.nc, timeout=HEARTBEAT_S)
+        except (NatsError, JetStreamError, TimeoutError) as error:
+            log.warning("cannot say that a task is in progress", task=lease.task.subject, error=repr(error))
+
+    async def _end(self, running: asyncio.Task[None], lease: Lease) -> None:
+        try:
+            await cancel_until_ended(running, what=lease.task.subject)
+        except Transient as error:
+            # Its place is lost until the process ends, and its task is another's by now.
+            self._endless[running] = lease.task.subject
+            log.error("a task that hangs cannot be ended", reason=str(error))
+
+    async def _hand_back(self) -> None:
+        held = [running for _, running in self._held.values()]
+        try:
+            await cancel_until_ended(*held, what="a task", again_s=_HAND_BACK_AGAIN_S, within_s=_HAND_BACK_S)
+        except Transient as error:
+            log.error("a task was not handed back", reason=str(error))

@@ -1,0 +1,202 @@
+"""Erases what was deleted from the log itself: an ended job, or an organisation whose keys are revoked.
+
+Invariants. What a user deletes is gone from every answer at once, and from the blobs when nothing needs it; the log
+holds its events all the same. Here the server overwrites each of them in its store, but for the facts that say
+`deleted`: a read model that is made anew, and a backup, know by these that there was something. Sequences stay as they
+are, with gaps, as events that expire leave them too. Nothing is erased while a blob of it is there: what was erased is
+erased whole. An erasure that was killed is run again: it goes on with what is left.
+
+The user `bus` alone may erase, so that whoever steals a service's credential destroys no log.
+"""
+
+# nats-py annotates parts of itself not at all.
+# pyright: reportUnknownMemberType=false
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+
+from nats.errors import Error as NatsError
+from nats.js.errors import APIError
+
+from synth.blobs import BlobStore
+from synth.bus.connection import Connection
+from synth.bus.kv.secrets import SecretStore
+from synth.bus.recorded import delivery_numbers
+from synth.bus.replay import StreamFollower
+from synth.bus.server.topology import DEAD, EVENTS, SECRETS
+from synth.errors import Problem, Transient, UserError
+from synth.ids import OrgId
+
+Report = Callable[[str], None]
+
+#: Facts that stay: they say that something was there, and nothing of it.
+_TOMBSTONES = frozenset({"job.deleted", "file.deleted"})
+_BEGINNINGS = frozenset({"job.created", "file.uploaded"})
+_AT_ONCE = 32
+_READ_S = 600.0
+_NO_MESSAGE_FOUND = 10043
+
+
+@dataclass(frozen=True)
+class Erased:
+    """What was erased. events: of the log. letters: dead ones. keys: entries of the secrets. blobs: of the store."""
+
+    events: int
+    letters: int
+    keys: int = 0
+    blobs: int = 0
+
+
+async def erase_job(bus: Connection, blobs: BlobStore, org: str, job: str, *, report: Report) -> Erased:
+    """Erase a deleted job. Raises `UserError` where it is not deleted, and while blobs of it are there or needed."""
+    await _require_erasable(bus)
+    subjects = await _read_subjects(bus, EVENTS, [f"*.*.{org}.{job}"])
+    if not subjects:
+        raise _refused(f"the log has no job {job} of {org}", expected="ids as `synthctl jobs ls` has them", where=job)
+    _require_deleted(subjects, where=job)
+    await _require_no_blobs(blobs, [f"jobs/{job}"], where=job)
+    letters = await _read_subjects(bus, DEAD, ["dead.>"])
+    return Erased(
+        events=await _erase(bus, EVENTS, _without_tombstones(subjects), report),
+        letters=await _erase(bus, DEAD, _naming(letters, {org, job}), report),
+    )
+
+
+async def erase_organisation(
+    bus: Connection, blobs: BlobStore, secrets: SecretStore, org: OrgId, *, report: Report
+) -> Erased:
+    """Erase an organisation: its events, dead letters, keys and its name.
+
+    Raises `UserError` while a key of its API opens, a job or a file of it is not deleted, or blobs of it are there.
+    """
+    await _require_erasable(bus)
+    if active := [key.key_id for key in await secrets.api_keys(org) if key.active]:
+        raise _refused(
+            f"{len(active)} API keys of {org} open yet: {_some(active)}",
+            expected="an organisation whose keys are revoked",
+            fix="revoke them: synthctl keys revoke ID",
+            where=org,
+        )
+    subjects = await _read_subjects(bus, EVENTS, [f"*.*.{org}.*"])
+    _require_deleted(subjects, where=org)
+    jobs = {subject.split(".")[3] for subject in subjects.values() if subject.startswith("job.")}
+    await _require_no_blobs(blobs, [f"orgs/{org}/files", *(f"jobs/{job}" for job in sorted(jobs))], where=org)
+    letters = await _read_subjects(bus, DEAD, ["dead.>"])
+    kept = await _read_subjects(bus, f"KV_{SECRETS}", [f"$KV.{SECRETS}.>"])
+    # Pictures of files that are gone, and what its judges were asked: no event names them.
+    unnamed = [uri for folder in (f"orgs/{org}", f"judging/{org}") for uri in await blobs.uris_below(folder)]
+    await blobs.delete(unnamed)
+    return Erased(
+        events=await _erase(bus, EVENTS, _without_tombstones(subjects), report),
+        letters=await _erase(bus, DEAD, _naming(letters, {org}), report),
+        keys=await _erase(bus, f"KV_{SECRETS}", _naming(kept, {org}), report),
+        blobs=len(unnamed),
+    )
+
+
+async def _require_erasable(bus: Connection) -> None:
+    infos = [await bus.js.stream_info(name) for name in (EVENTS, f"KV_{SECRETS}")]
+    if any(info.config.deny_delete for info in infos):
+        raise _refused(
+            "the log of this cluster was made by a version that could not erase, and the server lets nobody change it",
+            expected="a log from which the user `bus` may delete",
+            fix="make it anew: `synthd bus backup DIR`, then `synthd bus restore DIR` into an empty bus",
+            where=EVENTS,
+        )
+
+
+def _require_deleted(subjects: dict[int, str], *, where: str) -> None:
+    """Raises `UserError` where a job or a file in the log is not deleted, or was made again since."""
+    begun: dict[str, int] = {}
+    deleted: dict[str, int] = {}
+    for seq, subject in subjects.items():
+        type_, key = _type(subject), subject.split(".")[3]
+        if key.startswith(("job_", "file_")):
+            begun.setdefault(key, 0)
+        if type_ in _BEGINNINGS:
+            begun[key] = max(begun[key], seq)
+        elif type_ in _TOMBSTONES:
+            deleted[key] = max(deleted.get(key, 0), seq)
+    there = [key for key, seq in begun.items() if deleted.get(key, -1) < seq]
+    if there:
+        raise _refused(
+            f"{len(there)} jobs or files are not deleted: {_some(there)}",
+            expected="jobs that have ended and were deleted, and deleted files",
+            fix="delete them first: synthctl jobs rm JOB, synthctl files rm FILE",
+            where=where,
+        )
+
+
+async def _require_no_blobs(blobs: BlobStore, folders: Collection[str], *, where: str) -> None:
+    there = [uri for folder in folders for uri in await blobs.uris_below(folder)]
+    if there:
+        raise _refused(
+            f"{len(there)} blobs are there yet: {_some(there)}",
+            expected="what a gateway removes once no live job was started from it and no model lies over it",
+            fix="wait for those jobs, delete those models, then erase again",
+            where=where,
+        )
+
+
+async def _read_subjects(bus: Connection, stream: str, filters: list[str]) -> dict[int, str]:
+    """The subject of each message, by its sequence. Raises `Transient` when the bus does not answer."""
+    found: dict[int, str] = {}
+    follower = StreamFollower(bus.nc, filters, stream=stream, headers_only=True)
+    try:
+        async with asyncio.timeout(_READ_S):
+            if await follower.open_patiently() == 0:
+                return found
+            async for message in follower.messages():
+                seq, _, _, pending = delivery_numbers(message.reply)
+                found[seq] = message.subject
+                if pending == 0:
+                    return found
+    except TimeoutError as error:
+        raise Transient(f"the bus did not answer a read of {stream}: {error!r}") from error
+    finally:
+        await follower.close()
+    raise AssertionError("a follower never ends by itself")
+
+
+async def _erase(bus: Connection, stream: str, sequences: list[int], report: Report) -> int:
+    """Have the server overwrite these messages, the newest last: until then the erasure can be seen not to be done."""
+    for first in range(0, len(sequences), _AT_ONCE):
+        await asyncio.gather(*(_erase_one(bus, stream, seq) for seq in sequences[first : first + _AT_ONCE]))
+        if first and first % (_AT_ONCE * 64) == 0:
+            report(f"{first} of {len(sequences)} messages of {stream} are erased")
+    return len(sequences)
+
+
+async def _erase_one(bus: Connection, stream: str, seq: int) -> None:
+    try:
+        # It overwrites the bytes before it answers; a purge would only forget where they are.
+        await bus.js.delete_msg(stream, seq)
+    except APIError as error:
+        if error.err_code == _NO_MESSAGE_FOUND:
+            return
+        raise Transient(f"the bus cannot erase message {seq} of {stream}: {error.description}") from error
+    except (NatsError, TimeoutError) as error:
+        raise Transient(f"the bus did not answer the erasure of message {seq} of {stream}: {error!r}") from error
+
+
+def _without_tombstones(subjects: dict[int, str]) -> list[int]:
+    return sorted(seq for seq, subject in subjects.items() if _type(subject) not in _TOMBSTONES)
+
+
+def _naming(subjects: dict[int, str], tokens: set[str]) -> list[int]:
+    """The messages whose subjects have all of these tokens."""
+    return sorted(seq for seq, subject in subjects.items() if tokens <= set(subject.split(".")))
+
+
+def _type(subject: str) -> str:
+    return ".".join(subject.split(".", 2)[:2])
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:3]) + (" …" if len(names) > 3 else "")
+
+
+def _refused(what: str, *, expected: str, where: str, fix: str = "") -> UserError:
+    return UserError(Problem(what=what, expected=expected, fix=fix, where=where))

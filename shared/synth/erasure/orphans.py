@@ -1,0 +1,108 @@
+"""Finds blobs that nothing refers to: what was written, and whose writer died before it said so.
+
+Invariants. A blob is an orphan only when no event names it, no manifest that an event names does, its job has ended or
+is not in the log, and it is older than a writer could still be about to announce. The blobs are listed before the log
+is read, so that what is announced meanwhile is known; what is written meanwhile is not listed. Only what jobs make and
+what is uploaded is looked at: pictures are named by the rows of files, and answers of judges by nobody. A damaged event
+names what its text does, and all that begins like it, as its text may be cut off.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+
+from synth.backup.named_blobs import NamedBlobs
+from synth.blobs import BlobStore
+from synth.bus.connection import Connection
+from synth.bus.recorded import UnknownEvent, from_delivery
+from synth.bus.replay import StreamFollower
+from synth.errors import Problem, UserError
+from synth.jobs.lifecycle import TERMINAL_FACTS
+
+_TREE = ".manifest.json"
+_URI = re.compile(r'blob://([^"\\\s]+)')
+
+
+@dataclass(frozen=True)
+class Orphan:
+    """A blob that nothing refers to. size: bytes."""
+
+    uri: str
+    size: int
+
+
+async def find_orphans(bus: Connection, blobs: BlobStore, *, older_than: timedelta) -> list[Orphan]:
+    """The blobs that nothing refers to and that are older than this, in the order of their keys.
+
+    Raises `UserError` where the log holds events of a newer version, which may name any of them.
+    """
+    before = datetime.now(UTC) - older_than
+    listed = {key: size async for key, size, modified in blobs.entries() if modified < before and _is_looked_at(key)}
+    if not listed:
+        return []
+    named, running, damaged = await _read_log(bus)
+    # What lies in the folder of a tree that an event names is named by the tree's manifest.
+    trees = tuple(f"{key.removesuffix(_TREE)}/" for key in named.digests if key.endswith(_TREE)) + damaged
+    return [
+        Orphan(f"blob://{key}", size)
+        for key, size in sorted(listed.items())
+        if key not in named.digests and _job_of(key) not in running and not key.startswith(trees)
+    ]
+
+
+async def delete_orphans(blobs: BlobStore, orphans: list[Orphan], *, older_than: timedelta) -> int:
+    """Delete orphans; returns how many. One that was written again meanwhile stays: its writer may yet announce it."""
+    before, deleted = datetime.now(UTC) - older_than, 0
+    for orphan in orphans:
+        written = await blobs.written_at(orphan.uri)
+        if written is not None and written < before:
+            await blobs.delete([orphan.uri])
+            deleted += 1
+    return deleted
+
+
+def _is_looked_at(key: str) -> bool:
+    parts = key.split("/")
+    return parts[0] == "jobs" or (parts[0] == "orgs" and len(parts) > 2 and parts[2] == "files")
+
+
+def _job_of(key: str) -> str:
+    return key.split("/")[1] if key.startswith("jobs/") else ""
+
+
+async def _read_log(bus: Connection) -> tuple[NamedBlobs, set[str], tuple[str, ...]]:
+    """The blobs that the log names, the jobs that have not ended, and how what damaged events name begins."""
+    named, running, damaged = NamedBlobs(), set[str](), set[str]()
+    follower = StreamFollower(bus.nc, [">"])
+    try:
+        if not await follower.open_patiently():
+            return named, running, ()
+        async for message in follower.messages():
+            recorded = from_delivery(message)
+            if isinstance(recorded.event, UnknownEvent):
+                if recorded.event.newer:
+                    raise _unreadable(recorded.type, recorded.seq)
+                damaged.update(uri.removesuffix(_TREE) for uri in _URI.findall(str(recorded.event.body)))
+            named.add(recorded.key, recorded.event)
+            if recorded.type == "job.created":
+                running.add(recorded.key)
+            elif recorded.type in TERMINAL_FACTS:
+                running.discard(recorded.key)
+            if not recorded.pending:
+                return named, running, tuple(damaged)
+    finally:
+        await follower.close()
+    raise AssertionError("a follower never ends by itself")
+
+
+def _unreadable(type_: str, seq: int) -> UserError:
+    return UserError(
+        Problem(
+            what=f"the {type_} at {seq} in the log cannot be read by this version, and may name any blob",
+            expected="a log of this version or of an earlier one",
+            fix="run the version of the cluster's services",
+            where="EVENTS",
+        )
+    )

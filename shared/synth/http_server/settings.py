@@ -1,0 +1,29 @@
+"""What a connection and a request may cost any service that listens, before anybody has said who they are."""
+
+from __future__ import annotations
+
+from pydantic import Field
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+
+class HttpSettings(BaseSettings):
+    """The bounds of the HTTP side of a service."""
+
+    model_config = SettingsConfigDict(env_prefix="SYNTH_", extra="ignore")
+
+    http_header_s: float = Field(default=15.0, gt=0)
+    """How long the line and the headers of a request may take to arrive; then it is answered with a 408."""
+
+    http_header_bytes: int = Field(default=64 << 10, ge=1 << 10)
+    """How long they may be together; more is a 431."""
+
+    http_body_window_s: float = Field(default=20.0, gt=0)
+    """A body has to advance by `SYNTH_HTTP_BODY_BYTES_PER_S` within each such window, however long all of it takes; one
+    that does not is answered with a 408. Also how long a body is still received that was answered before its end."""
+
+    http_body_bytes_per_s: int = Field(default=512, ge=1)
+    """The slowest that a body may come, on average over a window."""
+
+    http_buffered_bytes: int = Field(default=1 << 30, ge=1 << 20)
+    """Bytes of bodies that a process holds in memory at a time: more is a 503, to be sent again. One organisation may
+    have half of it, so that no one fills it. Files are written as they come, and do not count."""

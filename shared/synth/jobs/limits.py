@@ -1,0 +1,77 @@
+"""How large a job may be on this cluster: what its collector holds in memory at a time, and does at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from pydantic import Field
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from synth.errors import Problem
+from synth.jobs.resolved import EvalJob, Job, RlJob
+
+
+class JobLimitSettings(BaseSettings):
+    """The limits of one job."""
+
+    model_config = SettingsConfigDict(env_prefix="SYNTH_", extra="ignore")
+
+    max_concurrent_rollouts: int = Field(default=4096, ge=1)
+    """The largest `max_concurrent_rollouts`, or `concurrency` of an evaluation, that a job may ask for: its collector
+    has a task and a connection for each."""
+
+    max_rollouts_an_iteration: int = Field(default=32_768, ge=1)
+    """The most rollouts of one iteration, `batch_size` x `group_size`, and of one evaluation, its seeds times
+    `rollouts_per_seed`: the collector of a job plans them at once."""
+
+    max_rollout_retries: int = Field(default=100, ge=0)
+    """The largest `max_retries` that a job may ask for."""
+
+
+def beyond_limits(job: Job, limits: JobLimitSettings, origins: Mapping[str, str]) -> list[Problem]:
+    """What of a resolved job is more than this cluster takes. origins: the place of each value in its file."""
+    problems: list[Problem] = []
+
+    def check(count: int, limit: int, what: str, setting: str, *keys: str) -> None:
+        if count > limit:
+            where = next((origins[key] for key in keys if origins.get(key, "default") != "default"), "")
+            problems.append(
+                Problem(
+                    what=f"{what} is {count:,}",
+                    expected=f"at most {limit:,} on this cluster",
+                    fix=f"lower it, or have the operator raise {setting}",
+                    where=where,
+                )
+            )
+
+    if not isinstance(job, RlJob | EvalJob):
+        return problems
+    check(
+        job.rollout.max_concurrent_rollouts,
+        limits.max_concurrent_rollouts,
+        "the number of rollouts at a time",
+        "SYNTH_MAX_CONCURRENT_ROLLOUTS",
+        "rollout.max_concurrent_rollouts",
+    )
+    check(
+        job.rollout.max_retries,
+        limits.max_rollout_retries,
+        "the number of retries of a rollout",
+        "SYNTH_MAX_ROLLOUT_RETRIES",
+        "rollout.max_retries",
+    )
+    setting = "SYNTH_MAX_ROLLOUTS_AN_ITERATION"
+    if isinstance(job, EvalJob):
+        rollouts = len(job.seeds) * job.rollouts_per_seed
+        what = f"the evaluation, {len(job.seeds):,} seeds x {job.rollouts_per_seed:,} rollouts,"
+        check(rollouts, limits.max_rollouts_an_iteration, what, setting, "rollouts_per_seed", "seeds")
+        return problems
+    what = f"an iteration, batch_size {job.batch_size:,} x group_size {job.group_size:,} rollouts,"
+    rollouts = job.batch_size * job.group_size
+    check(rollouts, limits.max_rollouts_an_iteration, what, setting, "batch_size", "group_size")
+    if evaluation := job.evaluation:
+        rollouts = len(evaluation.seeds) * evaluation.rollouts_per_seed
+        what = f"an evaluation, {len(evaluation.seeds):,} seeds x {evaluation.rollouts_per_seed:,} rollouts,"
+        keys = ("evaluation.rollouts_per_seed", "evaluation.seeds")
+        check(rollouts, limits.max_rollouts_an_iteration, what, setting, *keys)
+    return problems
