@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import shutil
 import time
-from collections.abc import Coroutine, Sequence
-from typing import Any
+from collections.abc import Sequence
+from datetime import timedelta
 
 from fastapi import FastAPI
 from nats.errors import Error as NatsError
@@ -17,12 +17,15 @@ from starlette.types import ASGIApp
 from synth.bus.kv.replicas import ReplicaTable
 from synth.bus.kv.secrets import SecretStore
 from synth.bus.publish import Publisher
+from synth.bus.server.account_key import AccountKey
 from synth.bus.server.topology import EVENTS
-from synth.errors import Permanent, SynthError
+from synth.errors import Permanent, Transient
 from synth.gateway import errors
 from synth.gateway.api import openapi
 from synth.gateway.api.native import (
     account,
+    dead_letters,
+    environment_keys,
     events,
     files,
     images,
@@ -42,16 +45,26 @@ from synth.gateway.api.synth import sealed_keys, task_apps
 from synth.gateway.api.synth import submit as synth_submit
 from synth.gateway.api.synth.judging import score as judge_score
 from synth.gateway.api.synth.prefixes import include_under_every_prefix
+from synth.gateway.asked_transcripts import AskedTranscripts
 from synth.gateway.auth import ApiKeyCache
+from synth.gateway.background import run_until
+from synth.gateway.capacity import Capacity
 from synth.gateway.chat_proxy.proxy import InferenceProxy
 from synth.gateway.commands.multipart import UPLOADS
 from synth.gateway.deps import Gateway
-from synth.gateway.middleware.body_limit import BodyLimit
+from synth.gateway.limits.admission import Admission
+from synth.gateway.middleware.completeness import Completeness
+from synth.gateway.middleware.gate import Gate
 from synth.gateway.middleware.request_metrics import RequestMetrics
+from synth.gateway.read_model.event_log import has_event
 from synth.gateway.read_model.hub import Hub
+from synth.gateway.read_model.snapshot import holds_snapshot_of, keep_snapshot
 from synth.gateway.read_model.store import ReadModel
 from synth.gateway.settings import GatewaySettings
+from synth.gateway.subscribers.ends import watch_ends
+from synth.gateway.subscribers.logins import Logins
 from synth.gateway.watchdog import watch_jobs
+from synth.http_server.body import BodyMemory
 from synth.models import Registry
 from synth.runtime import logs
 from synth.service import Service, run
@@ -72,21 +85,32 @@ async def setup(service: Service) -> ASGIApp:
     assert isinstance(settings, GatewaySettings)
     # What a killed predecessor left half received.
     shutil.rmtree(settings.work_dir / UPLOADS, ignore_errors=True)
-    cluster_secret = settings.cluster_secret.get_secret_value()
-    secrets = SecretStore(service.bus, cluster_secret)
+    secrets = SecretStore(service.bus, service.secrets)
     model = ReadModel(settings.read_model_path)
     stream_end = await _wait_for_bus(service, settings, secrets, model)
     hub = Hub(service.bus, model, stream_end=stream_end, stream_buffer=settings.stream_buffer)
+    disks = [settings.work_dir] if service.blobs.root is None else [settings.work_dir, service.blobs.root]
+    capacity = Capacity(disks, settings.disk_reserve_bytes, settings.log_reserve)
     replicas = ReplicaTable(service.bus)
     key_cache = ApiKeyCache(service.bus, secrets)
     publisher = Publisher(service.bus)
-    proxy = InferenceProxy(replicas, cluster_secret=cluster_secret, timeout_s=settings.inference_timeout_s)
+    proxy = InferenceProxy(replicas, secrets=service.secrets, timeout_s=settings.inference_timeout_s)
     service.checks["read model"] = hub.check
-    service.run("log reader", _run_until_stopped(service.stop, hub.read_log()))
-    service.run("projector", _run_until_stopped(service.stop, hub.project()))
-    service.run("replica table", _run_until_stopped(service.stop, replicas.follow()))
-    service.run("key cache", _run_until_stopped(service.stop, key_cache.follow()))
-    service.run("watchdog", _run_until_stopped(service.stop, watch_jobs(hub, publisher, service.blobs, settings)))
+    service.checks["version"] = model.newer_problem
+    service.run("log reader", run_until(service.stop, hub.read_log()))
+    service.run("projector", run_until(service.stop, hub.project()))
+    service.run("check of the log", run_until(service.stop, hub.check_log(capacity.note_log)))
+    service.run("check of the read model", run_until(service.stop, hub.check_file(settings.read_model_check_s)))
+    copying = keep_snapshot(model, lambda: hub.complete, every=settings.read_model_snapshot_events)
+    service.run("snapshots of the read model", run_until(service.stop, copying))
+    service.run("replica table", run_until(service.stop, replicas.follow()))
+    service.run("key cache", run_until(service.stop, key_cache.follow()))
+    if settings.nats_issuer_seed is not None:
+        issuer = AccountKey(settings.nats_issuer_seed.get_secret_value())
+        logins = Logins(service.bus, key_cache, issuer, settings)
+        service.run("logins of subscribers", run_until(service.stop, logins.serve()))
+        service.run("ends of bus keys", run_until(service.stop, watch_ends(service.bus, key_cache, settings)))
+    service.run("watchdog", run_until(service.stop, watch_jobs(service.bus, hub, service.blobs, settings)))
     service.run("streams", _close_streams(service, hub, proxy))
     return build_api(
         Gateway(
@@ -102,6 +126,10 @@ async def setup(service: Service) -> ASGIApp:
             replicas=replicas,
             registry=Registry(settings.models_dir, hub=settings.model_hub),
             proxy=proxy,
+            admission=Admission(settings),
+            body_memory=BodyMemory(settings.http_buffered_bytes),
+            capacity=capacity,
+            asked=AskedTranscripts(service.blobs),
         )
     )
 
@@ -110,7 +138,8 @@ def build_api(gateway: Gateway) -> ASGIApp:
     """The API of a running gateway."""
     app = describe_api(gateway.service.observability())
     app.state.gateway = gateway
-    app.add_middleware(BodyLimit, limit=gateway.settings.max_json_bytes)
+    app.add_middleware(Gate, limit=gateway.settings.max_json_bytes, memory=gateway.body_memory)
+    app.add_middleware(Completeness, hub=gateway.hub, wait_s=gateway.settings.projection_wait_s)
     return RequestMetrics(app)
 
 
@@ -122,10 +151,10 @@ def describe_api(observability: Sequence[BaseRoute] = ()) -> FastAPI:
         description="Post-train language models: a TOML in, a served model out.",
         routes=list(observability),
     )
-    for part in (jobs, events, rollouts, traces, images, inference, keys):
+    for part in (jobs, events, rollouts, traces, images, inference, keys, dead_letters):
         app.include_router(part.router)
     synth_parts = (synth_submit, synth_listing, synth_jobs, sealed_keys, task_apps, synth_models, judge_score)
-    for part in (account, judge_keys, files, *synth_parts):
+    for part in (account, environment_keys, judge_keys, files, *synth_parts):
         include_under_every_prefix(app, part.router)
     app.include_router(models.router, prefix="/api")
     include_openai(app)
@@ -140,34 +169,37 @@ async def _wait_for_bus(service: Service, settings: GatewaySettings, secrets: Se
     while True:
         try:
             info = await service.bus.js.stream_info(EVENTS)
-            if settings.bootstrap_api_key:
-                owner = await secrets.ensure_api_key(settings.bootstrap_api_key.get_secret_value())
-                if settings.bootstrap_environment_key:
-                    key = settings.bootstrap_environment_key.get_secret_value()
-                    await secrets.add_environment_key(owner.org, key)
-            model.prepare(stream=str(info.created), last_seq=info.state.last_seq)
+            await _bootstrap(settings, secrets)
+            mark = model.mark()
+            holds = mark is None or await has_event(service.bus, mark)
+            model.prepare(
+                stream=str(info.created),
+                last_seq=info.state.last_seq,
+                mark_holds=holds,
+                snapshot_mark_holds=await holds_snapshot_of(service.bus, model),
+            )
             return info.state.last_seq
-        except (NatsError, JetStreamError, TimeoutError) as error:
+        except (NatsError, JetStreamError, TimeoutError, Transient) as error:
             if time.monotonic() > deadline:
                 raise Permanent(f"the bus is not provisioned ({error!r}); run `synthd bus init`") from error
             log.warning("bus not ready", error=repr(error))
             await asyncio.sleep(0.5)
 
 
-async def _run_until_stopped(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> None:
-    """Run a coroutine that never ends by itself, and cancel it when the service stops."""
-    working, stopped = asyncio.create_task(work), asyncio.create_task(stop.wait())
-    try:
-        await asyncio.wait([working, stopped], return_when=asyncio.FIRST_COMPLETED)
-        if working.done():
-            working.result()
-            raise SynthError("a part of the gateway that never ends has ended")
-    finally:
-        stopped.cancel()
-        while not working.done():
-            # Again and again: some awaits of Python 3.11 swallow a cancellation.
-            working.cancel()
-            await asyncio.wait([working], timeout=0.2)
+async def _bootstrap(settings: GatewaySettings, secrets: SecretStore) -> None:
+    if settings.bootstrap_api_key is None:
+        return
+    owner = await secrets.ensure_api_key(settings.bootstrap_api_key.get_secret_value())
+    if settings.bootstrap_environment_key is None:
+        return
+    key = settings.bootstrap_environment_key.get_secret_value()
+    if all(kept.key != key for kept in await secrets.environment_keys(owner.org)):
+        origins = settings.bootstrap_environment_origins
+        await secrets.add_environment_key(owner.org, key, by=owner.key_id, only_at=origins)
+    revoked = [grant for grant in await secrets.chat_grants(key) if grant.org == owner.org and grant.revoked_at]
+    if len(key) >= settings.environment_chat_characters and not revoked:
+        lasts = timedelta(seconds=settings.environment_chat_s)
+        await secrets.grant_chat(owner.org, key, by=owner.key_id, by_hash=owner.digest, lasts=lasts)
 
 
 async def _close_streams(service: Service, hub: Hub, proxy: InferenceProxy) -> None:

@@ -18,20 +18,27 @@ from nats.js.errors import Error as JetStreamError
 
 from synth.access import Scope
 from synth.bus.connection import Connection
+from synth.bus.kv.environment_keys import CHAT_GRANTS, ChatGrant, latest_grants
 from synth.bus.kv.secrets import API_KEYS, ApiKey, SecretStore
 from synth.bus.replay import StreamFollower
 from synth.bus.server.topology import SECRETS
 from synth.errors import Problem
 from synth.gateway.chat_proxy.paths import is_chat_path
 from synth.gateway.errors import ApiError, unavailable
+from synth.gateway.passage import PASSAGE, Passage
 from synth.ids import OrgId
 from synth.keys import is_url_key, key_hash, mistyped
 from synth.runtime import logs
 
 log = logs.get("auth")
 
+#: What a bus key opens, and nothing else does.
+FEEDS_PATH = "/api/feeds"
 _KEY_TTL_S = 30.0
-_STORE_KEY_FIX = "store it with POST /api/environment-keys, or send `Authorization: Bearer <SYNTH_API_KEY>`"
+_GRANT_FIX = (
+    "store it again with POST /api/environment-keys and an API key that has `write` and `inference`, or send "
+    "`Authorization: Bearer <SYNTH_API_KEY>`"
+)
 _NO_KEY_TTL_S = 3.0
 _STALE_KEY_TTL_S = 600.0
 _MAX_ENTRIES = 10_000
@@ -44,31 +51,40 @@ class ApiKeyCache:
         self._bus = bus
         self._store = store
         self._records: dict[str, tuple[float, ApiKey | None]] = {}
-        self._environment_owners: dict[str, tuple[float, list[OrgId]]] = {}
+        self._grants: dict[str, tuple[float, list[ChatGrant]]] = {}
+        self._grants_changed: dict[str, float] = {}
         self._ending_keys: dict[str, ApiKey] = {}
 
     async def follow(self) -> None:
         """Follow the bucket for ever, so that a key made or revoked by another gateway is known here at once."""
-        follower = StreamFollower(self._bus.nc, [f"{API_KEYS}>"], stream=f"KV_{SECRETS}", last=True)
+        watched = [f"{API_KEYS}*.*", f"{CHAT_GRANTS}*.*"]
+        follower = StreamFollower(self._bus.nc, watched, stream=f"KV_{SECRETS}", last=True)
         try:
             async for msg in follower.messages():
+                if msg.subject.startswith(CHAT_GRANTS):
+                    self._forget_grants(msg.subject.removeprefix(CHAT_GRANTS).split(".")[0])
+                    continue
                 try:
                     record = msgspec.json.decode(msg.data, type=ApiKey)
                 except msgspec.DecodeError as error:
                     log.warning("a key's record cannot be read", error=str(error))
                     continue
-                self.remember(msg.subject.removeprefix(API_KEYS), record)
+                self.remember(msg.subject.rsplit(".", 1)[-1], record)
         finally:
             await follower.close()
 
     async def find(self, key: str) -> ApiKey | None:
         """The record of this key, even if it has ended; None for an unknown one."""
-        digest, now = key_hash(key), time.monotonic()
+        return await self.find_by_hash(key_hash(key))
+
+    async def find_by_hash(self, digest: str) -> ApiKey | None:
+        """The record of the key with this hash, even if it has ended; None for an unknown one."""
+        now = time.monotonic()
         seen = self._records.get(digest)
         if seen and now - seen[0] < (_KEY_TTL_S if seen[1] else _NO_KEY_TTL_S):
             return seen[1]
         try:
-            found = await self._store.find_api_key(key)
+            found = await self._store.find_api_key_by_hash(digest)
         except (NatsError, JetStreamError, TimeoutError, OSError) as error:
             if seen and seen[1] and now - seen[0] < _STALE_KEY_TTL_S:
                 return seen[1]
@@ -80,20 +96,47 @@ class ApiKeyCache:
         self.remember(digest, found)
         return found
 
-    async def owners_of_environment_key(self, key: str) -> list[OrgId]:
-        """The organisations that keep this environment key; a removed one may still be named for `_KEY_TTL_S`."""
-        digest, now = key_hash(key), time.monotonic()
-        seen = self._environment_owners.get(digest)
+    async def chat_grants(self, key: str) -> list[ChatGrant]:
+        """The grants of chat by this environment key, also those that have ended."""
+        return await latest_grants(self._store.chat_digests(key), self._grants_at)
+
+    async def _grants_at(self, digest: str) -> list[ChatGrant]:
+        now = time.monotonic()
+        seen = self._grants.get(digest)
         if seen and now - seen[0] < (_KEY_TTL_S if seen[1] else _NO_KEY_TTL_S):
             return seen[1]
         try:
-            found = await self._store.owners_of_environment_key(key)
+            found = await self._store.chat_grants_at(digest)
         except (NatsError, JetStreamError, TimeoutError, OSError) as error:
             raise unavailable("the key cannot be checked while the event log is away; try again") from error
-        if len(self._environment_owners) >= _MAX_ENTRIES:
-            self._environment_owners.clear()
-        self._environment_owners[digest] = (now, found)
+        if len(self._grants) >= _MAX_ENTRIES:
+            self._grants.clear()
+        # What was changed while we asked may not be in our answer.
+        if self._grants_changed.get(digest, 0.0) < now:
+            self._grants[digest] = (now, found)
         return found
+
+    async def chat_ended(self, grant: ChatGrant) -> str | None:
+        """Why a grant of chat opens nothing any more; None while it does. It ends with the API key that made it."""
+        if grant.revoked_at is not None:
+            return f"was revoked at {grant.revoked_at.isoformat(timespec='seconds')}"
+        if not grant.active:
+            return f"expired at {grant.expires_at.isoformat(timespec='seconds')}"
+        maker = await self.find_by_hash(grant.by_hash)
+        if maker is None or Scope.INFERENCE not in maker.scopes:
+            return f"ended: the API key {grant.by}, which stored it, may not chat"
+        return None if maker.active else f"ended: the API key {grant.by}, which stored it, {_ended(maker)}"
+
+    def forget_chat(self, key: str) -> None:
+        """Read the grants of this environment key again: one was just written."""
+        for digest in self._store.chat_digests(key):
+            self._forget_grants(digest)
+
+    def _forget_grants(self, digest: str) -> None:
+        self._grants.pop(digest, None)
+        if len(self._grants_changed) >= _MAX_ENTRIES:
+            self._grants_changed.clear()
+        self._grants_changed[digest] = time.monotonic()
 
     def remember(self, digest: str, record: ApiKey | None) -> None:
         """Cache the record of the key with this hash; None for a key that is nobody's."""
@@ -109,6 +152,10 @@ class ApiKeyCache:
             if seen is not None and (seen.org, seen.key_id) == (record.org, record.key_id):
                 self.remember(digest, record)
 
+    def ending(self) -> list[ApiKey]:
+        """Every key that is known to have ended, or to end at some time."""
+        return list(self._ending_keys.values())
+
     def still_valid(self, caller: ApiKey) -> bool:
         """Whether the key of a long request, which was valid at its start, still is."""
         return self._ending_keys.get(caller.key_id, caller).active
@@ -121,6 +168,9 @@ async def authenticate(
     request: Request, credentials: Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)]
 ) -> ApiKey:
     """The key of a request, which allows it. Raises a 401 or a 403."""
+    passage: Passage = request.scope[PASSAGE]
+    if passage.caller is not None:
+        return passage.caller
     key_cache: ApiKeyCache = request.app.state.gateway.keys
     if credentials is None:
         raise _unauthorised("no API key", expected="`Authorization: Bearer <SYNTH_API_KEY>`")
@@ -134,37 +184,61 @@ async def authenticate(
     if caller.url:
         what = f"this key ({caller.key_id}) is part of a URL, and opens nothing but chat completions there"
         raise _unauthorised(what, expected="`Authorization: Bearer <SYNTH_API_KEY>`", fix="use the whole URL")
+    feed = request.scope["path"].rstrip("/") == FEEDS_PATH
+    if caller.bus != feed:
+        fix = "`synthctl keys create --bus` makes a bus key" if feed else "set SYNTH_API_KEY to an API key"
+        what = "is no bus key, which a feed needs" if feed else "is a bus key, and opens feeds on the bus alone"
+        raise _unauthorised(f"this key ({caller.key_id}) {what}", fix=fix)
     if not caller.active:
         fix = "set SYNTH_API_KEY to one that is live"
         raise _unauthorised(f"this API key ({caller.key_id}) {_ended(caller)}", fix=fix)
+    _count_request(request, caller.org)
     require_scope(caller, *required_scopes(request.method, request.scope["path"]))
+    passage.caller = caller
     return caller
+
+
+async def authenticate_early(request: Request) -> ApiKey:
+    """As `authenticate`, before the request has a route."""
+    return await authenticate(request, await _bearer(request))
+
+
+def _count_request(request: Request, org: str) -> None:
+    """Count it against the organisation's limit. Raises a 429."""
+    passage: Passage = request.scope[PASSAGE]
+    passage.headers = request.app.state.gateway.admission.admit(org)
 
 
 async def authenticate_chat(request: Request) -> OrgId:
     """The organisation of a chat call. Raises a 401 or a 403.
 
     A task app may also send the environment key that it was started with, in `X-API-Key` or as the bearer (clients
-    send their `api_key` so). A bearer that is an API key, revoked or not, is never taken for an environment key.
+    send their `api_key` so), where chat was granted to it. A bearer that is an API key, revoked or not, is never taken
+    for an environment key.
     """
     credentials = await _bearer(request)
     key_cache: ApiKeyCache = request.app.state.gateway.keys
     if credentials is not None:
-        bearer = credentials.credentials
-        is_api_key = mistyped(bearer) or await key_cache.find(bearer) is not None
-        owners = [] if is_api_key else await key_cache.owners_of_environment_key(bearer)
-        if not owners:
+        key = credentials.credentials
+        is_api_key = mistyped(key) or await key_cache.find(key) is not None
+        grants = [] if is_api_key else await key_cache.chat_grants(key)
+        if not grants:
             return (await authenticate(request, credentials)).org
-    elif environment_key := request.headers.get("x-api-key", ""):
-        owners = await key_cache.owners_of_environment_key(environment_key)
+    elif key := request.headers.get("x-api-key", ""):
+        grants = await key_cache.chat_grants(key)
     else:
         return (await authenticate(request, None)).org
-    if len(owners) == 1:
-        return owners[0]
-    if owners:
+    if not grants:
+        raise _unauthorised("the key in X-API-Key is no environment key that opens chat here", fix=_GRANT_FIX)
+    ends = [(grant, await key_cache.chat_ended(grant)) for grant in grants]
+    live = [grant for grant, ended in ends if ended is None]
+    if len(live) == 1:
+        _count_request(request, live[0].org)
+        return live[0].org
+    if live:
         what = "this environment key is kept by several organisations, so that it does not say whose call this is"
         raise _unauthorised(what, expected="a key of its own for each, or `Authorization: Bearer <SYNTH_API_KEY>`")
-    raise _unauthorised("the key in X-API-Key is no environment key of an organisation here", fix=_STORE_KEY_FIX)
+    raise _unauthorised(f"chat by this environment key {ends[-1][1]}", fix=_GRANT_FIX)
 
 
 async def authenticate_url_key(request: Request, key: str) -> ApiKey:
@@ -178,6 +252,7 @@ async def authenticate_url_key(request: Request, key: str) -> ApiKey:
         raise _unauthorised("the key in the URL is not known here", fix=new_url)
     if not caller.active:
         raise _unauthorised(f"the key in the URL ({caller.key_id}) {_ended(caller)}", fix=new_url)
+    _count_request(request, caller.org)
     require_scope(caller, Scope.INFERENCE)
     return caller
 
@@ -187,14 +262,17 @@ def required_scopes(method: str, path: str) -> tuple[Scope, ...]:
     if is_chat_path(method, path):
         return (Scope.INFERENCE,)
     path = path.rstrip("/")
-    for prefix, scope in (("/api/keys", Scope.KEYS), ("/api/organisations", Scope.OPERATOR)):
+    if path == FEEDS_PATH:
+        return (Scope.READ,)
+    operators = ("/api/organisations", "/api/dead-letters")
+    for prefix, scope in (("/api/keys", Scope.KEYS), *((prefix, Scope.OPERATOR) for prefix in operators)):
         if path == prefix or path.startswith(f"{prefix}/"):
             return (scope,)
     if method in ("GET", "HEAD"):
         return (Scope.READ,)
-    # An environment key opens chat completions, so nobody without that scope may make one known.
-    opens_chat = method == "POST" and path.endswith(("/environment-keys", "/env-keys"))
-    return (Scope.WRITE, Scope.INFERENCE) if opens_chat else (Scope.WRITE,)
+    # A judge is a model that answers whoever asks; those of a job's rollouts are a part of the job.
+    asks_model = method == "POST" and path.endswith("/judge/v1/score")
+    return (Scope.WRITE, Scope.INFERENCE) if asks_model else (Scope.WRITE,)
 
 
 def require_scope(caller: ApiKey, *scopes: Scope) -> None:

@@ -15,15 +15,19 @@ from synth.bus.kv.replicas import ReplicaTable
 from synth.bus.kv.secrets import SecretStore
 from synth.bus.publish import Publisher
 from synth.events import FileUploaded, JobCreated
+from synth.gateway.asked_transcripts import AskedTranscripts
 from synth.gateway.auth import ApiKeyCache
 from synth.gateway.base_files import BaseFiles
+from synth.gateway.capacity import Capacity
 from synth.gateway.chat_proxy.proxy import InferenceProxy
 from synth.gateway.errors import not_found
+from synth.gateway.limits.admission import Admission
 from synth.gateway.read_model.event_log import read_last
 from synth.gateway.read_model.hub import Hub
 from synth.gateway.read_model.projection import FileRow, JobRow
 from synth.gateway.read_model.store import ReadModel
 from synth.gateway.settings import GatewaySettings
+from synth.http_server.body import BodyMemory
 from synth.models import Registry
 from synth.service import Service
 
@@ -49,6 +53,10 @@ class Gateway:
     replicas: ReplicaTable
     registry: Registry
     proxy: InferenceProxy
+    admission: Admission
+    body_memory: BodyMemory
+    capacity: Capacity
+    asked: AskedTranscripts
     base_files: BaseFiles = field(default_factory=BaseFiles)
 
     async def job(self, org: str, id: str) -> JobRow:

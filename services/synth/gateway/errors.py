@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 from typing import Any
 
 import msgspec
@@ -10,11 +11,12 @@ from fastapi.exceptions import RequestValidationError
 from nats.errors import Error as NatsError
 from nats.js.errors import Error as JetStreamError
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from synth.blobs import BlobMissing
-from synth.errors import Conflict, Problem, Transient, UserError
+from synth.errors import Conflict, InvalidKey, Problem, Transient, UserError
+from synth.http_server.body import BodyTooLarge
 from synth.keys import masked
 from synth.runtime import logs
 
@@ -26,7 +28,10 @@ _TYPES = {
     403: "permission",
     404: "not_found",
     405: "method_not_allowed",
+    408: "invalid_request",
     409: "conflict",
+    413: "invalid_request",
+    429: "rate_limit",
 }
 #: What the command line has a list of.
 _LISTED = ("job", "file", "model", "key", "org")
@@ -68,6 +73,7 @@ class ApiError(Exception):
         problems: list[Problem] | None = None,
         retry_after: int | None = None,
         allow: str | None = None,
+        headers: dict[str, str] | None = None,
     ) -> None:
         super().__init__(message)
         self.status = status
@@ -78,6 +84,7 @@ class ApiError(Exception):
         self.problems = problems or []
         self.retry_after = retry_after
         self.allow = allow
+        self.headers = headers or {}
 
 
 def not_found(kind: str, id: str) -> ApiError:
@@ -97,7 +104,9 @@ def error_response(error: ApiError) -> Response:
     body = ErrorBody(
         message=error.message, type=error.type, param=error.param, code=error.code, problems=error.problems
     )
-    headers = {"Retry-After": str(error.retry_after)} if error.retry_after is not None else {}
+    headers = dict(error.headers)
+    if error.retry_after is not None:
+        headers["Retry-After"] = str(error.retry_after)
     if error.status == 409:
         headers["X-Should-Retry"] = "false"  # the openai SDK retries a 409, and this one stays
     if error.allow is not None:
@@ -108,27 +117,60 @@ def error_response(error: ApiError) -> Response:
     return Response(content, error.status, headers=headers, media_type="application/json")
 
 
+#: What the handling of a request may raise, each with an answer of its own; anything else is our fault.
+KNOWN_ERRORS: tuple[type[Exception], ...] = (
+    ApiError,
+    UserError,
+    Transient,
+    Conflict,
+    InvalidKey,
+    BlobMissing,
+    BodyTooLarge,
+    RequestValidationError,
+    HTTPException,
+    ClientDisconnect,
+    UnicodeEncodeError,
+    RecursionError,
+    NatsError,
+    JetStreamError,
+    TimeoutError,
+)
+
+
+def respond(request: Request, error: Exception) -> Response:
+    """The response of whatever was raised while a request was handled."""
+    failure = _to_api_error(error, request)
+    if isinstance(error, RequestValidationError) and request.url.path.startswith(_OPENAI):
+        failure.status = 400
+    if failure.status >= 500:
+        log.error("request failed", method=request.method, path=masked(request.url.path), error=repr(error))
+    return error_response(failure)
+
+
 def install_handlers(app: FastAPI) -> None:
     """Register the handlers that answer every kind of error in one shape."""
 
     async def handle(request: Request, error: Exception) -> Response:
-        failure = _to_api_error(error, request)
-        if isinstance(error, RequestValidationError) and request.url.path.startswith(_OPENAI):
-            failure.status = 400
-        if failure.status >= 500:
-            log.error("request failed", method=request.method, path=masked(request.url.path), error=repr(error))
-        return error_response(failure)
+        if _to_api_error(error, request).status == 500 and await _is_damage(error, request):
+            error = unavailable("the gateway's read model is damaged and is made anew from the log; try again")
+        return respond(request, error)
 
-    kinds = (ApiError, UserError, Transient, Conflict, BlobMissing, RequestValidationError, HTTPException)
-    unreadable = (UnicodeEncodeError, RecursionError)
-    for kind in (*kinds, *unreadable, NatsError, JetStreamError, TimeoutError, Exception):
+    for kind in (*KNOWN_ERRORS, sqlite3.Error, msgspec.DecodeError, Exception):
         app.add_exception_handler(kind, handle)
+
+
+async def _is_damage(error: Exception, request: Request) -> bool:
+    """Whether an error that nobody expected comes from a read model that is damaged, or was replaced meanwhile."""
+    damage = await request.app.state.gateway.hub.find_damage_if_due()
+    return damage is not None or isinstance(error, sqlite3.Error)
 
 
 def _to_api_error(error: Exception, request: Request) -> ApiError:
     match error:
         case ApiError():
             return error
+        case BodyTooLarge():
+            return ApiError(413, str(error), problems=error.problems)
         case UserError():
             return ApiError(400, str(error), problems=error.problems)
         case RequestValidationError():
@@ -139,9 +181,11 @@ def _to_api_error(error: Exception, request: Request) -> ApiError:
         case UnicodeEncodeError():
             # Only what a client sent can hold half of a surrogate pair.
             return ApiError(400, "the request holds text that is not Unicode: half of a surrogate pair")
+        case ClientDisconnect():
+            return ApiError(400, "the client hung up before the end of its body")
         case RecursionError():
             return ApiError(400, "the request is nested too deeply")
-        case Conflict():
+        case Conflict() | InvalidKey():
             return ApiError(409, str(error))
         case BlobMissing():
             return ApiError(410, str(error), type="gone")

@@ -3,24 +3,59 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Annotated
 
-from pydantic import Field, SecretStr
+from pydantic import Field, SecretStr, field_validator
+from pydantic_settings import NoDecode
 
+from synth.gateway.limits.settings import LimitSettings
+from synth.gateway.subscribers.settings import SubscriberSettings
 from synth.graders.python.settings import PythonGraderSettings
+from synth.outbound.http_guard import origin_of
 from synth.runtime.settings import ServiceSettings
 
 
-class GatewaySettings(ServiceSettings, PythonGraderSettings):
+class GatewaySettings(ServiceSettings, PythonGraderSettings, LimitSettings, SubscriberSettings):
     """The gateway's own settings, beside the ones that every service has."""
 
     read_model_path: Path = Path(".synth/gateway.db")
     """The read model, SQLite. Each gateway process has its own; deleting it costs a replay of the log."""
+
+    read_model_check_s: float = Field(default=300.0, gt=0)
+    """Every how many seconds the read model's file is compared with what was written into it. A damaged one is noticed
+    at the next answer that meets the damage, or then; the log is projected again."""
+
+    read_model_snapshot_events: int = Field(default=100_000, ge=0)
+    """After how many events the read model's file is copied beside itself, so that after damage only what came since is
+    projected again. The copy takes as much of the disk as the file. 0: no copy is made."""
+
+    disk_reserve_bytes: int = Field(default=1 << 30, ge=0)
+    """New jobs and files are refused when the disk of the blob store, or that of `SYNTH_WORK_DIR`, has no more than
+    this left: it is for jobs that run. A remote blob store has no such limit."""
+
+    log_reserve: float = Field(default=0.1, ge=0, lt=1)
+    """The share of `SYNTH_LOG_MAX_BYTES` that is for jobs that run: new jobs and files are refused before that is
+    begun."""
 
     bootstrap_api_key: SecretStr | None = None
     """An API key that must exist: it is given an organisation at the first start."""
 
     bootstrap_environment_key: SecretStr | None = None
     """A task-app key that the organisation of `bootstrap_api_key` has from the start."""
+
+    bootstrap_environment_origins: Annotated[tuple[str, ...], NoDecode] = ()
+    """Where that key is tried for the jobs of `bootstrap_api_key`: `https://app.example.com,http://10.1.2.3`. One
+    without a port stands for all its ports. Without any, the key belongs to the first task app that it opens."""
+
+    environment_key_offer_s: float = Field(default=7 * 86_400.0, gt=0)
+    """For how many seconds a task-app key that was stored without an address is offered to the task apps that the API
+    key which stored it asks for; the first that it opens is its own from then on."""
+
+    environment_chat_s: float = Field(default=30 * 86_400.0, gt=0)
+    """For how many seconds a task-app key opens chat completions after it was stored, or stored again."""
+
+    environment_chat_characters: int = Field(default=16, ge=1)
+    """The shortest task-app key that opens chat completions: a shorter one can be guessed."""
 
     url_key_s: float = 86_400.0
     """How long a key in a URL (`synthctl keys create --url`) lives when its maker does not say."""
@@ -69,10 +104,15 @@ class GatewaySettings(ServiceSettings, PythonGraderSettings):
     """With which model, where a request names none."""
 
     heartbeat_after_s: float = 4.0
-    """A live job that is silent for so long gets a `watch.heartbeat`."""
+    """A live job that is silent for so long gets a `watch.heartbeat`, if a client of this gateway follows
+    its events."""
 
     waiting_after_s: float = 60.0
-    """A job that nobody took for so long gets a `queue.waiting` that says what is lacking, and again each time."""
+    """A job that nobody took for so long gets a `queue.waiting` that says what is lacking, and again each time that
+    it has waited twice as long."""
+
+    projection_wait_s: float = 5.0
+    """How long a request waits for a gateway that still projects the log, before it is answered with a 503."""
 
     stream_buffer: int = 2000
     """Events queued for one watcher; a slower one is sent back to the log."""
@@ -80,3 +120,18 @@ class GatewaySettings(ServiceSettings, PythonGraderSettings):
     ping_s: float = Field(default=15.0, gt=0, le=15)
     """Silence on an event stream after which a comment is sent, so that proxies keep it open. 15 at most: a watcher
     takes 45 s of silence for a connection that is dead."""
+
+    @field_validator("bootstrap_environment_origins", mode="before")
+    @classmethod
+    def _split(cls, value: object) -> object:
+        return [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
+
+    @field_validator("bootstrap_environment_origins")
+    @classmethod
+    def _are_origins(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for origin in value:
+            if origin_of(origin) != origin:
+                raise ValueError(
+                    f"{origin!r} is not an origin, such as https://app.example.com or http://10.1.2.3:8001"
+                )
+        return value

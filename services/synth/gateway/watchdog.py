@@ -1,25 +1,31 @@
-"""Watches live jobs: appends heartbeats for silent ones, and says which service waiting ones lack. Removes what was
-deleted, and traces that are not kept any longer.
+"""Watches live jobs: appends heartbeats for silent ones that somebody watches, and says which service waiting ones
+lack. Pauses jobs that may take no more GPU-seconds. Removes what was deleted, and traces that are not kept any longer.
 
-Invariants. Every gateway checks every job; an event's id is made of the job and the time slot, so that all of them
-together append one. An error is logged, and the next turn tries again.
+Invariants. Every gateway checks every job that waits, and those that its own clients watch; an event's id is made of
+the job and the time slot, so that all of them together append one. Live jobs are read in pages between which requests
+are answered, for a small part of the time. An error is logged, and the next turn tries again.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Awaitable, Iterable
 from datetime import UTC, datetime
 
 from synth.blobs import BlobStore
+from synth.bus.connection import Connection
 from synth.bus.publish import Publisher
 from synth.events import Heartbeat, QueueWaiting
 from synth.gateway.commands.delete import empty_trash
 from synth.gateway.commands.expire import expire_traces
+from synth.gateway.limits.device_limit import pause_beyond_limit
 from synth.gateway.read_model.hub import Hub
+from synth.gateway.read_model.live_jobs import WAITING, live_jobs
 from synth.gateway.read_model.projection import JobRow
+from synth.gateway.read_model.store import ReadModel
 from synth.gateway.settings import GatewaySettings
-from synth.jobs.lifecycle import State
+from synth.jobs.lifecycle import TERMINAL, State
 from synth.runtime import logs
 
 log = logs.get("watchdog")
@@ -29,6 +35,11 @@ _HEARTBEAT_TTL_S = 3600.0
 _SLOT_S = 4
 #: All traces are counted to find those that are too many.
 _TRACES_EVERY_S = 60.0
+#: Looks at all live jobs take this part of the time at most, and lie no further apart than so many seconds.
+_LOOKING_SHARE = 0.25
+_LOOKING_EVERY_S = 10.0
+#: Appends that are under way at one time.
+_AT_ONCE = 64
 
 
 def missing_service(row: JobRow) -> str | None:
@@ -48,36 +59,30 @@ def missing_service(row: JobRow) -> str | None:
             return None
 
 
-def silent_jobs(rows: list[JobRow], now: datetime, *, after_s: float) -> list[JobRow]:
-    """The live jobs that have shown no event for `after_s` seconds."""
-    return [row for row in rows if (now - row.last_shown_at).total_seconds() >= after_s]
+def slot_of(waited_s: float, *, after_s: float) -> int:
+    """How often it is said that a job waits, when it has waited for so long: after `after_s`, then each time that it
+    has waited twice as long.
+    """
+    return int(waited_s / after_s).bit_length()
 
 
-def waiting_jobs(rows: list[JobRow], now: datetime, *, pool: str, after_s: float) -> list[tuple[JobRow, QueueWaiting]]:
-    """The jobs that wait for a service for `after_s` seconds, each with its place in that queue."""
-    found: list[tuple[JobRow, QueueWaiting]] = []
-    positions: dict[str, int] = {}
-    for row in rows:
-        missing = missing_service(row)
-        if missing is None:
-            continue
-        positions[missing] = position = positions.get(missing, 0) + 1
-        seconds = (now - row.state_since).total_seconds()
-        if seconds >= after_s:
-            found.append((row, QueueWaiting(need=missing, pool=pool, position=position, seconds=round(seconds, 1))))
-    return found
-
-
-async def watch_jobs(hub: Hub, publisher: Publisher, blobs: BlobStore, settings: GatewaySettings) -> None:
+async def watch_jobs(bus: Connection, hub: Hub, blobs: BlobStore, settings: GatewaySettings) -> None:
     """Watch over all live jobs, for ever."""
-    traces_due = 0.0
+    publisher = Publisher(bus)
+    traces_due = look_due = 0.0
     while True:
         await asyncio.sleep(_INTERVAL_S)
         if not hub.caught_up:
             continue  # in an old view every job looks silent
         try:
-            await check_jobs(hub.model.live_jobs(), publisher, settings, datetime.now(UTC))
-            await empty_trash(hub.model, blobs)
+            await say_heartbeats(hub.model, hub.watched_jobs(), publisher, settings, datetime.now(UTC))
+            if (begun := time.monotonic()) >= look_due:
+                await say_waiting(hub.model, publisher, settings, datetime.now(UTC))
+                await pause_beyond_limit(bus, hub.model, settings, now=time.time())
+                await empty_trash(hub.model, blobs)
+                hub.model.remove_leftovers()
+                took = time.monotonic() - begun
+                look_due = time.monotonic() + min(took / _LOOKING_SHARE, _LOOKING_EVERY_S)
             if time.monotonic() >= traces_due:
                 more = await expire_traces(hub.model, blobs, settings, datetime.now(UTC))
                 traces_due = time.monotonic() + (0 if more else _TRACES_EVERY_S)
@@ -86,15 +91,41 @@ async def watch_jobs(hub: Hub, publisher: Publisher, blobs: BlobStore, settings:
             log.exception("sweep failed")
 
 
-async def check_jobs(rows: list[JobRow], publisher: Publisher, settings: GatewaySettings, now: datetime) -> None:
-    """Append the heartbeats and the `queue.waiting` that are due for these live jobs."""
-    for row, event in waiting_jobs(rows, now, pool=settings.pool, after_s=settings.waiting_after_s):
-        slot = int(event.seconds // settings.waiting_after_s)
-        last = row.job.waiting
-        if last is None or last.need != event.need or int(last.seconds // settings.waiting_after_s) < slot:
-            id = f"{event.need}:{int(row.state_since.timestamp())}:{slot}"
-            await publisher.once(event, org=row.org, key=row.job.id, id=id)
-    for row in silent_jobs(rows, now, after_s=settings.heartbeat_after_s):
-        slot = int(now.timestamp() // _SLOT_S)
-        event = Heartbeat(state=row.job.state)
-        await publisher.once(event, org=row.org, key=row.job.id, id=f"hb:{slot}", ttl=_HEARTBEAT_TTL_S)
+async def say_heartbeats(
+    model: ReadModel, watched: Iterable[str], publisher: Publisher, settings: GatewaySettings, now: datetime
+) -> None:
+    """Append a heartbeat for each of these jobs that is live and has shown no event for a while."""
+    slot = int(now.timestamp() // _SLOT_S)
+    due: list[Awaitable[int]] = []
+    for id in watched:
+        row = model.find("jobs", JobRow, id)
+        if row is None or row.job.state in TERMINAL:
+            continue
+        if (now - row.last_shown_at).total_seconds() >= settings.heartbeat_after_s:
+            beat = Heartbeat(state=row.job.state)
+            due.append(publisher.once(beat, org=row.org, key=id, id=f"hb:{slot}", ttl=_HEARTBEAT_TTL_S))
+        if len(due) == _AT_ONCE:
+            await asyncio.gather(*due)
+            due.clear()
+    await asyncio.gather(*due)
+
+
+async def say_waiting(model: ReadModel, publisher: Publisher, settings: GatewaySettings, now: datetime) -> None:
+    """Append `queue.waiting` for each job that has waited for a service for so long that it is due, with its place."""
+    after_s, positions = settings.waiting_after_s, dict[str, int]()
+    async for page in live_jobs(model, states=WAITING):
+        due: list[Awaitable[int]] = []
+        for row in page:
+            missing = missing_service(row)
+            if missing is None:
+                continue
+            positions[missing] = position = positions.get(missing, 0) + 1
+            waited, last = (now - row.state_since).total_seconds(), row.job.waiting
+            slot = slot_of(waited, after_s=after_s)
+            said = 0 if last is None or last.need != missing else slot_of(last.seconds, after_s=after_s)
+            if slot > said:
+                event = QueueWaiting(need=missing, pool=settings.pool, position=position, seconds=round(waited, 1))
+                id = f"{missing}:{int(row.state_since.timestamp())}:{slot}"
+                due.append(publisher.once(event, org=row.org, key=row.job.id, id=id))
+        for first in range(0, len(due), _AT_ONCE):
+            await asyncio.gather(*due[first : first + _AT_ONCE])

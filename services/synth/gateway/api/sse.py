@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from contextlib import ExitStack
 
 from starlette.requests import Request
 from starlette.responses import StreamingResponse
+from starlette.types import Receive, Scope, Send
 
 from synth.api.limits import MAX_EVENTS
 from synth.bus.kv.secrets import ApiKey
@@ -49,12 +51,29 @@ def stream_response(gateway: Gateway, caller: ApiKey, *, job_id: str | None, aft
 
     A job's stream ends with `event: end` after its terminal fact; any stream breaks off when its caller's key ends.
     """
-    return sse_response(_stream(gateway, caller, job_id=job_id, after=after))
+    return sse_response(gateway, caller, _stream(gateway, caller, job_id=job_id, after=after))
 
 
-def sse_response(chunks: AsyncIterator[bytes]) -> StreamingResponse:
-    """A response of server-sent events, with headers that keep proxies from buffering it."""
-    return StreamingResponse(chunks, media_type="text/event-stream", headers=_HEADERS)
+def sse_response(gateway: Gateway, caller: ApiKey, chunks: AsyncIterator[bytes]) -> StreamingResponse:
+    """A response of server-sent events, with headers that keep proxies from buffering it.
+
+    Raises a 429 where the caller's organisation has too many of them open.
+    """
+    place = ExitStack()
+    place.enter_context(gateway.admission.stream(caller.org))
+    return _EventStream(chunks, place)
+
+
+class _EventStream(StreamingResponse):
+    """A stream that gives its place back when it is over. place: what is left then."""
+
+    def __init__(self, chunks: AsyncIterator[bytes], place: ExitStack) -> None:
+        super().__init__(chunks, media_type="text/event-stream", headers=_HEADERS)
+        self._place = place
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with self._place:
+            await super().__call__(scope, receive, send)
 
 
 async def _stream(gateway: Gateway, caller: ApiKey, *, job_id: str | None, after: int) -> AsyncIterator[bytes]:

@@ -23,6 +23,7 @@ from synth.gateway.chat_proxy.affinity import rank_replicas, session_key
 from synth.gateway.errors import ApiError, unavailable
 from synth.keys import Cid, internal_token, read_cid
 from synth.runtime import logs
+from synth.service_secrets import Purpose, ServiceSecrets
 
 log = logs.get("inference proxy")
 
@@ -56,10 +57,10 @@ class _NoAnswer(Exception):
 class InferenceProxy:
     """Forwards chat completions to inference replicas."""
 
-    def __init__(self, replicas: ReplicaTable, *, cluster_secret: str, timeout_s: float) -> None:
+    def __init__(self, replicas: ReplicaTable, *, secrets: ServiceSecrets, timeout_s: float) -> None:
         self._replicas = replicas
-        self._secret = cluster_secret
-        self._bearer = f"Bearer {internal_token(cluster_secret)}"
+        self._credentials = secrets[Purpose.CREDENTIALS]
+        self._bearer = f"Bearer {internal_token(secrets[Purpose.INTERNAL])}"
         self._silent_s = timeout_s
         self._clients: list[_Client] = []
         self._in_flight: Counter[str] = Counter()
@@ -98,16 +99,20 @@ class InferenceProxy:
         # What it announced is up to three seconds old; other gateways' calls are in that alone.
         return max(replica.running + replica.waiting, self._in_flight[replica.id])
 
-    async def forward_rollout(self, request: Request, body: bytes, *, cid: str) -> Response:
-        """Answer a rollout's call: its credential names the replica that records it. Raises a 401 for a bad one."""
+    def recorder_of(self, cid: str) -> tuple[Replica, str]:
+        """The replica that records a rollout's calls, as its credential says, and its job. Raises a 401 or a 503."""
         try:
             # Whether it has expired is the recorder's to say: the time that its policy was not given does not count.
-            pinned: Cid = read_cid(cid, self._secret, now=0)
+            pinned: Cid = read_cid(cid, self._credentials, now=0)
         except InvalidKey as error:
             raise ApiError(401, str(error), code="invalid_api_key") from error
         replica = next((r for r in self._replicas.alive() if r.recorder == pinned.replica), None)
         if replica is None:
             raise unavailable(f"the replica {pinned.replica!r} that records this rollout is gone")
+        return replica, pinned.job_id
+
+    async def forward_rollout(self, request: Request, body: bytes, *, cid: str, replica: Replica) -> Response:
+        """Answer a rollout's call at the replica that `recorder_of` found for its credential."""
         try:
             return await self._send(
                 request, replica, body, {}, query=f"?cid={cid}", retry_when_busy=False, silent_s=None

@@ -20,9 +20,8 @@ from synth.ids import OrgId
 
 async def check_job(gateway: Gateway, org: OrgId, created: JobCreated) -> JobCheck:
     """Every problem that this submission would have, its task app apart. Raises `Transient` where nobody answers."""
-    validated = await ask(
-        gateway.bus, VALIDATE, ValidateJob(created=created), ValidationVerdict, within=ANSWER_WITHIN_S
-    )
+    submission = ValidateJob(org=org, created=created)
+    validated = await ask(gateway.bus, VALIDATE, submission, ValidationVerdict, within=ANSWER_WITHIN_S)
     if validated.job is None:
         return JobCheck(problems=validated.problems)
     question = CheckJob(org=org, job=validated.job)

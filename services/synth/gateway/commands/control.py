@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import UTC, datetime
 
 from synth.bus.history.job_log import JobHistory, append_decided
 from synth.bus.kv.secrets import ApiKey
 from synth.errors import Problem
 from synth.events import JobCancelRequested, JobPauseRequested, JobResumed, JobWithdrawn
 from synth.events.catalogue import Event
+from synth.gateway.commands.quotas import check_gpu_seconds
 from synth.gateway.deps import Gateway
 from synth.gateway.errors import ApiError
 from synth.gateway.read_model.projection import JobRow
 from synth.jobs.lifecycle import TERMINAL, State
 
-_OWNED = (State.STARTED, State.PAUSING)
+_OWNED = (State.STARTED, State.PAUSING, State.CANCELLING)
+#: A cancellation that is asked for again so soon is the same one: a double click, or a client's retry.
+_SAME_REQUEST_S = 1.0
 
 
 async def cancel_job(gateway: Gateway, caller: ApiKey, id: str) -> JobRow:
-    """Withdraw a job that nobody owns, or ask its owner to stop. Repeating it changes nothing; an end is a 409."""
+    """Withdraw a job that nobody owns, or ask its owner to stop. Repeating it asks the owner again; an end is a 409."""
 
     def decide(history: JobHistory) -> Event | None:
-        if history.ended or history.state is State.CANCELLING:
+        if history.ended or (history.state is State.CANCELLING and _was_just_asked(history)):
             return None
         kind = JobCancelRequested if history.state in _OWNED else JobWithdrawn
         return kind(requested_by=caller.key_id)
@@ -30,6 +34,11 @@ async def cancel_job(gateway: Gateway, caller: ApiKey, id: str) -> JobRow:
     return await _append_decision(
         gateway, caller, id, decide, is_refused=lambda state: state in done, expected="a job that has not ended"
     )
+
+
+def _was_just_asked(history: JobHistory) -> bool:
+    asked = [fact.time for fact in history.facts if isinstance(fact.event, JobCancelRequested)]
+    return bool(asked) and (datetime.now(UTC) - asked[-1]).total_seconds() < _SAME_REQUEST_S
 
 
 async def pause_job(gateway: Gateway, caller: ApiKey, id: str) -> JobRow:
@@ -45,7 +54,12 @@ async def pause_job(gateway: Gateway, caller: ApiKey, id: str) -> JobRow:
 
 
 async def resume_job(gateway: Gateway, caller: ApiKey, id: str) -> JobRow:
-    """Make a paused job's tasks due again. Of a job that already goes on it changes nothing; else it is a 409."""
+    """Make a paused job's tasks due again. Of a job that already goes on it changes nothing; else it is a 409.
+
+    Raises a 429 where the organisation's jobs may take no more GPU-seconds.
+    """
+    if (await gateway.job(caller.org, id)).job.state is State.PAUSED:
+        check_gpu_seconds(gateway, caller.org)
 
     def decide(history: JobHistory) -> Event | None:
         return JobResumed(requested_by=caller.key_id) if history.state is State.PAUSED else None

@@ -7,14 +7,18 @@ that comes later is refused. Every gateway removes: twice is no error, and what 
 
 from __future__ import annotations
 
-import msgspec
+from dataclasses import dataclass, field
 
-from synth.blobs import BlobMissing, BlobStore
+import msgspec
+from obstore.exceptions import BaseError
+
+from synth.blobs import BlobCorrupt, BlobMissing, BlobStore
 from synth.bus.kv.secrets import ApiKey
-from synth.errors import Problem
+from synth.errors import Problem, SynthError
 from synth.events import BlobRef, FileDeleted, JobDeleted, ModelDeleted
 from synth.gateway.deps import Gateway
 from synth.gateway.errors import ApiError, not_found
+from synth.gateway.read_model.live_jobs import live_jobs
 from synth.gateway.read_model.projection import FileRow, JobRow, Trash
 from synth.gateway.read_model.store import ReadModel
 from synth.jobs.lifecycle import TERMINAL, State
@@ -76,38 +80,71 @@ def _refused(what: str, *, expected: str, fix: str, where: str) -> ApiError:
     return ApiError(409, problem.text(), code="still_needed", problems=[problem])
 
 
+@dataclass
+class _Needs:
+    """What live jobs of one organisation need. unverified: when the first of those was created that may be verified
+    yet, as a sequence. data: by blob, when the first was created that was verified with it. trees: manifests.
+    """
+
+    unverified: int | None = None
+    data: dict[str, int] = field(default_factory=dict[str, int])
+    trees: set[str] = field(default_factory=set[str])
+
+    def add(self, row: JobRow) -> None:
+        """Take in a live job. They come in the order in which they were created."""
+        if self.unverified is None and row.job.state in (State.CREATED, State.VALIDATED):
+            self.unverified = row.created_seq
+        for uri in row.data_uris:
+            self.data.setdefault(uri, row.created_seq)
+        self.trees.update(row.source_trees)
+
+    def may_verify(self, item: Trash) -> bool:
+        """Whether a job that came before the deletion may still be verified with what was deleted."""
+        return self.unverified is not None and self.unverified <= item.deleted_seq
+
+    def has_data(self, item: Trash) -> bool:
+        """Whether a job that came before the deletion was verified with a blob of it."""
+        return any(self.data.get(uri, item.deleted_seq + 1) <= item.deleted_seq for uri in item.uris)
+
+
 async def empty_trash(model: ReadModel, blobs: BlobStore) -> None:
     """Remove the blobs of what was deleted, where nothing needs them. Every gateway does so: twice is no error."""
+    # Read before the jobs: each is then looked at as it was after the deletion.
     trash = model.trash()
     if not trash:
         return
-    live = model.live_jobs()
+    needs = {item.org: _Needs() for item in trash}
+    async for page in live_jobs(model, orgs=needs):
+        for row in page:
+            needs[row.org].add(row)
     for item in trash:
-        if item.uris:
-            if any(_is_needed(row, item) for row in live):
-                continue
-            await blobs.delete(item.uris)
-        elif any(_is_unverified(row, item) for row in live) or not await _remove_made(model, blobs, item, live):
-            continue
-        model.delete_trash(item)
-        log.info("blobs of what was deleted removed", org=item.org, folder=item.folder, blobs=len(item.uris))
+        try:
+            if await _remove(model, blobs, item, needs[item.org]):
+                model.delete_trash(item)
+                log.info("blobs of what was deleted removed", org=item.org, folder=item.folder, blobs=len(item.uris))
+        except (SynthError, OSError, BaseError, msgspec.DecodeError):
+            # It is tried again, and holds up nobody else's.
+            log.exception("blobs of what was deleted cannot be removed", org=item.org, folder=item.folder)
 
 
-def _is_needed(row: JobRow, item: Trash) -> bool:
-    if row.org != item.org or row.created_seq > item.deleted_seq:
+async def _remove(model: ReadModel, blobs: BlobStore, item: Trash, needed: _Needs) -> bool:
+    """Remove what was deleted, where nothing needs it; says whether all of it is gone."""
+    if needed.may_verify(item):
         return False
-    return _is_unverified(row, item) or not set(item.uris).isdisjoint(row.data_uris)
+    if not item.uris:
+        return await _remove_made(model, blobs, item, needed.trees)
+    if needed.has_data(item):
+        return False
+    await blobs.delete(item.uris)
+    return True
 
 
-def _is_unverified(row: JobRow, item: Trash) -> bool:
-    """Whether a job that came before the deletion may still be verified with what was deleted."""
-    before = row.org == item.org and row.created_seq <= item.deleted_seq
-    return before and row.job.state in (State.CREATED, State.VALIDATED)
+async def _remove_made(model: ReadModel, blobs: BlobStore, item: Trash, sources: set[str]) -> bool:
+    """Remove a deleted model, or what a deleted job made, except for what is needed; says whether nothing was.
 
-
-async def _remove_made(model: ReadModel, blobs: BlobStore, item: Trash, live: list[JobRow]) -> bool:
-    """Remove a deleted model, or what a deleted job made, except for what is needed; says whether nothing was."""
-    needed = model.kept_trees(item.org) | {tree for row in live if row.org == item.org for tree in row.source_trees}
+    sources: the manifests that live jobs of the organisation were verified with.
+    """
+    needed = model.kept_trees(item.org) | sources
     if item.tree is not None:
         if item.tree.uri in needed:
             return False
@@ -130,5 +167,10 @@ async def _remove_tree(blobs: BlobStore, tree: BlobRef) -> None:
     try:
         files = (await blobs.manifest(tree)).files
     except BlobMissing:
+        return
+    except (BlobCorrupt, msgspec.DecodeError) as error:
+        # What it named nobody knows any more; `synthd bus orphans` finds it.
+        log.warning("the files of a damaged tree stay", tree=tree.uri, error=str(error))
+        await blobs.delete([tree.uri])
         return
     await blobs.delete([*(ref.uri for ref in files.values()), tree.uri])

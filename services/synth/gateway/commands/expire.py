@@ -9,7 +9,7 @@ from datetime import datetime
 
 from synth.blobs import BlobStore
 from synth.gateway.read_model.store import ReadModel
-from synth.gateway.read_model.traces import mark_expired, traces_to_expire
+from synth.gateway.read_model.tables.traces import mark_expired, traces_to_expire
 from synth.gateway.settings import GatewaySettings
 from synth.runtime import logs
 

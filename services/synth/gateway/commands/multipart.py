@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from python_multipart.exceptions import MultipartParseError
+from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 
 from synth.errors import Problem
@@ -22,6 +22,8 @@ UPLOADS = "uploads"
 _SLICE = 1 << 20
 # The fields beside the file are words (`purpose`); nothing that a client sends here is longer.
 _FIELD_LIMIT = 64 << 10
+# They are kept in memory until the form ends.
+_MAX_FIELDS = 32
 _DEFAULT_NAME = "file.jsonl"
 
 
@@ -49,10 +51,13 @@ def too_large(limit: int) -> ApiError:
     return upload_error(f"the body is larger than {limit:,} bytes", status=413, fix=fix)
 
 
-async def receive_form(chunks: AsyncIterator[bytes], content_type: str, folder: Path, *, limit: int) -> ReceivedForm:
+async def receive_form(
+    chunks: AsyncIterator[bytes], content_type: str, folder: Path, *, limit: int, check_room: Callable[[], None]
+) -> ReceivedForm:
     """Write the body's `file` into `folder`; the caller moves it on or removes it.
 
-    limit: bytes of the whole body. Raises a 400 for a body that is not such a form, a 413 for one that is too large.
+    limit: bytes of the whole body. check_room: called before each piece of it is written; what it raises ends this.
+    Raises a 400 for a body that is not such a form, a 413 for one that is too large.
     """
     kind, options = parse_options_header(content_type)
     boundary = options.get(b"boundary")
@@ -62,8 +67,11 @@ async def receive_form(chunks: AsyncIterator[bytes], content_type: str, folder: 
     path = folder / f"upload-{uuid.uuid4().hex}"
     try:
         with path.open("wb") as out:
-            form = _Form(boundary, out)
-            await _feed_form(form, chunks, limit=limit)
+            try:
+                form = _Form(boundary, out)
+            except FormParserError as error:
+                raise upload_error(f"the boundary of the form has {len(boundary)} bytes ({error})") from error
+            await _feed_form(form, chunks, limit=limit, check_room=check_room)
     except BaseException:
         path.unlink(missing_ok=True)
         raise
@@ -77,7 +85,7 @@ async def receive_form(chunks: AsyncIterator[bytes], content_type: str, folder: 
     )
 
 
-async def _feed_form(form: _Form, chunks: AsyncIterator[bytes], *, limit: int) -> None:
+async def _feed_form(form: _Form, chunks: AsyncIterator[bytes], *, limit: int, check_room: Callable[[], None]) -> None:
     total, pending = 0, bytearray()
     async for chunk in chunks:
         total += len(chunk)
@@ -85,6 +93,7 @@ async def _feed_form(form: _Form, chunks: AsyncIterator[bytes], *, limit: int) -
             raise too_large(limit)
         pending += chunk
         if len(pending) >= _SLICE:
+            check_room()
             await asyncio.to_thread(form.feed, bytes(pending))
             pending.clear()
     await asyncio.to_thread(form.feed, bytes(pending))
@@ -108,6 +117,7 @@ class _Form:
         self._name: str | None = None
         self._in_file = False
         self._value = b""
+        self._parts = 0
         self._parser = MultipartParser(
             boundary,
             {
@@ -124,10 +134,13 @@ class _Form:
     def feed(self, data: bytes) -> None:
         try:
             self._parser.write(data)
-        except MultipartParseError as error:
+        except FormParserError as error:
             raise upload_error(f"the body is not a form ({error})") from error
 
     def _part_begin(self) -> None:
+        self._parts += 1
+        if self._parts > _MAX_FIELDS:
+            raise upload_error(f"the form has more than {_MAX_FIELDS} fields")
         self._name, self._in_file, self._value = None, False, b""
         self._header = (b"", b"")
 

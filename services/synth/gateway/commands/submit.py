@@ -7,9 +7,11 @@ import uuid
 
 import msgspec
 
+from synth.api.limits import MAX_METADATA_BYTES
 from synth.errors import Conflict, Problem
 from synth.events import JobCreated
 from synth.events.catalogue import MAX_EVENT_BYTES
+from synth.gateway.commands.quotas import check_gpu_seconds, check_jobs
 from synth.gateway.deps import Gateway
 from synth.gateway.errors import ApiError
 from synth.gateway.read_model.event_log import read_last
@@ -26,7 +28,8 @@ async def submit_job(
     """Append `job.created`; returns the job, and whether it is new.
 
     key: the caller's idempotency key; the same key on the same route with the same submission is the same job, with
-    another one a 422. `body_sha256` is computed here. A submission that no event could carry is a 413.
+    another one a 422. `body_sha256` is computed here. A submission that no event could carry is a 413; one for which
+    there is no room, a 503.
     """
     digest = _digest(created)
     _check_size(created)
@@ -35,11 +38,16 @@ async def submit_job(
     known = gateway.read_model.texts(id)
     if known is not None:
         return await _existing_job(gateway, org, id, known.body_sha256 == digest)
+    check_jobs(gateway, org)
+    check_gpu_seconds(gateway, org)
+    gateway.capacity.check()
     try:
         # The id is this request's own, so that its retries are known as ours and another request's are not.
         seq = await gateway.publisher.lifecycle(created, org=org, key=id, id=uuid.uuid4().hex, after=0)
     except Conflict:
         earlier = await read_last(gateway.bus, JobCreated, org, id)
+        if earlier is None and gateway.read_model.is_deleted(org, id):
+            raise _was_deleted(id) from None
         if earlier is None or not isinstance(earlier.event, JobCreated):
             raise
         await gateway.hub.wait_until_applied(earlier.seq)
@@ -54,6 +62,15 @@ def _digest(created: JobCreated) -> str:
 
 
 def _check_size(created: JobCreated) -> None:
+    metadata = len(msgspec.json.encode(created.metadata))
+    if metadata > MAX_METADATA_BYTES:
+        problem = Problem(
+            what=f"the metadata are {metadata:,} bytes",
+            expected=f"at most {MAX_METADATA_BYTES:,}: they stand in every list of jobs",
+            fix="put data into files",
+            where="metadata",
+        )
+        raise ApiError(413, problem.text(), param="metadata", problems=[problem])
     size = len(msgspec.json.encode(created))
     if size > _MAX_BYTES:
         problem = Problem(
@@ -74,10 +91,14 @@ async def _existing_job(gateway: Gateway, org: str, id: str, same: bool) -> tupl
         )
         raise ApiError(422, problem.text(), type="idempotency", problems=[problem])
     if gateway.read_model.is_deleted(org, id):
-        problem = Problem(
-            what=f"the job of this Idempotency-Key, {id}, was deleted",
-            fix="use a new key for a new job",
-            where="header Idempotency-Key",
-        )
-        raise ApiError(409, problem.text(), type="idempotency", problems=[problem])
+        raise _was_deleted(id)
     return await gateway.job(org, id), False
+
+
+def _was_deleted(id: str) -> ApiError:
+    problem = Problem(
+        what=f"the job of this Idempotency-Key, {id}, was deleted",
+        fix="use a new key for a new job",
+        where="header Idempotency-Key",
+    )
+    return ApiError(409, problem.text(), type="idempotency", problems=[problem])

@@ -9,29 +9,48 @@ from fastapi import Request
 from synth.errors import Transient
 from synth.events import FileDeleted, FileRejected, FileUploaded
 from synth.gateway.commands.multipart import UPLOADS, ReceivedForm, receive_form, too_large, upload_error
+from synth.gateway.commands.quotas import check_file_bytes, check_files_pending
 from synth.gateway.deps import Gateway
 from synth.gateway.read_model.event_log import read_last
 from synth.gateway.read_model.projection import FileRow
+from synth.http_server.body import declared_size
 from synth.ids import OrgId, file_id_for
 
 
 async def upload_file(
     request: Request, gateway: Gateway, org: OrgId, *, check: Callable[[ReceivedForm], None] = lambda _: None
 ) -> tuple[FileRow, bool]:
-    """Receive a multipart form's file; returns it, and whether its bytes are new here. Raises a 400 or 413.
+    """Receive a multipart form's file; returns it, and whether its bytes are new here.
 
+    Raises a 400, a 413, a 429, or a 503 when there is no room.
     check: raises on a form that is not to be kept.
     """
     limit = gateway.settings.max_upload_bytes
-    declared = request.headers.get("content-length", "0")
-    if declared.isdigit() and int(declared) > limit:
+    declared = declared_size(request)
+    if declared > limit:
         raise too_large(limit)
+    gateway.capacity.check(declared)
+    check_file_bytes(gateway, org, declared)
+    check_files_pending(gateway, org)
+    with gateway.admission.upload(org):
+        return await _receive(request, gateway, org, limit, check)
+
+
+async def _receive(
+    request: Request, gateway: Gateway, org: OrgId, limit: int, check: Callable[[ReceivedForm], None]
+) -> tuple[FileRow, bool]:
     content_type = request.headers.get("content-type", "")
-    received = await receive_form(request.stream(), content_type, gateway.settings.work_dir / UPLOADS, limit=limit)
+    folder = gateway.settings.work_dir / UPLOADS
+    # A body need not say how long it is, and many arrive at a time.
+    received = await receive_form(
+        request.stream(), content_type, folder, limit=limit, check_room=gateway.capacity.check
+    )
     try:
         if received.size == 0:
             raise upload_error(f"the file {received.name!r} is empty")
         check(received)
+        check_file_bytes(gateway, org, received.size)
+        check_files_pending(gateway, org)
         return await _store(gateway, org, received)
     finally:
         received.path.unlink(missing_ok=True)

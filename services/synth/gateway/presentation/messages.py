@@ -14,6 +14,7 @@ from synth.events import (
     JobCancelled,
     JobCreated,
     JobFailed,
+    JobParked,
     JobPaused,
     JobRefused,
     JobRejected,
@@ -65,10 +66,16 @@ def pick_fields(*names: str) -> Callable[[Any], Data]:
     return data
 
 
-def problem_data(e: JobRejected | JobRefused | JobFailed | RolloutBlocked | PolicyRefused) -> Data:
+def problem_data(e: JobRejected | JobRefused | JobFailed | JobParked | RolloutBlocked | PolicyRefused) -> Data:
     """What is wrong: `detail` is where clients look for it."""
     problems = e.problems if isinstance(e, JobRejected | JobRefused) else [e.problem]
-    code = {JobRejected: "rejected", JobRefused: "refused", RolloutBlocked: "blocked", PolicyRefused: "policy_refused"}
+    code = {
+        JobRejected: "rejected",
+        JobRefused: "refused",
+        JobParked: "parked",
+        RolloutBlocked: "blocked",
+        PolicyRefused: "policy_refused",
+    }
     return {
         "detail": "\n".join(p.text() for p in problems),
         "code": e.code if isinstance(e, JobFailed) else code[type(e)],
@@ -168,6 +175,10 @@ def problem_text(e: JobFailed | RolloutBlocked | PolicyRefused) -> str:
 
 def job_paused(e: JobPaused) -> str:
     return f"paused after step {e.step}" + (f": {e.reason}" if e.reason else "")
+
+
+def job_parked(e: JobParked) -> str:
+    return f"waits until it is resumed: {e.problem.text()}"
 
 
 def job_cancelled(e: JobCancelled) -> str:

@@ -91,6 +91,7 @@ EVENT_DESCRIPTIONS: dict[str, EventDescription | None] = {
     "job.cancel_requested": EventDescription("sft.cancel_requested", "rl.cancel_requested", "asked to stop", _FACTS),
     "job.pause_requested": EventDescription("sft.pause_requested", "rl.pause_requested", "asked to pause", _FACTS),
     "job.paused": EventDescription("sft.paused", "rl.paused", messages.job_paused, _FACTS),
+    "job.parked": EventDescription("sft.parked", "rl.parked", messages.job_parked, _PROBLEM, "warning"),
     "job.resumed": EventDescription("sft.resumed", "rl.resumed", "resumed, and queued again", _FACTS),
     "job.withdrawn": EventDescription("sft.withdrawn", "rl.withdrawn", "cancelled while nobody ran it", _FACTS),
     "job.cancelled": EventDescription("sft.stopped", "rl.stopped", messages.job_cancelled, _FACTS),
@@ -105,6 +106,7 @@ EVENT_DESCRIPTIONS: dict[str, EventDescription | None] = {
         messages.eval_requested_data,
         shown_if=lambda e: e.mode == "eval",
     ),
+    "collection.started": None,
     "rollout.completed": None,
     "rollout.judged": None,
     "rollout.failed": EventDescription(
@@ -166,7 +168,10 @@ EVENT_DESCRIPTIONS: dict[str, EventDescription | None] = {
     ),
     "blob.expired": None,
     "model.deleted": None,
+    "model.leased": None,
     "job.deleted": None,
+    "letter.retried": None,
+    "letter.dropped": None,
 }
 
 #: What a job that only evaluates says in another way.

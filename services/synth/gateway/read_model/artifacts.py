@@ -6,8 +6,7 @@ import msgspec
 
 from synth.api.schemas import Checkpoint, Model, Point
 from synth.bus.recorded import Recorded
-from synth.events import BlobRef, CheckpointSaved, EvalCompleted, ModelPublished, ModelRef, TrainStep
-from synth.gateway.read_model.projection import trees_of
+from synth.events import BlobRef, CheckpointSaved, EvalCompleted, ModelPublished, ModelRef, TrainStep, trees_of
 from synth.models import parse_finetuned
 
 

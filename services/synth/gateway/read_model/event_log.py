@@ -8,9 +8,11 @@ import asyncio
 import json
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import NamedTuple
 
 from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
+from nats.js.api import StreamInfo
 from nats.js.errors import NotFoundError
 
 from synth.api.schemas import EventView
@@ -20,6 +22,7 @@ from synth.bus.recorded import Recorded, UnknownEvent, from_parts
 from synth.bus.server.topology import EVENTS
 from synth.errors import Transient
 from synth.events.catalogue import Event, subject_of
+from synth.gateway.read_model.projected_file import Mark, ProjectedFile
 
 #: Digits of the longest sequence that a client may name: each number of so many fits into 64 bits.
 MAX_SEQUENCE_DIGITS = 18
@@ -40,7 +43,7 @@ def to_view(recorded: Recorded) -> EventView:
     """An event as the API shows it; one that this version cannot read is shown as it was written."""
     event: object = recorded.event
     data = event.body if isinstance(event, UnknownEvent) else event
-    is_file = recorded.type.startswith("file.")
+    is_file = recorded.key.startswith("file_")
     return EventView(
         seq=recorded.seq,
         type=recorded.type,
@@ -110,3 +113,45 @@ async def read_last(bus: Connection, kind: type[Event], org: str, key: str) -> R
     assert found.seq is not None
     assert found.time is not None
     return from_parts(subject, found.data or b"", found.headers, seq=found.seq, time=found.time)
+
+
+async def has_event(bus: Connection, mark: Mark) -> bool:
+    """Whether the log holds this very event. Raises `Transient` when the bus does not answer."""
+    try:
+        found = await read_across_reconnects(bus, lambda: bus.js.get_msg(EVENTS, mark.seq))
+    except NotFoundError:
+        return False
+    except (TimeoutError, NatsError) as error:
+        raise Transient(f"the bus did not answer a read of event {mark.seq}: {error!r}") from error
+    assert found.time is not None
+    return from_parts(found.subject or "", b"null", found.headers, seq=mark.seq, time=found.time).sign == mark.sign
+
+
+class LogSize(NamedTuple):
+    """Bytes that the log takes, and may take; None where only the server's disk limits it."""
+
+    used: int
+    most: int | None
+
+
+async def read_size(bus: Connection) -> LogSize:
+    """How large the log is. Raises `Transient` when the bus does not answer."""
+    info = await _read_info(bus)
+    most = info.config.max_bytes
+    return LogSize(info.state.bytes, most if most is not None and most > 0 else None)
+
+
+async def holds_log_of(bus: Connection, model: ProjectedFile) -> bool:
+    """Whether the log is the one that the model was made of. Raises `Transient` when the bus does not answer."""
+    mark, applied = model.mark(), model.applied
+    info = await _read_info(bus)
+    if str(info.created) != model.stream or info.state.last_seq < applied:
+        return False
+    return mark is None or await has_event(bus, mark)
+
+
+async def _read_info(bus: Connection) -> StreamInfo:
+    try:
+        return await read_across_reconnects(bus, lambda: bus.js.stream_info(EVENTS))
+    except (TimeoutError, NatsError) as error:
+        raise Transient(f"the bus did not answer: {error!r}") from error

@@ -1,15 +1,18 @@
 """The hub: this process's one reader of the whole log. It projects every event, then fans it out in memory.
 
-Invariants. An event reaches a subscriber only when the read model has it. A subscriber's queue is bounded: a slow one
-loses its queue, is told so, and reads the log again from its own cursor, so nobody waits for it and it misses nothing.
-A thousand subscribers cost the bus one consumer.
+Invariants. An event reaches a subscriber only when the read model has it, and once: a model that is made anew from its
+snapshot or the log, because its file was damaged, is silent until it is where it was. A subscriber's queue is bounded:
+a slow one loses its queue, is told so, and reads the log again from its own cursor, so nobody waits for it and it
+misses nothing. A thousand subscribers cost the bus one consumer.
 """
 
 from __future__ import annotations
 
 import asyncio
+import sqlite3
+import time
 from collections import defaultdict, deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
@@ -18,8 +21,12 @@ import msgspec
 from synth.bus.connection import Connection
 from synth.bus.recorded import Recorded
 from synth.bus.replay import follow
+from synth.errors import Permanent, Transient
 from synth.gateway import metrics
-from synth.gateway.read_model.event_log import to_view
+from synth.gateway.background import run_until
+from synth.gateway.read_model.database_file import is_no_space
+from synth.gateway.read_model.event_log import LogSize, holds_log_of, read_size, to_view
+from synth.gateway.read_model.snapshot import begin_anew
 from synth.gateway.read_model.store import ReadModel
 from synth.jobs.lifecycle import TERMINAL_FACTS
 from synth.runtime import logs
@@ -29,6 +36,12 @@ log = logs.get("hub")
 PROJECTION_TIMEOUT_S = 10.0
 _MAX_BATCH = 256
 _MAX_BEHIND = 4096
+_LOG_CHECK_S = 5.0
+_NO_SPACE_PAUSE_S = 1.0
+#: A client that asks for a job's events over and over asks again sooner than this.
+_ASKED_S = 60.0
+#: Checks of the file that requests ask for take this part of the time at most.
+_CHECKING_SHARE = 0.1
 
 
 class Frame(NamedTuple):
@@ -99,23 +112,57 @@ class Hub:
         self._buffer = stream_buffer
         self._unprojected: asyncio.Queue[Recorded] = asyncio.Queue(_MAX_BEHIND)
         self._subscribers: defaultdict[tuple[str, str | None], set[Subscriber]] = defaultdict(set)
+        self._asked: dict[str, float] = {}
+        self._fanned_out = 0
         self._advanced = asyncio.Event()
         self.lag = max(0, stream_end - model.applied)
         """Events of the log that are not projected yet."""
+        self._problem = ""
+        self._damaged, self._emptied = asyncio.Event(), asyncio.Event()
+        self._checking: asyncio.Task[str | None] | None = None
+        self._check_due = 0.0
         self._closed = False
 
     @property
+    def complete(self) -> bool:
+        """Whether the model has all that the log held at the start, or when the model was found damaged."""
+        return self.model.applied >= self._stream_end and not self._damaged.is_set()
+
+    @property
     def caught_up(self) -> bool:
-        """Whether the model has caught up with the log as it was at the start, and is close behind it now."""
-        return self.model.applied >= self._stream_end and self.lag < _MAX_BEHIND
+        """Whether the model is complete, and close behind the log now."""
+        return self.complete and self.lag < _MAX_BEHIND and not self._problem
 
     def check(self) -> str | None:
         """What is wrong, for `/healthz`; None when the model has caught up."""
+        if self._problem:
+            return self._problem
         return None if self.caught_up else f"the read model is {self.lag} events behind"
 
     async def read_log(self) -> None:
-        """Read the log in order from where the model stands, for ever."""
-        async for event in follow(self._bus.nc, [">"], after=self.model.applied):
+        """Read the log in order from where the model stands, for ever; when the file is damaged, from its snapshot or
+        the start."""
+        while True:
+            await run_until(self._damaged, self._read())
+            # Nothing of what was read for the old file may reach the new one.
+            while not self._unprojected.empty():
+                self._unprojected.get_nowait()
+            self._stream_end = max(self._stream_end, self.model.applied)
+            await self._begin_anew()
+            self.lag = self._stream_end - self.model.applied
+            self._damaged.clear()
+            self._emptied.set()
+
+    async def _begin_anew(self) -> None:
+        while True:
+            try:
+                return await begin_anew(self._bus, self.model)
+            except Transient as error:
+                log.warning("the snapshot cannot be compared with the log now", error=str(error))
+                await asyncio.sleep(_LOG_CHECK_S)
+
+    async def _read(self) -> None:
+        async for event in follow(self._bus.nc, [">"], after=self.model.applied, unreadable_too=True):
             await self._unprojected.put(event)
 
     async def project(self) -> None:
@@ -124,7 +171,8 @@ class Hub:
             batch = [await self._unprojected.get()]
             while len(batch) < _MAX_BATCH and not self._unprojected.empty():
                 batch.append(self._unprojected.get_nowait())
-            self.model.apply(batch)
+            if not await self._apply(batch):
+                continue
             self.lag = batch[-1].pending + self._unprojected.qsize()
             metrics.PROJECTOR_LAG.set(self.lag)
             metrics.PROJECTED.inc(len(batch))
@@ -134,6 +182,55 @@ class Hub:
                 self._fan_out(event)
             # A long catch-up must not keep requests waiting.
             await asyncio.sleep(0)
+
+    async def check_file(self, every_s: float) -> None:
+        """Compare the model's file with what was written into it, every so many seconds, for ever."""
+        while True:
+            await asyncio.sleep(every_s)
+            await self.find_damage()
+
+    async def check_log(self, note_size: Callable[[LogSize], None]) -> None:
+        """Look how large the log is, and whether it is still the one that the model was made of, for ever.
+
+        Raises `Permanent` when it is another one: an earlier state of it was restored, say. All that this process
+        remembers is of the old one, so it must start anew.
+        """
+        while True:
+            try:
+                note_size(await read_size(self._bus))
+                held = await holds_log_of(self._bus, self.model)
+                await asyncio.sleep(_LOG_CHECK_S)
+                # Twice: a server that has just become the leader may not know all of the log yet.
+                if held or await holds_log_of(self._bus, self.model):
+                    continue
+            except Transient as error:
+                log.warning("the log cannot be compared now", error=str(error))
+                await asyncio.sleep(_LOG_CHECK_S)
+                continue
+            raise Permanent("the log is not the one that the read model was made of; the gateway must start anew")
+
+    async def find_damage_if_due(self) -> str | None:
+        """Like `find_damage`, for whoever may ask very often: None when the last check was a moment ago."""
+        return await self.find_damage() if time.monotonic() >= self._check_due else None
+
+    async def find_damage(self) -> str | None:
+        """Compare the model's file, as it is now, with what was written into it; what is wrong, None when nothing is.
+
+        A damaged file is emptied before this returns, and the log is projected again.
+        """
+        # A check that is under way may have read the file before it was damaged.
+        under_way = self._checking
+        if under_way is not None and not under_way.done() and (damage := await asyncio.shield(under_way)) is not None:
+            return damage
+        if self._checking is None or self._checking.done():
+            self._checking = asyncio.create_task(self._check_file())
+        return await asyncio.shield(self._checking)
+
+    async def wait_until_complete(self, *, timeout: float) -> None:
+        """Wait until the model is complete. Raises `TimeoutError`."""
+        async with asyncio.timeout(timeout):
+            while not self.complete:
+                await self._advanced.wait()
 
     async def wait_until_applied(self, seq: int, *, timeout: float = PROJECTION_TIMEOUT_S) -> None:
         """Wait until the model has the event of this sequence. Raises `TimeoutError`."""
@@ -156,6 +253,16 @@ class Hub:
             if not self._subscribers[address]:
                 del self._subscribers[address]
 
+    def note_asked(self, job_id: str) -> None:
+        """Note that a client has asked for a page of this job's events: it may ask again, and wait for news so."""
+        self._asked[job_id] = time.monotonic()
+
+    def watched_jobs(self) -> set[str]:
+        """The jobs whose events somebody follows here, by a stream or by asking again and again."""
+        since = time.monotonic() - _ASKED_S
+        self._asked = {id: at for id, at in self._asked.items() if at > since}
+        return {key for _, key in self._subscribers if key is not None} | self._asked.keys()
+
     def close(self) -> None:
         """End every open stream, and each that is opened from now on."""
         self._closed = True
@@ -163,7 +270,48 @@ class Hub:
             for subscriber in subscribers:
                 subscriber.close()
 
+    async def _apply(self, batch: list[Recorded]) -> bool:
+        """Project a batch, once there is room for it; False when the model was damaged, and is empty now."""
+        emptied = self.model.emptied
+        while self.model.emptied == emptied:
+            try:
+                self.model.apply(batch)
+            except Exception as error:
+                if is_no_space(error):
+                    self._problem = f"no room for the read model ({error})"
+                    log.error("the read model cannot be written", error=str(error))
+                    await asyncio.sleep(_NO_SPACE_PAUSE_S)
+                    continue
+                if await self.find_damage() is None:
+                    raise
+                return False
+            self._problem = ""
+            return True
+        # While this waited for room: the batch is not the first of the new file.
+        return False
+
+    async def _check_file(self) -> str | None:
+        begun = time.monotonic()
+        try:
+            damage = await asyncio.to_thread(self.model.find_damage)
+        except sqlite3.Error as error:
+            log.warning("the read model cannot be checked now", error=str(error))
+            return None
+        finally:
+            ended = time.monotonic()
+            self._check_due = ended + (ended - begun) / _CHECKING_SHARE
+        if damage is not None:
+            log.error("the read model is damaged, projecting the log again", damage=damage)
+            metrics.REBUILDS.inc()
+            self._emptied.clear()
+            self._damaged.set()
+            await self._emptied.wait()
+        return damage
+
     def _fan_out(self, event: Recorded) -> None:
+        if event.seq <= self._fanned_out:
+            return
+        self._fanned_out = event.seq
         subscribers = [
             s for address in ((event.org, event.key), (event.org, None)) for s in self._subscribers.get(address, ())
         ]

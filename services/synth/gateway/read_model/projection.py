@@ -23,16 +23,17 @@ from synth.events import (
     Heartbeat,
     JobCreated,
     JobFailed,
+    JobParked,
     JobPaused,
     JobRefused,
     JobRejected,
+    JobResumed,
     JobStarted,
     JobSucceeded,
     JobValidated,
     JobVerified,
     ModelDeleted,
     ModelPublished,
-    ModelRef,
     PolicyLoaded,
     QueueWaiting,
     RolloutCompleted,
@@ -41,6 +42,7 @@ from synth.events import (
     TrainProgressed,
     TrainStep,
     TrainWarned,
+    trees_of,
 )
 from synth.gateway.presentation.vocabulary import is_shown
 from synth.jobs.lifecycle import TERMINAL, TRANSITIONS, State
@@ -113,15 +115,11 @@ def apply_to_job(row: JobRow | None, recorded: Recorded) -> JobRow | None:
     row = _replace(row, recorded, updated_at=time, waiting=None, **_facts(row.job, recorded))
     if isinstance(event, JobVerified):
         uris = [ref.uri for ref in (event.training_data, event.validation_data) if ref is not None]
-        row = msgspec.structs.replace(row, data_uris=uris, source_trees=trees_of(event.source))
-    if isinstance(event, PolicyLoaded | JobPaused):
+        trees = [*trees_of(event.source), *trees_of(event.teacher)]
+        row = msgspec.structs.replace(row, data_uris=uris, source_trees=trees)
+    if isinstance(event, PolicyLoaded | JobPaused | JobParked):
         row = msgspec.structs.replace(row, policy_loaded=isinstance(event, PolicyLoaded))
     return row
-
-
-def trees_of(model: ModelRef | None) -> list[str]:
-    """The manifests of a model's own files and of those of the models that it lies over."""
-    return [] if model is None else [*([model.tree.uri] if model.tree else []), *trees_of(model.base)]
 
 
 _COUNTS = (
@@ -219,6 +217,10 @@ def _facts(job: Job, recorded: Recorded) -> dict[str, Any]:
             return {"attempt": e.attempt, "started_at": job.started_at or recorded.time, "provisional_step": None}
         case JobPaused():
             return {"provisional_step": None}
+        case JobParked() as e:
+            return {"problems": [e.problem], "code": "parked"}
+        case JobResumed():
+            return {"problems": [], "code": None}
         case JobSucceeded() as e:
             return {"model": e.model or job.model, "reason": e.reason}
         case JobFailed() as e:

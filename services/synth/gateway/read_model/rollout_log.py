@@ -17,7 +17,7 @@ from synth.bus.recorded import Recorded
 from synth.events import RolloutBatched, RolloutCompleted, RolloutFailed, RolloutRequested
 from synth.gateway.presentation.rollouts import rollout_view
 from synth.gateway.read_model.event_log import read_page
-from synth.gateway.read_model.judged_rewards import JudgedRewards
+from synth.gateway.read_model.tables.judged_rewards import JudgedRewards
 
 _PAGE = 1000
 _Key = tuple[float, int]

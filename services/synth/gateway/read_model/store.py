@@ -1,13 +1,12 @@
 """The read model: what the API answers from, in SQLite, projected from the log.
 
 Invariants. The events of a batch and the sequence that they reach are committed together, so a process killed at any
-moment goes on where its file says. A file of another log (its stream was made at another time, or is shorter), of
-another version of this schema, or that is damaged, is thrown away and projected again.
+moment goes on where its file says (`projected_file`). A file that lacks an event which this version can read is made
+anew.
 """
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Iterable
 from datetime import datetime
 from pathlib import Path
@@ -17,28 +16,24 @@ import msgspec
 
 from synth.api.schemas import Checkpoint, Point
 from synth.bus.recorded import Recorded
-from synth.errors import Permanent
 from synth.events import BlobExpired, JobCreated, JobDeleted, JobValidated, ModelDeleted, ModelPublished
-from synth.gateway.read_model import job_metrics, judged_rewards, traces
 from synth.gateway.read_model.artifacts import CheckpointRow, ModelRow, project_checkpoint, project_model
-from synth.gateway.read_model.database_file import connect, replace_damaged
 from synth.gateway.read_model.filters import JobFilter
+from synth.gateway.read_model.projected_file import ProjectedFile
 from synth.gateway.read_model.projection import FileRow, JobRow, Trash, apply_to_file, apply_to_job
+from synth.gateway.read_model.tables import device_time, job_metrics, judged_rewards, newer_events, traces
 from synth.jobs.lifecycle import TERMINAL
 from synth.models import parse_finetuned
-from synth.runtime import logs
 
-log = logs.get("read model")
-
-_VERSION = 14
+_VERSION = 18
 _SCHEMA = f"""
-CREATE TABLE cursor (applied INTEGER NOT NULL, stream TEXT NOT NULL);
 CREATE TABLE jobs (
     id TEXT PRIMARY KEY, org TEXT NOT NULL, created INTEGER NOT NULL, state TEXT NOT NULL, kind TEXT,
     live INTEGER NOT NULL, created_at REAL NOT NULL, row BLOB NOT NULL
 ) WITHOUT ROWID;
 CREATE INDEX jobs_of_org ON jobs (org, created);
 CREATE INDEX live_jobs ON jobs (created) WHERE live;
+CREATE INDEX live_jobs_of_org ON jobs (org, state) WHERE live;
 CREATE TABLE texts (id TEXT PRIMARY KEY, config TEXT NOT NULL, body_sha256 TEXT NOT NULL, validated BLOB) WITHOUT ROWID;
 CREATE TABLE files (
     id TEXT PRIMARY KEY, org TEXT NOT NULL, created INTEGER NOT NULL, purpose TEXT NOT NULL, row BLOB NOT NULL
@@ -55,9 +50,9 @@ CREATE TABLE checkpoints (
     job TEXT NOT NULL, step INTEGER NOT NULL, model TEXT NOT NULL, tree TEXT NOT NULL, row BLOB NOT NULL,
     PRIMARY KEY (job, step)
 ) WITHOUT ROWID;
-{job_metrics.SCHEMA}{traces.SCHEMA}{judged_rewards.SCHEMA}"""
-_OF_JOB = ("uses", "checkpoints", "metrics", "traces", "judged")
-_TABLES = ("cursor", "jobs", "texts", "files", "deleted", "trash", "models", *_OF_JOB)
+{job_metrics.SCHEMA}{traces.SCHEMA}{judged_rewards.SCHEMA}{newer_events.SCHEMA}{device_time.SCHEMA}"""
+_OF_JOB = ("uses", "checkpoints", "metrics", "traces", "judged", "device_time")
+_TABLES = ("jobs", "texts", "files", "deleted", "trash", "models", "newer", "device_days", *_OF_JOB)
 _Row = TypeVar("_Row", JobRow, FileRow, ModelRow)
 
 
@@ -74,6 +69,7 @@ class _Batch:
 
     def __init__(self, model: ReadModel) -> None:
         self._model = model
+        self.sightings = device_time.Sightings(model.db)
         self.jobs: dict[str, JobRow | None] = {}
         self.files: dict[str, FileRow | None] = {}
 
@@ -88,69 +84,29 @@ class _Batch:
         return self.files[id]
 
 
-class ReadModel:
+class ReadModel(ProjectedFile):
     """One SQLite file. Reads and commits take microseconds, so they run on the event loop."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            self._db = connect(path)
-        except sqlite3.DatabaseError as error:
-            self._db = replace_damaged(path, error)
-        self.applied = 0
-        """The sequence up to which the log is in the model."""
-
-    def prepare(self, *, stream: str, last_seq: int) -> None:
-        """Go on with the file when it is of this log, else empty it.
-
-        stream: what tells one log from another; last_seq: the log's last sequence now.
-        """
-        try:
-            known = self._known()
-        except sqlite3.DatabaseError as error:
-            self._db.close()
-            self._db, known = replace_damaged(self._path, error), None
-        if known is not None and known[1] == stream and known[0] <= last_seq:
-            self.applied = known[0]
-            return
-        if known is not None:
-            log.warning("read model is of another log, projecting again", path=str(self._path), applied=known[0])
-        self._db.execute("BEGIN IMMEDIATE")
-        for statement in (*(f"DROP TABLE IF EXISTS {table}" for table in _TABLES), *_SCHEMA.split(";")):
-            self._db.execute(statement)
-        self._db.execute(f"PRAGMA user_version = {_VERSION}")
-        self._db.execute("INSERT INTO cursor VALUES (0, ?)", (stream,))
-        self._db.execute("COMMIT")
-        self.applied = 0
-
-    @property
-    def db(self) -> sqlite3.Connection:
-        """The file, for the modules beside this one."""
-        return self._db
-
-    def close(self) -> None:
-        """Close the file."""
-        self._db.close()
+        super().__init__(path, version=_VERSION, schema=_SCHEMA, tables=_TABLES)
 
     def apply(self, events: Iterable[Recorded]) -> None:
         """Project a batch of events in one transaction. Raises `Permanent` when another process writes this file."""
-        batch, reached = _Batch(self), self.applied
+        batch, reached, newest = _Batch(self), self.applied, None
         self._db.execute("BEGIN IMMEDIATE")
         try:
             for event in events:
                 if event.seq > reached:
                     self._apply(batch, event)
                     reached = event.seq
+                    newest = newest if event.expires else event
             self._write(batch)
-            moved = self._db.execute("UPDATE cursor SET applied = ? WHERE applied = ?", (reached, self.applied))
-            if moved.rowcount != 1:
-                raise Permanent(
-                    f"another gateway writes {self._path}; give each its own file with SYNTH_READ_MODEL_PATH"
-                )
+            self._move(reached, newest)
             self._db.execute("COMMIT")
         except BaseException:
-            self._db.execute("ROLLBACK")
+            # After some errors SQLite has done so by itself.
+            if self._db.in_transaction:
+                self._db.execute("ROLLBACK")
             raise
         self.applied = reached
 
@@ -175,11 +131,6 @@ class ReadModel:
         """Jobs of this organisation, newest first. before: only those created before this sequence."""
         condition, values = wanted.sql_condition()
         return self._page("jobs", JobRow, f"org = ? AND {condition}", [org, *values], limit=limit, before=before)
-
-    def live_jobs(self) -> list[JobRow]:
-        """Every organisation's jobs that have not ended, oldest first."""
-        found = self._db.execute("SELECT row FROM jobs WHERE live ORDER BY created").fetchall()
-        return [msgspec.json.decode(row, type=JobRow) for (row,) in found]
 
     def file(self, org: str, id: str) -> FileRow | None:
         """A file of this organisation."""
@@ -279,11 +230,8 @@ class ReadModel:
             self._db, job_id, after_step=after_step, name=name, steps=steps, since=since, until=until
         )
 
-    def _known(self) -> tuple[int, str] | None:
-        """(applied, stream) of a file of this version; None for a new file."""
-        if self._db.execute("PRAGMA user_version").fetchone()[0] != _VERSION:
-            return None
-        return self._db.execute("SELECT applied, stream FROM cursor").fetchone()
+    def _sees_all(self) -> bool:
+        return not newer_events.can_read_more(self._db)
 
     def _page(
         self,
@@ -305,11 +253,17 @@ class ReadModel:
         ).fetchall()
         return [msgspec.json.decode(row, type=kind) for (row,) in found]
 
+    def newer_problem(self) -> str | None:
+        """`newer_events.problem`: what this version leaves out."""
+        return newer_events.problem(self._db)
+
     def _apply(self, batch: _Batch, event: Recorded) -> None:
+        newer_events.note(self._db, event)
         if event.type.startswith("file."):
             before = batch.file(event.key)
             batch.files[event.key] = after = apply_to_file(before, event)
             if before is not None and after is None:
+                self.note_deletion()
                 self.put_trash(Trash(uris=before.uris, org=event.org, deleted_seq=event.seq))
             return
         if isinstance(event.event, JobDeleted):
@@ -318,6 +272,7 @@ class ReadModel:
         batch.jobs[event.key] = row = apply_to_job(batch.job(event.key), event)
         if row is None:
             return
+        device_time.record_holding(self._db, event, batch.sightings, state=row.job.state)
         fact = event.event
         if isinstance(fact, JobCreated | JobValidated | ModelPublished):
             named = {row.job.training_file, row.job.validation_file, row.job.source_model, row.job.model} - {None}
@@ -353,8 +308,7 @@ class ReadModel:
 
     def _delete_job(self, batch: _Batch, event: Recorded) -> None:
         """Drop a job with all that it made; a model of it is then deleted too."""
-        if batch.job(event.key) is None:
-            return
+        self.note_deletion()
         made = "org = ? AND json_extract(CAST(row AS TEXT), '$.model.job_id') = ?"
         models = self._db.execute(f"SELECT id FROM models WHERE {made}", (event.org, event.key)).fetchall()
         saved = self._db.execute("SELECT model FROM checkpoints WHERE job = ?", (event.key,)).fetchall()
@@ -368,6 +322,7 @@ class ReadModel:
         self.put_trash(Trash(folder=f"jobs/{event.key}", org=event.org, deleted_seq=event.seq))
 
     def _write(self, batch: _Batch) -> None:
+        batch.sightings.enter()
         for id, job in batch.jobs.items():
             if job is None:
                 self._db.execute("DELETE FROM jobs WHERE id = ?", (id,))

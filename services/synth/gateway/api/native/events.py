@@ -1,21 +1,29 @@
-"""Events: a job's and an organisation's, by page and as a stream."""
+"""Events: a job's and an organisation's, by page and as a stream; and as a feed on the bus."""
 
 from __future__ import annotations
 
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Request
+from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import Response
 
 from synth.api.limits import MAX_EVENTS
-from synth.api.schemas import EventPage, EventView
+from synth.api.schemas import EventPage, EventView, Feed
+from synth.bus.server.topology import EVENTS
+from synth.errors import Problem
 from synth.gateway.api.openapi import json_response, returns
 from synth.gateway.api.sse import read_cursor, stream_response, wants_stream
 from synth.gateway.auth import CurrentKey
 from synth.gateway.deps import GatewayDep
+from synth.gateway.errors import ApiError, unavailable
+from synth.gateway.limits.admission import limit_reached
 from synth.gateway.read_model.event_log import read_page, to_view
+from synth.gateway.subscribers.feeds import end_feeds, open_feed
 
 router = APIRouter(prefix="/api", tags=["events"])
+
+_MAX_SEQ = 2**63 - 2
 
 After = Annotated[int | None, Query(ge=0, description="Only events with a greater `seq`")]
 
@@ -44,6 +52,7 @@ async def job_events(
         if row.ended_seq is not None and cursor >= row.ended_seq:
             return Response(status_code=204)
         return stream_response(gateway, caller, job_id=job_id, after=cursor)
+    gateway.hub.note_asked(job_id)
     page = await read_page(gateway.bus, f"*.*.{caller.org}.{job_id}", after=cursor, limit=limit)
     last_seq = page.events[-1].seq if page.events else cursor
     return json_response(EventPage(events=[to_view(e) for e in page.events], last_seq=last_seq, more=page.more))
@@ -55,3 +64,56 @@ async def all_events(request: Request, caller: CurrentKey, gateway: GatewayDep, 
     cursor = read_cursor(request, after)
     start = gateway.read_model.applied if cursor is None else cursor
     return stream_response(gateway, caller, job_id=None, after=start)
+
+
+class FeedBody(BaseModel):
+    """Where a feed begins."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    after: int | None = Field(
+        default=None, ge=0, le=_MAX_SEQ, description="Only events with a greater `seq`; without it, from now on"
+    )
+
+
+@router.post("/feeds", status_code=201, summary="A feed of your events on the bus", responses=returns(Feed, status=201))
+async def add_feed(caller: CurrentKey, gateway: GatewayDep, body: FeedBody | None = None) -> Response:
+    """With a bus key as the bearer. Listen on `subject` by the same key; what comes there is the log's own message.
+
+    The feed is removed when nobody listens for `SYNTH_BUS_FEED_IDLE_S`. After a gap, or where it is silent for longer
+    than its heartbeats, ask for another one behind the last event that you have.
+    """
+    info = await gateway.bus.js.stream_info(EVENTS)
+    most, share = info.config.max_consumers or 0, gateway.settings.bus_feeds_share
+    if most > 0 and info.state.consumer_count >= most * share:
+        what = f"the log has {info.state.consumer_count:,} consumers, and may have {most:,}"
+        raise unavailable(
+            f"{what}: a feed is opened below {share:.0%} of these (SYNTH_BUS_FEEDS_SHARE); come again later",
+            retry_after=round(gateway.settings.bus_feed_idle_s),
+        )
+    end = info.state.last_seq
+    after = end if body is None or body.after is None else body.after
+    if after > end:
+        problem = Problem(
+            what=f"the log ends at {end}, before {after}",
+            expected="the `seq` of an event of this log",
+            fix="this place is another log's: begin with 0, or leave it out",
+            where="body.after",
+        )
+        raise ApiError(409, problem.text(), param="after", problems=[problem])
+    feed = await open_feed(gateway.bus, caller, after=after, settings=gateway.settings)
+    if feed is None:
+        raise limit_reached(
+            f"the key {caller.key_id} has {gateway.settings.bus_feeds} feeds",
+            setting="SYNTH_BUS_FEEDS",
+            quota=gateway.settings.bus_feeds,
+            policy="bus_feeds",
+            retry_after=round(gateway.settings.bus_feed_idle_s),
+            fix="stop listening to one, and wait until it is removed",
+        )
+    # A revocation while the feed was made has found nothing to end.
+    known = await gateway.secrets.find_api_key_by_hash(caller.digest)
+    if known is None or not known.active or not gateway.keys.still_valid(caller):
+        await end_feeds(gateway.bus, caller)
+        raise ApiError(401, f"this API key ({caller.key_id}) has ended")
+    return json_response(feed, 201)

@@ -6,6 +6,7 @@ import msgspec
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from synth.api.limits import MAX_MODEL_ID
 from synth.bus.kv.secrets import ApiKey
 from synth.errors import InvalidKey, Problem
 from synth.gateway.api.native.models import find_model, is_deleted_model
@@ -13,6 +14,7 @@ from synth.gateway.auth import authenticate_chat, authenticate_url_key
 from synth.gateway.chat_proxy.paths import CHAT_PATHS
 from synth.gateway.deps import Gateway, GatewayDep
 from synth.gateway.errors import ApiError, not_found
+from synth.http_server.body import HeldBody, read_body
 from synth.ids import OrgId
 from synth.models import parse_finetuned
 from synth.rollout_credential import find_credential
@@ -61,14 +63,23 @@ async def chat_completions(request: Request, gateway: GatewayDep) -> Response:
     except InvalidKey as error:
         raise ApiError(401, str(error), code="invalid_api_key") from error
     if cid is not None:
-        return await gateway.proxy.forward_rollout(request, await _read_body(request, gateway), cid=cid)
+        replica, org = gateway.proxy.recorder_of(cid)
+        with gateway.body_memory.hold(org) as held:
+            body = await _read_body(request, gateway, held)
+            return await gateway.proxy.forward_rollout(request, body, cid=cid, replica=replica)
     org = await authenticate_chat(request)
-    body = await _read_body(request, gateway)
-    return await _forward(request, gateway, body, org=org, model=_model_of(body))
+    with gateway.body_memory.hold(org) as held:
+        body = await _read_body(request, gateway, held)
+        return await _forward(request, gateway, body, org=org, model=_model_of(body))
 
 
 async def _chat_by_url(request: Request, gateway: Gateway, key: ApiKey) -> Response:
-    body = await _read_body(request, gateway)
+    with gateway.body_memory.hold(key.org) as held:
+        body = await _read_body(request, gateway, held)
+        return await _forward_with_url_key(request, gateway, key, body)
+
+
+async def _forward_with_url_key(request: Request, gateway: Gateway, key: ApiKey, body: bytes) -> Response:
     model = _model_of(body)
     if key.model is not None and model != key.model and find_model(gateway, key.org, model).id != key.model:
         problem = Problem(
@@ -83,10 +94,15 @@ async def _chat_by_url(request: Request, gateway: Gateway, key: ApiKey) -> Respo
 
 def _model_of(body: bytes) -> str:
     try:
-        return msgspec.json.decode(body, type=_ModelField).model
+        model = msgspec.json.decode(body, type=_ModelField).model
     except msgspec.DecodeError as error:
         problem = Problem(what=f"the body names no model: {error}", expected='JSON with "model"', where="body")
         raise ApiError(400, problem.text(), problems=[problem]) from error
+    if len(model) > MAX_MODEL_ID:
+        what = f"the model's id has {len(model):,} characters"
+        problem = Problem(what=what, expected=f"at most {MAX_MODEL_ID}", where="model")
+        raise ApiError(400, problem.text(), param="model", problems=[problem])
+    return model
 
 
 async def _forward(request: Request, gateway: Gateway, body: bytes, *, org: OrgId, model: str) -> Response:
@@ -102,11 +118,12 @@ for _path in CHAT_PATHS:
     router.add_api_route(_path, chat_completions, methods=["POST"], include_in_schema=False)
 
 
-async def _read_body(request: Request, gateway: Gateway) -> bytes:
-    limit, body = gateway.settings.max_request_bytes, bytearray()
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > limit:
-            message = f"the request is larger than {limit:,} bytes (SYNTH_MAX_REQUEST_BYTES)"
-            raise ApiError(413, message, type="invalid_request")
-    return bytes(body)
+async def _read_body(request: Request, gateway: Gateway, held: HeldBody) -> bytes:
+    return await read_body(
+        request,
+        gateway.body_memory,
+        held,
+        limit=gateway.settings.max_request_bytes,
+        setting="SYNTH_MAX_REQUEST_BYTES",
+        fix="shorten the messages, or have the operator raise it",
+    )

@@ -9,12 +9,14 @@ from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import Response
 
 from synth.api.limits import MAX_ENVIRONMENT_KEY_BYTES
+from synth.base_url import base_url_fault
 from synth.errors import Problem
 from synth.gateway.api.openapi import json_response, list_response
 from synth.gateway.auth import CurrentKey
+from synth.gateway.commands.quotas import check_keys
 from synth.gateway.deps import GatewayDep
 from synth.gateway.errors import ApiError
-from synth.http_guard import origin_of
+from synth.outbound.http_guard import origin_of
 from synth.runtime import logs
 
 router = APIRouter(tags=["keys"])
@@ -43,14 +45,17 @@ async def add_judge_key(body: JudgeKeyBody, caller: CurrentKey, gateway: Gateway
             where="body.key",
         )
         raise ApiError(400, problem.text(), param="key", problems=[problem])
-    origin = origin_of(body.url)
-    if origin is None:
+    origin, fault = origin_of(body.url), base_url_fault(body.url)
+    if origin is None or fault:
         problem = Problem(
-            what=f"{body.url[:80]!r} is not the address of an API",
-            expected="such as https://api.example.com/v1, without a user's name in it",
+            what=f"{body.url[:80]!r} is not the address of an API: it {fault or 'is no address of HTTP'}",
+            expected="such as https://api.example.com/v1",
             where="body.url",
         )
         raise ApiError(400, problem.text(), param="url", problems=[problem])
+    kept = await gateway.secrets.judge_keys(caller.org)
+    if body.name not in kept:
+        check_keys(gateway, caller.org, len(kept), kind="keys of judges")
     await gateway.secrets.put_judge_key(caller.org, body.name, body.key, origin=origin)
     log.info("judge key stored", org=caller.org, name=body.name, origin=origin, by=caller.key_id)
     return json_response({"name": body.name, "origin": origin}, 201)

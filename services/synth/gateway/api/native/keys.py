@@ -17,8 +17,10 @@ from synth.errors import Problem
 from synth.gateway.api.native.models import find_model
 from synth.gateway.api.openapi import json_response, list_response, returns, returns_list
 from synth.gateway.auth import CurrentKey, require_scope
+from synth.gateway.commands.quotas import check_bus_keys, check_keys
 from synth.gateway.deps import Gateway, GatewayDep
 from synth.gateway.errors import ApiError, not_found
+from synth.gateway.subscribers.feeds import end_feeds
 from synth.ids import OrgId
 from synth.keys import key_hash, url_key_path
 from synth.runtime import logs
@@ -44,6 +46,7 @@ class KeyBody(BaseModel):
         default=None, ge=1, le=_MAX_LIFETIME_S, description="Seconds; without it never, or after a day for a `url`"
     )
     url: bool = Field(default=False, description="For a client that can send nothing but a URL: chat completions alone")
+    bus: bool = Field(default=False, description="For a subscriber on the bus: your organisation's events alone")
     model: str | None = Field(
         default=None, min_length=1, max_length=500, description="The one model that a `url` opens; without it, all"
     )
@@ -81,25 +84,37 @@ async def add_key(body: KeyBody, caller: CurrentKey, gateway: GatewayDep) -> Res
 async def rotate_key(
     key_id: str, caller: CurrentKey, gateway: GatewayDep, body: RotationBody | None = None
 ) -> Response:
-    """A new key with the name, scopes and end of the old one, which opens for `grace_s` more: by default not at all."""
+    """A new key with the name, scopes and end of the old one, which opens for `grace_s` more: by default not at all.
+
+    A key is replaced once. While both open, both count as keys of your organisation.
+    """
     old = await _find_key(gateway, caller, key_id)
-    if not old.active:
-        problem = Problem(what=f"the key {key_id} has ended", expected="a live key", fix="make a new one")
-        raise ApiError(409, problem.text(), problems=[problem])
+    _check_replaceable(old)
+    _check_no_longer(caller, old)
     grace, longest = body.grace_s if body else 0, gateway.settings.max_key_grace_s
     if grace > longest:
         raise _wrong("grace_s", f"{grace} s", expected=f"at most {longest} s (SYNTH_MAX_KEY_GRACE_S)")
+    if grace:
+        await _check_room(gateway, caller.org, bus=old.bus)
     if old.url:
         assert old.expires_at is not None
         key, record = await gateway.secrets.add_url_key(
             caller.org, name=old.name, by=caller.key_id, expires_at=old.expires_at, model=old.model
         )
+    elif old.bus:
+        key, record = await gateway.secrets.add_bus_key(
+            caller.org, name=old.name, by=caller.key_id, expires_at=old.expires_at
+        )
     else:
         key, record = await gateway.secrets.add_api_key(
             caller.org, name=old.name, scopes=old.scopes, by=caller.key_id, expires_at=old.expires_at
         )
+    ended = await _revoke(gateway, caller, old, after=timedelta(seconds=grace), replaced_by=record.key_id)
+    if ended.replaced_by != record.key_id:
+        # Somebody else has replaced or revoked it since; nobody was shown the new key.
+        await _revoke(gateway, caller, record)
+        _check_replaceable(ended)
     gateway.keys.remember(key_hash(key), record)
-    await _revoke(gateway, caller, old, after=timedelta(seconds=grace))
     log.info("key rotated", org=caller.org, key=old.key_id, new=record.key_id, by=caller.key_id)
     return json_response(_made_key_view(record, key), 201)
 
@@ -156,6 +171,7 @@ def _key_view(record: ApiKey) -> Key:
         revoked_at=record.revoked_at,
         url=record.url,
         model=record.model,
+        bus=record.bus,
     )
 
 
@@ -166,12 +182,15 @@ def _made_key_view(record: ApiKey, key: str) -> MadeKey:
 
 
 async def _create_key(gateway: Gateway, caller: ApiKey, org: OrgId, body: KeyBody) -> MadeKey:
+    await _check_room(gateway, org, bus=body.bus)
+    if body.bus:
+        return await _create_bus_key(gateway, caller, org, body)
     if body.url:
         return await _create_url_key(gateway, caller, org, body)
     if body.model is not None:
         raise _wrong("model", "an API key is for every model", fix='add "url": true, or leave it out')
     require_scope(caller, *body.scopes)
-    ends = datetime.now(UTC) + timedelta(seconds=body.expires_in_s) if body.expires_in_s else None
+    ends = _end_of_new_key(caller, org, body.expires_in_s)
     scopes = tuple(scope for scope in Scope if scope in body.scopes)
     key, record = await gateway.secrets.add_api_key(
         org, name=body.name, scopes=scopes, by=caller.key_id, expires_at=ends
@@ -179,6 +198,63 @@ async def _create_key(gateway: Gateway, caller: ApiKey, org: OrgId, body: KeyBod
     gateway.keys.remember(key_hash(key), record)
     log.info("key made", org=org, key=record.key_id, scopes=",".join(scopes), by=caller.key_id)
     return _made_key_view(record, key)
+
+
+def _end_of_new_key(
+    caller: ApiKey, org: OrgId, seconds: float | None, *, default_s: float | None = None
+) -> datetime | None:
+    """When a key that this one makes ends: in its own organisation no later than itself. Raises a 422.
+
+    seconds: that are asked for; default_s: where none are.
+    """
+    now = datetime.now(UTC)
+    # An operator's key makes those of other organisations.
+    last = caller.expires_at if caller.org == org else None
+    if seconds is None:
+        ends = [] if default_s is None else [now + timedelta(seconds=default_s)]
+        return min(ends if last is None else [*ends, last], default=None)
+    if last is None or now + timedelta(seconds=seconds) <= last:
+        return now + timedelta(seconds=seconds)
+    raise _wrong(
+        "expires_in_s",
+        f"{seconds:.0f} s is longer than the key that asks lives ({caller.key_id})",
+        expected=f"an end no later than {last.isoformat(timespec='seconds')}",
+        fix="leave it out, or make it with a key that lives longer",
+    )
+
+
+async def _check_room(gateway: Gateway, org: OrgId, *, bus: bool) -> None:
+    """Raises a 429 where the organisation may have no further live key, or no further bus key."""
+    live = [key for key in await gateway.secrets.api_keys(org) if key.active]
+    check_keys(gateway, org, len(live), kind="live API keys")
+    if bus:
+        check_bus_keys(gateway, org, sum(key.bus for key in live))
+
+
+def _check_replaceable(key: ApiKey) -> None:
+    """Raises a 409 for a key that has ended, or has a successor: each of them with a grace would be live."""
+    if not key.active:
+        problem = Problem(what=f"the key {key.key_id} has ended", expected="a live key", fix="make a new one")
+    elif key.replaced_by:
+        what = f"the key {key.key_id} was replaced by {key.replaced_by} already"
+        fix = f"rotate {key.replaced_by}; to end this one sooner, revoke it"
+        problem = Problem(what=what, expected="a key that has no successor", fix=fix)
+    else:
+        return
+    raise ApiError(409, problem.text(), problems=[problem])
+
+
+def _check_no_longer(caller: ApiKey, old: ApiKey) -> None:
+    """Raises a 403 where the caller's key ends before this one: it would have a successor that outlives it."""
+    last = caller.expires_at
+    if last is None or (old.expires_at is not None and old.expires_at <= last):
+        return
+    problem = Problem(
+        what=f"the key {old.key_id} lives longer than the one that asks ({caller.key_id})",
+        expected=f"an end no later than {last.isoformat(timespec='seconds')}",
+        fix="rotate it with a key that lives as long",
+    )
+    raise ApiError(403, problem.text(), problems=[problem])
 
 
 async def _create_url_key(gateway: Gateway, caller: ApiKey, org: OrgId, body: KeyBody) -> MadeKey:
@@ -196,10 +272,30 @@ async def _create_url_key(gateway: Gateway, caller: ApiKey, org: OrgId, body: Ke
             expected=f"at most {longest:.0f} s (SYNTH_MAX_URL_KEY_S)",
         )
     model = None if body.model is None else find_model(gateway, org, body.model).id
-    ends = datetime.now(UTC) + timedelta(seconds=seconds)
+    ends = _end_of_new_key(caller, org, body.expires_in_s, default_s=seconds)
+    assert ends is not None
     key, record = await gateway.secrets.add_url_key(org, name=body.name, by=caller.key_id, expires_at=ends, model=model)
     gateway.keys.remember(key_hash(key), record)
     log.info("URL key made", org=org, key=record.key_id, model=model or "any", by=caller.key_id)
+    return _made_key_view(record, key)
+
+
+async def _create_bus_key(gateway: Gateway, caller: ApiKey, org: OrgId, body: KeyBody) -> MadeKey:
+    """Make a bus key: it reads the events of the organisation, and nothing else."""
+    if gateway.settings.nats_issuer_seed is None:
+        raise _wrong(
+            "bus",
+            "this cluster lets no subscribers in",
+            expected="a gateway with SYNTH_NATS_ISSUER_SEED",
+            fix="ask the operator; without it, read the events by GET /api/events",
+        )
+    if body.url or body.model is not None or "scopes" in body.model_fields_set:
+        raise _wrong("bus", "a bus key has no `url`, `model` or `scopes`", fix="leave them out")
+    require_scope(caller, Scope.READ)
+    ends = _end_of_new_key(caller, org, body.expires_in_s)
+    key, record = await gateway.secrets.add_bus_key(org, name=body.name, by=caller.key_id, expires_at=ends)
+    gateway.keys.remember(key_hash(key), record)
+    log.info("bus key made", org=org, key=record.key_id, by=caller.key_id)
     return _made_key_view(record, key)
 
 
@@ -217,8 +313,17 @@ async def _find_key(gateway: Gateway, caller: ApiKey, id: str) -> ApiKey:
     return found
 
 
-async def _revoke(gateway: Gateway, caller: ApiKey, key: ApiKey, *, after: timedelta = timedelta()) -> ApiKey:
-    record = await gateway.secrets.revoke_api_key(caller.org, key.key_id, after=after)
+async def _revoke(
+    gateway: Gateway,
+    caller: ApiKey,
+    key: ApiKey,
+    *,
+    after: timedelta = timedelta(),
+    replaced_by: str | None = None,
+) -> ApiKey:
+    record = await gateway.secrets.revoke_api_key(caller.org, key.key_id, after=after, replaced_by=replaced_by)
     assert record is not None
     gateway.keys.update(record)
+    if record.bus and record.revoked_at:
+        await end_feeds(gateway.bus, record)
     return record

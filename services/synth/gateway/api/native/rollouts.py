@@ -27,7 +27,6 @@ from synth.gateway.auth import CurrentKey
 from synth.gateway.deps import Gateway, GatewayDep
 from synth.gateway.errors import ApiError
 from synth.gateway.presentation.rollouts import group_members, rollout_view, training_view
-from synth.gateway.read_model.judged_rewards import JudgedRewards
 from synth.gateway.read_model.rollout_log import (
     FoundRollout,
     RolloutQuery,
@@ -35,6 +34,7 @@ from synth.gateway.read_model.rollout_log import (
     parse_cursor,
     read_rollouts,
 )
+from synth.gateway.read_model.tables.judged_rewards import JudgedRewards
 from synth.transcripts.batch_header import LENGTH_BYTES, BatchMeta, header_length, read_batch_meta
 
 router = APIRouter(prefix="/api/jobs/{job_id}/rollouts", tags=["rollouts"])

@@ -21,7 +21,7 @@ from synth.gateway.auth import CurrentKey
 from synth.gateway.deps import GatewayDep
 from synth.gateway.errors import ApiError
 from synth.gateway.read_model.event_log import MAX_SEQUENCE_DIGITS
-from synth.gateway.read_model.traces import TraceFilter, TraceRow, find_trace, page_of_traces
+from synth.gateway.read_model.tables.traces import TraceFilter, TraceRow, find_trace, page_of_traces
 from synth.traces.v3 import v3_trace
 
 router = APIRouter(prefix="/api/traces", tags=["traces"])

@@ -40,6 +40,7 @@ class Span:
 
 async def read_events(gateway: Gateway, row: JobRow, span: Span, *, limit: int) -> list[SynthEvent]:
     """Read the first `limit` shown events of a range."""
+    gateway.hub.note_asked(row.job.id)
     shown: list[SynthEvent] = []
     async for event in _events(gateway, row, f"*.*.{row.org}.{row.job.id}", span):
         view = event_view(event, row.job.kind)
@@ -55,6 +56,7 @@ async def read_newest_events(gateway: Gateway, row: JobRow, span: Span, *, limit
 
     The log is read forward only, so it is read from ever further back, twice as far each time, until there are enough.
     """
+    gateway.hub.note_asked(row.job.id)
     start = max(span.after, row.created_seq - 1)
     end = row.job.last_seq if span.before is None else min(row.job.last_seq, span.before - 1)
     back = _BATCH
@@ -79,7 +81,7 @@ async def read_facts(gateway: Gateway, row: JobRow) -> list[Recorded]:
 
 def stream_events(gateway: Gateway, caller: ApiKey, row: JobRow, span: Span) -> StreamingResponse:
     """Stream the shown events of a range, past and to come, up to its end or the job's; one `data:` line each."""
-    return sse_response(_stream(gateway, caller, row, span))
+    return sse_response(gateway, caller, _stream(gateway, caller, row, span))
 
 
 async def _stream(gateway: Gateway, caller: ApiKey, row: JobRow, span: Span) -> AsyncIterator[bytes]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
-
 from fastapi import APIRouter
 from pydantic import BaseModel, Field
 from starlette.responses import Response
@@ -16,6 +14,7 @@ from synth.gateway.commands.environment_keys import store_environment_key
 from synth.gateway.deps import GatewayDep
 from synth.gateway.errors import ApiError
 from synth.keys import open_sealed, sealing_key
+from synth.service_secrets import Purpose
 
 router = APIRouter(tags=["account"])
 
@@ -39,24 +38,24 @@ class SealedKey(BaseModel):
 @router.get("/v1/crypto/public-key", summary="The key to seal secrets with for this cluster")
 async def public_key(caller: CurrentKey, gateway: GatewayDep) -> Response:
     """A base64 X25519 key; it stays the same as long as the cluster's secret."""
-    secret = gateway.settings.cluster_secret.get_secret_value()
-    return json_response({"public_key": sealing_key(secret), "alg": _ALGORITHM})
+    keyring = gateway.service.secrets[Purpose.CLIENTS]
+    return json_response({"public_key": sealing_key(keyring), "alg": _ALGORITHM})
 
 
 @router.post("/v1/env-keys", status_code=201, summary="Keep a sealed key of your task app")
 async def add_sealed_key(body: SealedKey, caller: CurrentKey, gateway: GatewayDep) -> Response:
-    """The same as `POST /api/environment-keys`, for a key that was sealed with the public key."""
+    """The same as `POST /api/environment-keys` without an address, for a key that was sealed with the public key."""
     if body.name != _NAME:
         raise _bad_field("name", f"the name is {body.name!r}", expected=_NAME)
     try:
-        key = open_sealed(body.ciphertext_b64, gateway.settings.cluster_secret.get_secret_value()).decode()
+        key = open_sealed(body.ciphertext_b64, gateway.service.secrets[Purpose.CLIENTS]).decode()
     except (InvalidKey, UnicodeDecodeError) as error:
         expected = "base64 of a libsodium sealed box of UTF-8 text"
         fix = "get the public key again (GET /api/v1/crypto/public-key), seal the key with it, and send that"
         what = str(error) if isinstance(error, InvalidKey) else "what was sealed is not UTF-8"
         raise _bad_field("ciphertext_b64", what, expected=expected, fix=fix) from error
-    id = await store_environment_key(gateway, caller.org, key)
-    return json_response({"id": id, "name": _NAME, "updated_at": datetime.now(UTC)}, 201)
+    stored = await store_environment_key(gateway, caller, key)
+    return json_response({"id": stored.id, "name": _NAME, "updated_at": stored.stored_at}, 201)
 
 
 @router.get("/v1/env-keys/verify", summary="Whether your organisation has a task-app key")

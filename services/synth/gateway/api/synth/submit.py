@@ -20,6 +20,7 @@ from synth.gateway.commands.environment_keys import store_environment_key
 from synth.gateway.commands.submit import submit_job
 from synth.gateway.deps import Gateway, GatewayDep
 from synth.gateway.errors import ApiError
+from synth.outbound.http_guard import origin_of
 
 router = APIRouter(tags=["synth api"])
 
@@ -39,7 +40,10 @@ async def create_rl_job(request: Request, caller: CurrentKey, gateway: GatewayDe
     """
     job = parse_rl_job(read_body(await request.body()))
     if job.environment_key is not None:
-        await store_environment_key(gateway, caller.org, job.environment_key)
+        url = job.created.task_url
+        # What is no address is the validator's to say, so that a wrong job is answered alike whatever it brings.
+        url = url if url is not None and origin_of(url) else None
+        await store_environment_key(gateway, caller, job.environment_key, url=url)
     return await _submit(gateway, caller, job, route="/api/rl/jobs", key=key)
 
 

@@ -17,8 +17,8 @@ from synth.gateway.api.synth.schemas import (
     SynthRun,
 )
 from synth.gateway.presentation.vocabulary import STATUS, describe_event, metric_name
-from synth.gateway.read_model.job_metrics import PublishedPoint
 from synth.gateway.read_model.projection import JobRow
+from synth.gateway.read_model.tables.job_metrics import PublishedPoint
 from synth.models import parse_finetuned
 
 _TRAINING_TYPE = {"sft": "sft_offline", "rl": "rl_online", "eval": "eval"}

@@ -47,15 +47,17 @@ async def score(body: ScoreRequest, caller: CurrentKey, gateway: GatewayDep) -> 
         raise _invalid(transcript)
     judging = _judging(body.options, rubric, gateway.settings)
     content, digest = await asyncio.to_thread(_encoded, transcript)
-    ref = await gateway.blobs.put_bytes(f"judging/{caller.org}/asked/{digest}.json", content)
-    question = JudgeRollouts(
-        org=caller.org,
-        job_id="",
-        judging=judging,
-        rubric=rubric,
-        rollouts=[RolloutToJudge(rollout_id="trace", transcript=ref)],
-    )
-    answer = await _ask(gateway.bus, question, until=started + ANSWER_WITHIN_S)
+    gateway.capacity.check(len(content))
+    async with gateway.asked.hold(caller.org, content, digest) as asked:
+        question = JudgeRollouts(
+            org=caller.org,
+            job_id="",
+            judging=judging,
+            rubric=rubric,
+            rollouts=[RolloutToJudge(rollout_id="trace", transcript=asked.ref)],
+        )
+        answer = await _ask(gateway.bus, question, until=started + ANSWER_WITHIN_S)
+        asked.goes_on = answer.failure is not None and answer.failure.kind == "working"
     if answer.failure is not None:
         raise _failed(answer.failure)
     seconds = time.monotonic() - started

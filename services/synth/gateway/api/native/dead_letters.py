@@ -1,0 +1,56 @@
+"""Dead letters of the whole cluster, for its operators: what services could not handle, and what to do about it."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Path, Query
+from starlette.responses import Response
+
+from synth.api.dead_letters import DeadLetter, DeadLetterPayload, SettledLetter
+from synth.api.limits import MAX_PAGE
+from synth.gateway.api.openapi import json_response, list_response, returns, returns_list
+from synth.gateway.auth import CurrentKey
+from synth.gateway.commands.dead_letters import drop_letter, retry_letter
+from synth.gateway.dead_letters import list_letters, read_letter
+from synth.gateway.deps import GatewayDep
+from synth.gateway.errors import not_found
+from synth.gateway.read_model.event_log import MAX_SEQUENCE_DIGITS
+
+router = APIRouter(prefix="/api/dead-letters", tags=["operators"])
+
+_Id = Annotated[int, Path(ge=1, lt=10**MAX_SEQUENCE_DIGITS)]
+
+
+@router.get("", summary="Messages that services could not handle, oldest first", responses=returns_list(DeadLetter))
+async def list_dead_letters(
+    caller: CurrentKey,
+    gateway: GatewayDep,
+    limit: Annotated[int, Query(ge=1, le=MAX_PAGE)] = 100,
+    after: Annotated[int, Query(ge=0, lt=10**MAX_SEQUENCE_DIGITS)] = 0,
+    settled: bool = False,
+) -> Response:
+    """Of every organisation, so the scope `operator` is needed. settled: also those that were retried or dropped."""
+    found, more = await list_letters(gateway.bus, after=after, limit=limit, open_only=not settled)
+    return list_response(found, more=more)
+
+
+@router.get("/{id}", summary="One dead letter, with its payload", responses=returns(DeadLetterPayload))
+async def get_dead_letter(id: _Id, caller: CurrentKey, gateway: GatewayDep) -> Response:
+    """The payload may hold what a user wrote."""
+    found = await read_letter(gateway.bus, id)
+    if found is None:
+        raise not_found("dead letter", str(id))
+    return json_response(found)
+
+
+@router.post("/{id}/retry", summary="Have a dead letter handled again", responses=returns(SettledLetter))
+async def retry_dead_letter(id: _Id, caller: CurrentKey, gateway: GatewayDep) -> Response:
+    """Its event or its task is queued again, or its parked job is resumed. If it fails again, that is a new letter."""
+    return json_response(await retry_letter(gateway, caller, id))
+
+
+@router.post("/{id}/drop", summary="Settle a dead letter", responses=returns(SettledLetter))
+async def drop_dead_letter(id: _Id, caller: CurrentKey, gateway: GatewayDep) -> Response:
+    """Nothing more is done about it."""
+    return json_response(await drop_letter(gateway, caller, id))

@@ -1,0 +1,93 @@
+"""What an organisation may keep at the cluster: jobs, bytes of files, keys. Counted where they are."""
+
+from __future__ import annotations
+
+import time
+
+from synth.gateway.deps import Gateway
+from synth.gateway.limits.admission import limit_reached
+from synth.gateway.read_model.tables.device_time import DAY_S
+from synth.gateway.read_model.usage import count_jobs, gpu_seconds, pending_files, stored_bytes
+
+_JOB_RETRY_S = 30
+_KEPT_RETRY_S = 60
+
+
+def check_jobs(gateway: Gateway, org: str) -> None:
+    """Raises a 429 where the organisation may have no further job."""
+    limits, jobs = gateway.settings.limits_of(org), count_jobs(gateway.read_model, org)
+    fix = "wait until some have ended, cancel some, or have the operator raise the limit"
+    for count, quota, what, name in (
+        (jobs.queued, limits.jobs_queued, "jobs that nobody has started yet", "jobs_queued"),
+        (jobs.live, limits.jobs_live, "jobs that have not ended", "jobs_live"),
+    ):
+        _check_count(count, quota, name, what=what, fix=fix, retry_after=_JOB_RETRY_S)
+
+
+def check_gpu_seconds(gateway: Gateway, org: str) -> None:
+    """Raises a 429 where the organisation's jobs have taken all the GPU-seconds that they may."""
+    limits, now = gateway.settings.limits_of(org), time.time()
+    if limits.gpu_seconds is None:
+        return
+    used = gpu_seconds(gateway.read_model, org, now=now, days=limits.gpu_days)
+    if used >= limits.gpu_seconds:
+        raise limit_reached(
+            f"your organisation's jobs have taken {used:,.0f} GPU-seconds in {limits.gpu_days} days",
+            setting="SYNTH_ORG_GPU_SECONDS",
+            quota=int(limits.gpu_seconds),
+            policy="gpu_seconds",
+            # Then the first of these days does not count any more.
+            retry_after=int(DAY_S - now % DAY_S) + 1,
+            fix="wait until days with less count, or have the operator raise the limit",
+            wait=False,
+        )
+
+
+def check_file_bytes(gateway: Gateway, org: str, more: int) -> None:
+    """Raises a 429 where the organisation's files have no room for `more` bytes. 0: where they have none at all."""
+    quota = gateway.settings.limits_of(org).file_bytes
+    stored = stored_bytes(gateway.read_model, org)
+    if stored + max(more, 1) > quota:
+        raise limit_reached(
+            f"your organisation's files have {stored:,} bytes, and this one {more:,} at least",
+            setting="SYNTH_ORG_FILE_BYTES",
+            quota=quota,
+            policy="file_bytes",
+            retry_after=_KEPT_RETRY_S,
+            fix="delete files that are done with, or have the operator raise the limit",
+            wait=False,
+        )
+
+
+def check_files_pending(gateway: Gateway, org: str) -> None:
+    """Raises a 429 where the organisation may have no further file that is to be checked."""
+    quota, count = gateway.settings.limits_of(org).files_pending, pending_files(gateway.read_model, org)
+    fix = "wait until some have been checked, or have the operator raise the limit"
+    what = "files that are not checked yet"
+    _check_count(count, quota, "files_pending", what=what, fix=fix, retry_after=_JOB_RETRY_S)
+
+
+def check_bus_keys(gateway: Gateway, org: str, count: int) -> None:
+    """Raises a 429 where the organisation, which has `count` live bus keys, may have no more."""
+    fix = "revoke those that are done with, or have the operator raise the limit"
+    _check_count(count, gateway.settings.limits_of(org).bus_keys, "bus_keys", what="live bus keys", fix=fix)
+
+
+def check_keys(gateway: Gateway, org: str, count: int, *, kind: str) -> None:
+    """Raises a 429 where the organisation, which has `count` keys of a kind, may have no more."""
+    fix = "remove those that are done with, or have the operator raise the limit"
+    _check_count(count, gateway.settings.limits_of(org).keys, "keys", what=kind, fix=fix)
+
+
+def _check_count(count: int, quota: int, name: str, *, what: str, fix: str, retry_after: int = _KEPT_RETRY_S) -> None:
+    """name: of the limit, as its setting `SYNTH_ORG_…` has it."""
+    if count >= quota:
+        raise limit_reached(
+            f"your organisation has {count:,} {what}",
+            setting=f"SYNTH_ORG_{name.upper()}",
+            quota=quota,
+            policy=name,
+            retry_after=retry_after,
+            fix=fix,
+            wait=False,
+        )

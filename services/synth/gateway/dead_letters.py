@@ -1,0 +1,123 @@
+"""Dead letters, read from their stream, with what operators decided on them, which the log says.
+
+They are few, and an operator's alone: the read model does not keep them.
+"""
+
+# nats-py annotates parts of itself not at all.
+# pyright: reportUnknownMemberType=false
+from __future__ import annotations
+
+import asyncio
+from datetime import UTC, datetime
+
+import msgspec
+from nats.errors import Error as NatsError
+from nats.js.errors import NotFoundError
+
+from synth.api.dead_letters import DeadLetter, DeadLetterPayload
+from synth.bus.connection import Connection
+from synth.bus.reading import read_across_reconnects
+from synth.bus.recorded import Recorded, delivery_numbers
+from synth.bus.replay import StreamFollower, replay
+from synth.bus.server.topology import DEAD
+from synth.errors import Transient
+from synth.events import LetterDropped, LetterRetried
+from synth.work import task_of
+
+_TIMEOUT_S = 20.0
+_MAX_PAYLOAD_CHARACTERS = 100_000
+_SIZE = "Nats-Msg-Size"
+
+Decisions = dict[int, Recorded]
+
+
+async def list_letters(bus: Connection, *, after: int, limit: int, open_only: bool) -> tuple[list[DeadLetter], bool]:
+    """The letters behind sequence `after`, oldest first, and whether there are more. Raises `Transient`."""
+    decisions = await _read_decisions(bus)
+    found: list[DeadLetter] = []
+    follower = StreamFollower(bus.nc, ["dead.>"], after=after, stream=DEAD, headers_only=True)
+    try:
+        async with asyncio.timeout(_TIMEOUT_S):
+            if await follower.open_patiently() == 0:
+                return found, False
+            async for msg in follower.messages():
+                seq, _, nanoseconds, pending = delivery_numbers(msg.reply)
+                # Cut, as the time of a letter that is read by itself is.
+                seconds, rest = divmod(nanoseconds, 1_000_000_000)
+                created = datetime.fromtimestamp(seconds, UTC).replace(microsecond=rest // 1000)
+                size = int((msg.headers or {}).get(_SIZE, 0))
+                letter = _settled(_letter(msg.subject, msg.headers or {}, seq, created, size), decisions)
+                if letter.state == "open" or not open_only:
+                    found.append(letter)
+                if len(found) > limit:
+                    return found[:limit], True
+                if pending == 0:
+                    return found, False
+    except TimeoutError as error:
+        raise Transient(f"the bus did not answer a read of the dead letters: {error!r}") from error
+    finally:
+        await follower.close()
+    raise AssertionError("a follow never ends")
+
+
+async def read_letter(bus: Connection, id: int) -> DeadLetterPayload | None:
+    """One letter with its body; None where there is none. Raises `Transient`."""
+    try:
+        found = await read_across_reconnects(bus, lambda: bus.js.get_msg(DEAD, id))
+    except NotFoundError:
+        return None
+    except (TimeoutError, NatsError) as error:
+        raise Transient(f"the bus did not answer a read of dead letter {id}: {error!r}") from error
+    assert found.subject is not None
+    assert found.time is not None
+    body = found.data or b""
+    letter = _letter(found.subject, found.headers or {}, id, found.time, len(body))
+    text = body.decode(errors="replace")
+    return DeadLetterPayload(
+        letter=_settled(letter, await _read_decisions(bus)),
+        payload=text[:_MAX_PAYLOAD_CHARACTERS],
+        cut=len(text) > _MAX_PAYLOAD_CHARACTERS,
+    )
+
+
+async def _read_decisions(bus: Connection) -> Decisions:
+    decided = await replay(bus.nc, ["letter.>"])
+    return {r.event.letter: r for r in decided if isinstance(r.event, LetterRetried | LetterDropped)}
+
+
+def _settled(letter: DeadLetter, decisions: Decisions) -> DeadLetter:
+    decision = decisions.get(letter.id)
+    # An older one was of another stream of dead letters, which this one has taken the place of.
+    if decision is None or decision.time < letter.created_at:
+        return letter
+    event = decision.event
+    assert isinstance(event, LetterRetried | LetterDropped)
+    state = "retried" if isinstance(event, LetterRetried) else "dropped"
+    return msgspec.structs.replace(letter, state=state, settled_by=event.requested_by, settled_at=decision.time)
+
+
+def _letter(subject: str, headers: dict[str, str], seq: int, created: datetime, size: int) -> DeadLetter:
+    """subject: `dead.<service>.<subject of the message>`."""
+    _, service, of = subject.split(".", 2)
+    org, about = _owner_of(of)
+    return DeadLetter(
+        id=seq,
+        service=service,
+        subject=of,
+        org=org,
+        about=about,
+        reason=headers.get("Synth-Reason", ""),
+        seq=int(headers.get("Synth-Seq", 0)),
+        bytes=size,
+        created_at=created,
+    )
+
+
+def _owner_of(subject: str) -> tuple[str | None, str | None]:
+    """The organisation and the job or file of a message, by its subject."""
+    if (task := task_of(subject)) is not None:
+        return task.org, task.job_id
+    parts = subject.split(".")
+    if len(parts) == 4 and parts[0] != "work":
+        return parts[2], parts[3]
+    return None, None

@@ -1,0 +1,134 @@
+"""How often an organisation may call, and how much it may have open at this gateway at a time.
+
+Counted in this process alone: a limit that all gateways shared would cost each request a round trip.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter
+from collections.abc import Callable, Generator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
+
+from synth.errors import Problem
+from synth.gateway.errors import ApiError
+from synth.gateway.limits.settings import LimitSettings, OrgLimits
+
+_SLOT_RETRY_S = 5
+#: Organisations whose last requests are remembered; those that may make all of theirs again are forgotten then.
+_MAX_BUCKETS = 10_000
+
+
+def limit_reached(
+    what: str, *, setting: str, quota: int, policy: str, retry_after: int, fix: str = "", wait: bool = True
+) -> ApiError:
+    """The 429 of a limit. wait: whether coming again helps by itself; else the published clients do not retry it."""
+    limit = f"at most {quota:,} ({setting})"
+    problem = Problem(what=what, expected=limit, fix=fix or "wait, or have the operator raise the limit")
+    headers = {
+        "RateLimit-Policy": f'"{policy}";q={quota}',
+        "RateLimit": f'"{policy}";r=0;t={retry_after}',
+    }
+    if not wait:
+        headers["X-Should-Retry"] = "false"
+    return ApiError(
+        429, problem.text(), code=f"{policy}_limit", problems=[problem], retry_after=retry_after, headers=headers
+    )
+
+
+@dataclass
+class _Bucket:
+    limits: OrgLimits
+    tokens: float
+    filled_at: float
+
+    def refill(self, now: float) -> None:
+        gained = (now - self.filled_at) * self.limits.requests_per_s
+        self.tokens = min(self.limits.request_burst, self.tokens + gained)
+        self.filled_at = now
+
+    @property
+    def policy(self) -> str:
+        window = max(1, math.ceil(self.limits.request_burst / self.limits.requests_per_s))
+        return f'"requests";q={self.limits.request_burst};w={window}'
+
+    @property
+    def state(self) -> str:
+        full_in = math.ceil((self.limits.request_burst - self.tokens) / self.limits.requests_per_s)
+        return f'"requests";r={math.floor(self.tokens)};t={full_in}'
+
+
+@dataclass
+class Admission:
+    """The requests, streams and uploads of organisations at this gateway."""
+
+    settings: LimitSettings
+    now: Callable[[], float] = time.monotonic
+    _buckets: dict[str, _Bucket] = field(default_factory=dict[str, _Bucket])
+    _streams: Counter[str] = field(default_factory=Counter[str])
+    _uploads: Counter[str] = field(default_factory=Counter[str])
+
+    def admit(self, org: str) -> dict[str, str]:
+        """Count one request; returns the headers that say what is left. Raises a 429."""
+        bucket, now = self._bucket(org), self.now()
+        bucket.refill(now)
+        if bucket.tokens < 1:
+            seconds = (1 - bucket.tokens) / bucket.limits.requests_per_s
+            error = limit_reached(
+                "your organisation's requests come too fast",
+                setting="SYNTH_ORG_REQUESTS_PER_S, SYNTH_ORG_REQUEST_BURST",
+                quota=bucket.limits.request_burst,
+                policy="requests",
+                retry_after=max(1, math.ceil(seconds)),
+            )
+            error.headers |= {"RateLimit-Policy": bucket.policy, "RateLimit": bucket.state}
+            raise error
+        bucket.tokens -= 1
+        return {"RateLimit-Policy": bucket.policy, "RateLimit": bucket.state}
+
+    def stream(self, org: str) -> AbstractContextManager[None]:
+        """The place of one event stream. Raises a 429."""
+        quota = self.settings.limits_of(org).streams
+        return self._slot(self._streams, org, quota, what="event streams", setting="SYNTH_ORG_STREAMS")
+
+    def upload(self, org: str) -> AbstractContextManager[None]:
+        """The place of one upload. Raises a 429."""
+        quota = self.settings.limits_of(org).uploads
+        return self._slot(self._uploads, org, quota, what="uploads", setting="SYNTH_ORG_UPLOADS")
+
+    @contextmanager
+    def _slot(self, taken: Counter[str], org: str, quota: int, *, what: str, setting: str) -> Generator[None]:
+        if taken[org] >= quota:
+            raise limit_reached(
+                f"your organisation has {taken[org]:,} {what} open at this gateway",
+                setting=setting,
+                quota=quota,
+                policy=what.replace(" ", "_"),
+                retry_after=_SLOT_RETRY_S,
+                fix="close some of them, or have the operator raise the limit",
+            )
+        taken[org] += 1
+        try:
+            yield
+        finally:
+            taken[org] -= 1
+            if not taken[org]:
+                del taken[org]
+
+    def _bucket(self, org: str) -> _Bucket:
+        bucket = self._buckets.get(org)
+        if bucket is None:
+            now = self.now()
+            if len(self._buckets) >= _MAX_BUCKETS:
+                self._forget_full(now)
+            limits = self.settings.limits_of(org)
+            bucket = self._buckets[org] = _Bucket(limits, limits.request_burst, now)
+        return bucket
+
+    def _forget_full(self, now: float) -> None:
+        for org, bucket in list(self._buckets.items()):
+            bucket.refill(now)
+            if bucket.tokens >= bucket.limits.request_burst:
+                del self._buckets[org]

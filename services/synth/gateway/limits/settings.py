@@ -1,0 +1,99 @@
+"""What one organisation may take of a cluster: the defaults, and what an operator says of single ones."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+_Count = Annotated[int, Field(ge=0)]
+_Seconds = Annotated[float | None, Field(ge=0)]
+
+
+class OrgLimits(BaseModel):
+    """The limits of one organisation, each as its setting says."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    requests_per_s: Annotated[float, Field(gt=0)]
+    request_burst: Annotated[int, Field(ge=1)]
+    streams: _Count
+    uploads: _Count
+    jobs_live: _Count
+    jobs_queued: _Count
+    file_bytes: _Count
+    files_pending: _Count
+    keys: _Count
+    bus_keys: _Count
+    gpu_seconds: _Seconds
+    gpu_days: Annotated[int, Field(ge=1)]
+
+
+class LimitSettings(BaseSettings):
+    """The limits of organisations."""
+
+    model_config = SettingsConfigDict(env_prefix="SYNTH_", extra="ignore")
+
+    org_requests_per_s: float = Field(default=1000.0, gt=0)
+    """Requests a second of one organisation at this gateway, on average; more is a 429 that says when to come again.
+    Calls of rollouts do not count. Each gateway counts for itself: two let twice as many pass."""
+
+    org_request_burst: int = Field(default=5000, ge=1)
+    """How many of them may come at once, after a while of none."""
+
+    org_streams: int = Field(default=5000, ge=0)
+    """Event streams that one organisation has open at this gateway."""
+
+    org_uploads: int = Field(default=32, ge=0)
+    """Files that one organisation uploads to this gateway at a time."""
+
+    org_jobs_live: int = Field(default=5000, ge=0)
+    """Jobs of one organisation that have not ended, paused ones included. Counted in this gateway's read model, so that
+    submissions that arrive at several gateways in the same moment may exceed it by their number."""
+
+    org_jobs_queued: int = Field(default=2000, ge=0)
+    """Those of them that nobody has started yet."""
+
+    org_file_bytes: int = Field(default=1 << 40, ge=0)
+    """Bytes of the files that one organisation has uploaded and not deleted. Checked before an upload, so that uploads
+    at the same time may exceed it by their sizes."""
+
+    org_files_pending: int = Field(default=500, ge=0)
+    """Files of one organisation that are uploaded and not checked yet. The files service is given 5,000 of all
+    organisations: keep it well below. Counted as jobs are, before an upload and after it."""
+
+    org_keys: int = Field(default=1000, ge=0)
+    """Live API keys of one organisation, and again its environment keys and its keys of judges."""
+
+    org_bus_keys: int = Field(default=10, ge=0)
+    """Those of its API keys that are bus keys: each may have `SYNTH_BUS_FEEDS` consumers of the log."""
+
+    org_gpu_seconds: float | None = Field(default=None, ge=0)
+    """GPU-seconds that the jobs of one organisation may take in `SYNTH_ORG_GPU_DAYS`; unset: any number. Beyond it no
+    job is submitted or resumed, and those that run are paused at their last checkpoint, or after the step that they
+    are at. A job counts the GPUs that train it, for as long as an attempt has them, and each engine that has loaded
+    its policy, until it is over or paused; a process on a CPU counts as one. An engine counts for each job that it
+    holds. What a deleted job has taken stays counted; chats count nothing."""
+
+    org_gpu_days: int = Field(default=30, ge=1)
+    """The days, in UTC and with the present one, over which `SYNTH_ORG_GPU_SECONDS` counts."""
+
+    org_limits: dict[str, dict[str, float | None]] = {}
+    """Other limits for single organisations, as JSON by organisation id and by the names above without `ORG_`:
+    `{"org_…": {"jobs_live": 50, "requests_per_s": 20}}`."""
+
+    @model_validator(mode="after")
+    def _check_overrides(self) -> LimitSettings:
+        for org in self.org_limits:
+            self.limits_of(org)
+        return self
+
+    @cached_property
+    def _defaults(self) -> dict[str, float | None]:
+        return {name: getattr(self, f"org_{name}") for name in OrgLimits.model_fields}
+
+    def limits_of(self, org: str) -> OrgLimits:
+        """The limits of this organisation."""
+        return OrgLimits.model_validate(self._defaults | self.org_limits.get(org, {}))

@@ -1,0 +1,33 @@
+"""Holds requests back while the read model is not complete: what it does not have yet would be a wrong answer."""
+
+from __future__ import annotations
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from synth.gateway.errors import error_response, unavailable
+from synth.gateway.read_model.hub import Hub
+
+#: What an observer asks, and the document of the API.
+_OPEN = frozenset({"/livez", "/healthz", "/metrics", "/openapi.json", "/docs"})
+
+
+class Completeness:
+    """ASGI middleware: a request waits until the model is complete, for `wait_s` seconds; then it is a 503.
+
+    A short projection is waited for: most are over before a client would have tried again.
+    """
+
+    def __init__(self, app: ASGIApp, *, hub: Hub, wait_s: float) -> None:
+        self._app = app
+        self._hub = hub
+        self._wait_s = wait_s
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and not self._hub.complete and scope["path"] not in _OPEN:
+            try:
+                await self._hub.wait_until_complete(timeout=self._wait_s)
+            except TimeoutError:
+                message = f"the gateway projects the log, and {self._hub.lag} events are left; try again"
+                await error_response(unavailable(message, retry_after=5))(scope, receive, send)
+                return
+        await self._app(scope, receive, send)

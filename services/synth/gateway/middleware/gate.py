@@ -1,0 +1,81 @@
+"""The one gate of the API: who calls and how often, then how large the body is, and only then the body.
+
+A route reads nothing that nobody may send. Chats and uploads pass with their bodies unread: their routes check the
+caller first, and then read by the same reader, or piece by piece into a file.
+"""
+
+from __future__ import annotations
+
+from starlette.requests import Request
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from synth.gateway.auth import authenticate_early
+from synth.gateway.chat_proxy.paths import is_chat_path
+from synth.gateway.errors import KNOWN_ERRORS, respond
+from synth.gateway.passage import PASSAGE, Passage
+from synth.http_server.body import BodyMemory, read_body
+
+_STREAMED = "/files"
+_FIX = "put data into files, and name them"
+
+
+class Gate:
+    """ASGI middleware: lets a request with a body in once its key is known and its body is of a size."""
+
+    def __init__(self, app: ASGIApp, *, limit: int, memory: BodyMemory) -> None:
+        self._app = app
+        self._limit = limit
+        self._memory = memory
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        passage = scope[PASSAGE] = Passage()
+
+        async def send_with_limits(message: Message) -> None:
+            if message["type"] == "http.response.start" and passage.headers:
+                named = {name for name, _ in message["headers"]}
+                added = [(name.lower().encode(), value.encode()) for name, value in passage.headers.items()]
+                message["headers"] = [*message["headers"], *(pair for pair in added if pair[0] not in named)]
+            await send(message)
+
+        request = Request(scope, receive)
+        if not _has_body(request) or is_chat_path(scope["method"], scope["path"]):
+            await self._app(scope, receive, send_with_limits)
+        else:
+            await self._with_body(request, scope, receive, send_with_limits)
+
+    async def _with_body(self, request: Request, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            caller = await authenticate_early(request)
+        except KNOWN_ERRORS as error:
+            await respond(request, error)(scope, receive, send)
+            return
+        if scope["path"].rstrip("/").endswith(_STREAMED):
+            await self._app(scope, receive, send)
+            return
+        with self._memory.hold(caller.org) as held:
+            try:
+                body = await read_body(
+                    request, self._memory, held, limit=self._limit, setting="SYNTH_MAX_JSON_BYTES", fix=_FIX
+                )
+            except KNOWN_ERRORS as error:
+                await respond(request, error)(scope, receive, send)
+                return
+            await self._app(scope, _replay(body, receive), send)
+
+
+def _has_body(request: Request) -> bool:
+    headers = request.headers
+    return "transfer-encoding" in headers or headers.get("content-length", "0") != "0"
+
+
+def _replay(body: bytes, receive: Receive) -> Receive:
+    """The body as one message, and then what comes after it."""
+    whole: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def receive_again() -> Message:
+        return whole.pop() if whole else await receive()
+
+    return receive_again

@@ -1,0 +1,48 @@
+"""The events that the read model was given and could not read, because a newer version wrote them.
+
+The model goes on without what they say, since an API that stands still would be worse, and the gateway says so. The
+first version that opens the file and can read one of them projects the log again.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+
+from synth.bus.recorded import Recorded, UnknownEvent
+from synth.events.catalogue import CATALOGUE
+from synth.gateway import metrics
+from synth.runtime import logs
+
+log = logs.get("read model")
+
+SCHEMA = """
+CREATE TABLE newer (
+    type TEXT NOT NULL, version INTEGER NOT NULL, first INTEGER NOT NULL, PRIMARY KEY (type, version)
+) WITHOUT ROWID;
+"""
+
+
+def note(db: sqlite3.Connection, recorded: Recorded) -> None:
+    """Remember an event that a newer version wrote; any other one is left alone."""
+    event: object = recorded.event
+    if not (isinstance(event, UnknownEvent) and event.newer):
+        return
+    metrics.NEWER_EVENTS.inc()
+    values = (recorded.type, recorded.schema, recorded.seq)
+    if db.execute("INSERT OR IGNORE INTO newer VALUES (?, ?, ?)", values).rowcount:
+        log.error("an event of a newer version is not shown", type=recorded.type, schema=recorded.schema)
+
+
+def can_read_more(db: sqlite3.Connection) -> bool:
+    """Whether this version can read an event that the one before it left out."""
+    found = db.execute("SELECT type, version FROM newer").fetchall()
+    return any(type in CATALOGUE and version <= CATALOGUE[type].version for type, version in found)
+
+
+def problem(db: sqlite3.Connection) -> str | None:
+    """What is left out, for `/healthz`; None when the model has all of the log."""
+    found = db.execute("SELECT type, version, first FROM newer ORDER BY first").fetchall()
+    if not found:
+        return None
+    kinds = ", ".join(f"{type} (schema {version}, since {first})" for type, version, first in found)
+    return f"events of a newer version are not shown: {kinds}; upgrade this gateway, which then reads the log again"

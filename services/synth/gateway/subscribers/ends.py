@@ -1,0 +1,41 @@
+"""The ends of bus keys: when one has come, the key's feeds are ended.
+
+A revocation ends them by itself; an end that was set before, by a rotation with a grace or when the key was made, has
+nobody who asks. Every gateway looks, and ending a feed twice changes nothing. Invariant: no feed outlives its key by
+more than `SYNTH_BUS_END_CHECK_S` while the log and a gateway are there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import UTC, datetime, timedelta
+
+from synth.bus.connection import Connection
+from synth.errors import Transient
+from synth.gateway.auth import ApiKeyCache
+from synth.gateway.subscribers.feeds import end_feeds
+from synth.gateway.subscribers.settings import SubscriberSettings
+from synth.runtime import logs
+
+log = logs.get("bus key ends")
+
+
+async def watch_ends(bus: Connection, keys: ApiKeyCache, settings: SubscriberSettings) -> None:
+    """End the feeds of every bus key whose end has come, until cancelled."""
+    # No session that began before a key's end is longer, and without a listener the server removes a feed itself.
+    lasts = timedelta(seconds=settings.bus_session_s + settings.bus_feed_idle_s + settings.bus_end_check_s)
+    done: dict[str, datetime] = {}
+    while True:
+        now = datetime.now(UTC)
+        done = {digest: end for digest, end in done.items() if end > now - lasts}
+        for key in keys.ending():
+            end = min(moment for moment in (key.revoked_at, key.expires_at) if moment is not None)
+            if not key.bus or key.digest in done or not now - lasts < end <= now:
+                continue
+            try:
+                await end_feeds(bus, key)
+            except Transient as error:
+                log.warning("the feeds of a key that has ended could not be ended yet", error=str(error))
+                continue
+            done[key.digest] = end
+        await asyncio.sleep(settings.bus_end_check_s)

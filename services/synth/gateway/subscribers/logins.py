@@ -1,0 +1,147 @@
+"""Who may come in on the bus beside the services: nats-server asks, the gateways answer (its auth callout).
+
+A bus key may listen below its own subject and publish nothing, for one session. Invariant: what is let in ends by
+itself, at the end of the session or of the key, and a session's logins are counted, so that a key has a bounded number
+of connections.
+"""
+
+# nats-py annotates parts of itself not at all.
+# pyright: reportUnknownMemberType=false
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from typing import Any
+
+import msgspec
+from nats.aio.msg import Msg
+from nats.errors import Error as NatsError
+
+from synth.bus.connection import Connection
+from synth.bus.kv.secrets import ApiKey
+from synth.bus.server.account_key import AccountKey, read_claims
+from synth.bus.server.permissions import LOGINS
+from synth.gateway.auth import ApiKeyCache
+from synth.gateway.errors import ApiError
+from synth.gateway.subscribers.feeds import subjects_of
+from synth.gateway.subscribers.settings import SubscriberSettings
+from synth.keys import is_bus_key, mistyped
+from synth.runtime import logs
+
+log = logs.get("logins")
+
+# The server gives a login up after two seconds: what waits longer than these would be answered in vain.
+_MAX_WAITING = 1000
+_MAX_KEYS = 10_000
+#: Subscriptions of one connection: its feeds, and a few that are on their way out.
+_MAX_SUBSCRIPTIONS = 64
+#: Nothing may be published, so nothing need be taken.
+_MAX_PAYLOAD_BYTES = 1024
+
+
+class _ConnectOptions(msgspec.Struct, frozen=True):
+    user: str = ""
+    password: str = msgspec.field(default="", name="pass")
+
+
+class _AskingServer(msgspec.Struct, frozen=True):
+    id: str
+
+
+class _Request(msgspec.Struct, frozen=True):
+    """What the server tells of a connection that asks to come in."""
+
+    server_id: _AskingServer
+    user_nkey: str
+    connect_opts: _ConnectOptions = _ConnectOptions()
+
+
+class Logins:
+    """Answers the server for every connection that is no service's."""
+
+    def __init__(self, bus: Connection, keys: ApiKeyCache, issuer: AccountKey, settings: SubscriberSettings) -> None:
+        self._bus = bus
+        self._keys = keys
+        self._issuer = issuer
+        self._settings = settings
+        self._sessions: dict[str, deque[float]] = {}
+
+    async def serve(self) -> None:
+        """Answer until cancelled; the gateways share the questions."""
+        subscription = await self._bus.nc.subscribe(
+            LOGINS, queue=self._bus.service, cb=self._answer, pending_msgs_limit=_MAX_WAITING
+        )
+        try:
+            await asyncio.Event().wait()
+        finally:
+            try:
+                await subscription.unsubscribe()
+            except NatsError as error:
+                log.warning("could not leave the queue of logins", error=repr(error))
+
+    async def _answer(self, msg: Msg) -> None:
+        try:
+            asked = msgspec.convert(read_claims(msg.data).get("nats"), _Request, strict=False)
+        except (ValueError, msgspec.ValidationError) as error:
+            log.warning("a login cannot be read", error=str(error))
+            return
+        answer: dict[str, Any] = {"type": "authorization_response", "version": 2}
+        try:
+            key, reason = await self._find(asked.connect_opts.password)
+        except ApiError as error:
+            key, reason = None, str(error)
+        if key is None:
+            log.info("login refused", user=asked.connect_opts.user[:100], reason=reason)
+            answer["error"] = reason
+        else:
+            answer["jwt"] = self._let_in(key, asked.user_nkey)
+        await self._bus.nc.publish(
+            msg.reply, self._issuer.sign({"sub": asked.user_nkey, "aud": asked.server_id.id, "nats": answer}).encode()
+        )
+
+    async def _find(self, password: str) -> tuple[ApiKey | None, str]:
+        """The live bus key that this password is; or why there is none."""
+        if not is_bus_key(password) or mistyped(password):
+            return None, "the password is no key of `synthctl keys create --bus`"
+        key = await self._keys.find(password)
+        if key is None or not key.bus:
+            return None, "the key is not known here"
+        if not key.active:
+            return None, f"the key {key.key_id} has ended"
+        if not self._count(key):
+            return None, f"the key {key.key_id} has logged in {self._settings.bus_logins} times (SYNTH_BUS_LOGINS)"
+        return key, ""
+
+    def _count(self, key: ApiKey) -> bool:
+        """Count a login; False where the key has as many sessions as it may."""
+        now = time.monotonic()
+        if key.digest not in self._sessions and len(self._sessions) >= _MAX_KEYS:
+            self._sessions = {digest: ends for digest, ends in self._sessions.items() if ends[-1] > now}
+        ends = self._sessions.setdefault(key.digest, deque())
+        while ends and ends[0] <= now:
+            ends.popleft()
+        if len(ends) >= self._settings.bus_logins:
+            return False
+        ends.append(now + self._settings.bus_session_s)
+        return True
+
+    def _let_in(self, key: ApiKey, user_nkey: str) -> str:
+        ends = time.time() + self._settings.bus_session_s
+        if key.expires_at is not None:
+            ends = min(ends, key.expires_at.timestamp())
+        log.info("login", org=key.org, key=key.key_id)
+        may: dict[str, Any] = {
+            "type": "user",
+            "version": 2,
+            "pub": {"deny": [">"]},
+            "sub": {"allow": [subjects_of(key)]},
+            "subs": _MAX_SUBSCRIPTIONS,
+            "data": -1,
+            "payload": _MAX_PAYLOAD_BYTES,
+            # Neither a leaf node, which has many clients behind it, nor MQTT, which keeps sessions in streams.
+            "allowed_connection_types": ["STANDARD", "WEBSOCKET"],
+        }
+        # `$G` is the account of the services: the one that a server has whose configuration names none.
+        claims = {"sub": user_nkey, "aud": "$G", "name": key.key_id, "exp": int(ends), "nats": may}
+        return self._issuer.sign(claims)
