@@ -6,13 +6,14 @@ import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from types import TracebackType
 from typing import Annotated, Any
 
 import typer
 from typer.exceptions import TyperException
 
-from synth.cli.commands import chat, config, files, filter, keys, models, rollouts, submit, traces
-from synth.cli.commands.cluster import doctor, logs, run, setup
+from synth.cli.commands import chat, config, dead, files, filter, keys, models, rollouts, submit, traces
+from synth.cli.commands.cluster import backup, doctor, logs, run, setup
 from synth.cli.commands.evaluation import app as evaluation
 from synth.cli.commands.jobs import app as jobs
 from synth.cli.commands.task_app import deploy, listing, play, serve
@@ -110,6 +111,8 @@ for name, command, panel in (
     ("up", run.up, "Cluster"),
     ("down", run.down, "Cluster"),
     ("status", run.status, "Cluster"),
+    ("backup", backup.backup, "Cluster"),
+    ("restore", backup.restore, "Cluster"),
     ("logs", logs.logs, "Cluster"),
     ("doctor", doctor.doctor, "Cluster"),
     ("submit", submit.submit, "Work"),
@@ -130,6 +133,7 @@ app.add_typer(models.app, name="models", rich_help_panel="Things")
 app.add_typer(config.app, name="config", rich_help_panel="Things")
 app.add_typer(keys.app, name="keys", rich_help_panel="Access")
 app.add_typer(keys.orgs_app, name="orgs", rich_help_panel="Access")
+app.add_typer(dead.app, name="dead", rich_help_panel="Cluster")
 
 
 def main() -> None:
@@ -145,6 +149,7 @@ def main() -> None:
         sys.exit(_explain_usage(error))
     except Exception as error:
         if debug:
+            sys.excepthook = _print_traceback
             raise
         sys.exit(_explain(error))
     finally:
@@ -173,6 +178,14 @@ def build() -> Any:
     return command
 
 
+def _print_traceback(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    import traceback
+
+    from synth.cli.tui.output import print_error
+
+    print_error("".join(traceback.format_exception(kind, error, trace)))
+
+
 def _explain_usage(error: TyperException) -> int:
     """Say what of a command line cannot be understood; a group without a command shows its help."""
     from synth.cli.tui.help import usage
@@ -182,6 +195,7 @@ def _explain_usage(error: TyperException) -> int:
     ctx, param = getattr(error, "ctx", None), getattr(error, "param", None)
     what = error.format_message()
     if type(error).__name__ == "NoArgsIsHelpError":
+        # Our own help, with its styles.
         typer.echo(what, err=True)
         return error.exit_code
     where = ctx.command_path if ctx else ""

@@ -119,7 +119,7 @@ def register_environment_key(settings: Config) -> Registration:
         with Client(settings, retry_budget=0) as client:
             account = client.account()
             if settings.environment_key is not None:
-                client.add_environment_key(settings.environment_key.text)
+                client.add_environment_key(settings.environment_key.text, settings.task_url and settings.task_url.text)
     except Unreachable as error:
         problem = error.problems[0]
         return Registration(

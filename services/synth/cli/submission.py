@@ -81,9 +81,9 @@ def submit_job(
     if datasets is not None:
         files["training_file"] = _uploaded(client, datasets.training_file, check_timeout)
         files["validation_file"] = _uploaded(client, datasets.validation_file, check_timeout)
-    elif config.environment_key is not None and _is_played(job):
-        # The verifier tries every key that it knows: the one in use here must be among them.
-        client.add_environment_key(config.environment_key.text)
+    elif config.environment_key is not None and not isinstance(job, SftJob) and _is_played(job):
+        # The verifier tries the keys that belong to the app's address: the one in use here must be among them.
+        client.add_environment_key(config.environment_key.text, job.rollout.task_url)
     if flags.task_url is not None and _is_played(job) and flags.task_url.origin != "--task-url":
         output.hint(f"task app: {flags.task_url.text} ({flags.task_url.origin})")
     body = submission_body(checked, name=name, files=files)

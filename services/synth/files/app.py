@@ -11,7 +11,7 @@ from synth.files.handlers import Handlers
 from synth.files.image_source import ImageSource
 from synth.files.rewrite import Rewriter
 from synth.files.settings import FilesSettings
-from synth.http_guard import guarded_client
+from synth.outbound.http_guard import guarded_client
 from synth.service import Service, run
 
 
@@ -33,6 +33,8 @@ def main() -> int:
             FileUploaded,
             handlers.file_uploaded,
             concurrency=settings.files_at_once,
+            spare=1,
+            give_up=handlers.give_up,
         )
         service.on_close(client.aclose)
         service.run("events", serve_events(broker, service.bus, Role.FILES, service.stop))

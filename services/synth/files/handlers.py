@@ -16,12 +16,17 @@ from synth.bus.recorded import Recorded
 from synth.datasets.check import FileCheck
 from synth.datasets.conversations import line_problem
 from synth.datasets.parquet import MAGIC, PARQUET, ParquetUnreadable
+from synth.errors import Problem
 from synth.events import BlobRef, FileReady, FileRejected, FileUploaded
 from synth.files.parquet_process import read_parquet
 from synth.files.rewrite import Rewriter
 from synth.runtime import logs
 
 log = logs.get("files")
+
+
+def _is_unchecked(verdict: FileReady | FileRejected) -> bool:
+    return isinstance(verdict, FileRejected) and verdict.unchecked
 
 
 @dataclass(frozen=True)
@@ -41,7 +46,7 @@ class Handlers:
     async def file_uploaded(self, event: Recorded, uploaded: FileUploaded) -> None:
         history = await read_file(self.bus, event.org, event.key)
         # Deleted meanwhile, or checked already: the verdict on an earlier upload of these bytes still holds.
-        if history.upload is None or history.verdict is not None:
+        if history.upload is None or (history.verdict is not None and not _is_unchecked(history.verdict)):
             return
         blob = history.upload.blob
         try:
@@ -53,6 +58,15 @@ class Handlers:
         id = f"verdict:{history.uploaded_seq}"
         await Publisher(self.bus).once(verdict, org=event.org, key=event.key, id=id)
         log.info("file checked", verdict=type(verdict).__name__, size=blob.size)
+
+    async def give_up(self, event: Recorded, problem: Problem) -> None:
+        """Reject a file that cannot be checked: its user, and the jobs that name it, would wait for ever."""
+        history = await read_file(self.bus, event.org, event.key)
+        if history.upload is None or history.verdict is not None:
+            return
+        line = line_problem(1, ("$", problem.text()))
+        verdict = FileRejected(bad_lines=1, problems=[line], unchecked=True)
+        await Publisher(self.bus).once(verdict, org=event.org, key=event.key, id=f"unchecked:{history.uploaded_seq}")
 
     async def _check(self, org: str, blob: BlobRef) -> FileReady | FileRejected:
         if await self.blobs.get_range(blob, 0, len(MAGIC)) == MAGIC:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from synth.http_guard import GuardSettings
 from synth.images.source import ImageSettings
+from synth.outbound.http_guard import GuardSettings
 from synth.runtime.settings import ServiceSettings
 
 
@@ -13,7 +13,8 @@ class FilesSettings(ServiceSettings, GuardSettings, ImageSettings):
     """What checking files needs beside the shared settings."""
 
     files_at_once: int = 2
-    """Files that one process reads at the same time."""
+    """Files that one process reads at the same time, by turns of their organisations; one more for an organisation that
+    has none of them."""
 
     max_line_bytes: int = Field(default=64 << 20, ge=1024)
     """The longest line of a training file: a row is held in memory while it is checked, with the images in it."""

@@ -10,9 +10,9 @@ from starlette.requests import Request
 from starlette.types import ASGIApp
 
 from synth.bus.kv.replicas import Replica, announce
-from synth.bus.worker import TaskWorker
+from synth.bus.tasks.solitude import SuspicionSettings
+from synth.bus.tasks.worker import TaskWorker
 from synth.errors import InvalidKey
-from synth.http_guard import guarded_client
 from synth.inference.api.app import build_api
 from synth.inference.api.images import ChatImages
 from synth.inference.api.limits import RequestLimits
@@ -31,11 +31,13 @@ from synth.inference.serving.owner import ServeTaskOwner
 from synth.inference.serving.router import ModelRouter
 from synth.inference.serving.turns import SharedDevice, take_turns
 from synth.inference.settings import InferenceSettings
-from synth.keys import Cid, has_bearer, internal_token, read_cid
+from synth.keys import Cid, is_internal, read_cid
 from synth.models import Registry
+from synth.outbound.http_guard import guarded_client
 from synth.rollout_credential import CID_FIX
 from synth.runtime import logs
 from synth.service import Service, run
+from synth.service_secrets import Purpose
 
 log = logs.get("inference")
 
@@ -47,8 +49,7 @@ def main() -> int:
     settings = InferenceSettings()
 
     async def setup(service: Service) -> ASGIApp:
-        secret = settings.cluster_secret.get_secret_value()
-        bearer = internal_token(secret)
+        credentials, internal = service.secrets[Purpose.CREDENTIALS], service.secrets[Purpose.INTERNAL]
         boot = secrets.token_hex(4)
         changed = asyncio.Event()
         registry = Registry(settings.models_dir, hub=settings.model_hub)
@@ -85,13 +86,13 @@ def main() -> int:
         recorder_name = describe().recorder
 
         def read_own_cid(cid_text: str) -> Cid:
-            cid = read_cid(cid_text, secret, now=0)
+            cid = read_cid(cid_text, credentials, now=0)
             if cid.replica != recorder_name:
                 raise InvalidKey(f"this rollout is recorded by another process; {CID_FIX}")
             return cid
 
         async def authenticate(request: Request) -> str:
-            if not has_bearer(request.headers.get("authorization", ""), bearer):
+            if not is_internal(request.headers.get("authorization", ""), internal):
                 raise InvalidKey(f"no rollout credential: {CID_FIX}; other calls come through the gateway")
             return request.headers.get("x-synth-org", "")
 
@@ -103,6 +104,8 @@ def main() -> int:
             kind="serve",
             pool=settings.pool,
             capacity=capacity,
+            failures=settings.task_failures,
+            suspicion=SuspicionSettings(after=settings.task_suspicions, alone_s=settings.task_alone_s),
             run=serve_owner.run,
             give_up=serve_owner.give_up,
         )
@@ -128,7 +131,7 @@ def main() -> int:
             router,
             recorder,
             authenticate,
-            internal_token=bearer,
+            internal=internal,
             images=images,
             limits=request_limits(settings),
             extra_routes=service.observability(),
@@ -142,6 +145,7 @@ def request_limits(settings: InferenceSettings) -> RequestLimits:
     whole_context = settings.engine == "vllm"  # which keeps memory for the tokens that there are
     return RequestLimits(
         body=settings.max_request_bytes,
+        buffered=settings.http_buffered_bytes,
         choices=settings.max_choices,
         seconds=settings.completion_s,
         end_seconds=settings.engine_call_s,

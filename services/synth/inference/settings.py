@@ -7,9 +7,9 @@ from typing import Literal
 
 from pydantic import Field
 
-from synth.http_guard import GuardSettings
 from synth.images.source import ImageSettings
 from synth.inference.engines.settings import Workaround
+from synth.outbound.http_guard import GuardSettings
 from synth.runtime.settings import ServiceSettings
 
 

@@ -22,6 +22,7 @@ from synth.judge.settings import JudgeSettings
 from synth.judge.voting import Voting
 from synth.judging.contract import JudgeRollouts
 from synth.service import Service, run
+from synth.service_secrets import Purpose
 
 
 def main() -> int:
@@ -29,12 +30,13 @@ def main() -> int:
     settings = JudgeSettings()
 
     async def setup(service: Service) -> None:
-        cluster_secret = settings.cluster_secret.get_secret_value()
         # Of this very process: a successor has nothing of what its predecessor had under way.
         replica = f"{settings.replica}-{secrets.token_hex(4)}"
         replicas = ReplicaTable(service.bus)
-        store = SecretStore(service.bus, cluster_secret)
-        endpoints = Endpoints(service.bus, store, replicas, settings, replica=replica)
+        store = SecretStore(service.bus, service.secrets)
+        endpoints = Endpoints(
+            service.bus, store, replicas, settings, internal=service.secrets[Purpose.INTERNAL], replica=replica
+        )
         cache = AnswerCache(service.blobs, keep_s=settings.judge_cache_s)
         chat = JudgeChat(
             endpoints,
@@ -46,7 +48,7 @@ def main() -> int:
             service.blobs,
             endpoints,
             voting,
-            cluster_secret=cluster_secret,
+            fence_secret=service.secrets[Purpose.FENCES].current.key.hex(),
             max_transcript_bytes=settings.judge_max_transcript_bytes,
         )
         leases = Leases(service.bus, replica=replica, every_s=settings.judge_work_s)

@@ -41,7 +41,10 @@ _OUTCOME = -1
 
 
 class QuestionWorker:
-    """Asks the judges of a question, and makes reviews of what they answer. max_transcript_bytes: of one rollout."""
+    """Asks the judges of a question, and makes reviews of what they answer.
+
+    fence_secret: what the names of the fences around rollouts follow from. max_transcript_bytes: of one rollout.
+    """
 
     def __init__(
         self,
@@ -49,13 +52,13 @@ class QuestionWorker:
         endpoints: Endpoints,
         voting: Voting,
         *,
-        cluster_secret: str,
+        fence_secret: str,
         max_transcript_bytes: int,
     ) -> None:
         self._blobs = blobs
         self._endpoints = endpoints
         self._voting = voting
-        self._secret = cluster_secret
+        self._secret = fence_secret
         self._max_transcript_bytes = max_transcript_bytes
 
     async def run(self, question: JudgeRollouts, usage: UsageCount) -> list[RolloutReview]:

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator
 from pydantic_settings import NoDecode
 
 from synth.bus.rpc import SERVE_WITHIN_S
-from synth.http_guard import GuardSettings
+from synth.outbound.http_guard import GuardSettings
 from synth.runtime.settings import ServiceSettings
 
 #: The name that stands for the models of this cluster.

@@ -7,7 +7,8 @@ import asyncio
 from prometheus_client import REGISTRY
 
 from synth.bus.kv.replicas import ReplicaTable
-from synth.bus.worker import TaskWorker
+from synth.bus.tasks.solitude import SuspicionSettings
+from synth.bus.tasks.worker import TaskWorker
 from synth.graders.python.pool import PythonPool
 from synth.rollouts.jobs.owner import CollectTaskOwner
 from synth.rollouts.metrics import ConcurrencyMetrics
@@ -30,13 +31,16 @@ def main() -> int:
             if settings.python_graders
             else None
         )
-        collect_owner = CollectTaskOwner(service.bus, service.blobs, settings, replicas, python)
+        collect_owner = CollectTaskOwner(service.bus, service.blobs, settings, service.secrets, replicas, python)
         REGISTRY.register(ConcurrencyMetrics(collect_owner.collectors))
         worker = TaskWorker(
             service.bus,
             kind="collect",
             pool=settings.pool,
             capacity=settings.jobs,
+            spare=settings.jobs,
+            failures=settings.task_failures,
+            suspicion=SuspicionSettings(after=settings.task_suspicions, alone_s=settings.task_alone_s),
             run=collect_owner.run,
             give_up=collect_owner.give_up,
         )

@@ -1,19 +1,25 @@
-"""The rollout events of one job: read from its log, and appended to it, each rollout before the batch it is in."""
+"""The rollout events of one job: read from its log, and appended to it, each rollout before the batch it is in.
+
+Invariants. All that is appended expects this collector's claim, so that one that was replaced appends nothing; and all
+that earlier collectors were let append is read before anything is played. So there is one batch of an iteration, made
+of the rollouts in the log.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
+from collections.abc import Awaitable, Callable
 from itertools import groupby
 
 import msgspec
 
 from synth.blobs import BlobStore
 from synth.bus.connection import Connection
-from synth.bus.publish import Publisher
+from synth.bus.publish import Fence, Publisher
 from synth.bus.recorded import Recorded
 from synth.bus.replay import replay
-from synth.errors import Conflict, Problem
+from synth.errors import Problem
 from synth.events import (
     BlobRef,
     EvalCompleted,
@@ -25,7 +31,7 @@ from synth.events import (
     RolloutJudged,
     RolloutRequested,
 )
-from synth.events.catalogue import MAX_EVENT_BODY_BYTES
+from synth.events.catalogue import MAX_EVENT_BODY_BYTES, Event
 from synth.jobs.rewards import RewardSettings
 from synth.judging.contract import JudgeUsage, RolloutReview
 from synth.rollouts.collection.batching import ScoredRollout
@@ -46,15 +52,22 @@ class RolloutLog:
     """The rollout events of one job, read once and appended to by its one collector."""
 
     def __init__(
-        self, bus: Connection, blobs: BlobStore, org: str, job_id: str, *, term: int, rewards: RewardSettings
+        self,
+        bus: Connection,
+        blobs: BlobStore,
+        fence: Fence,
+        *,
+        rewards: RewardSettings,
+        advanced: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
-        """term: the job's, for the event that is published once in each (`rollout.blocked`)."""
+        """fence: the collector's claim, of an evaluation its attempt. advanced: told that something is durable."""
         self._bus = bus
         self._blobs = blobs
         self._publisher = Publisher(bus)
-        self._org = org
-        self._job_id = job_id
-        self._term = term
+        self._fence = fence
+        self._advanced = advanced
+        self._org = fence.org
+        self._job_id = fence.job_id
         self._rewards = rewards
         self._judged: dict[tuple[str, int], dict[int, RolloutJudged]] = {}
         self.judge_usage = JudgeUsage()
@@ -63,12 +76,11 @@ class RolloutLog:
         self._abandoned: dict[tuple[str, int], dict[int, AbandonedRollout]] = {}
         self._finished: set[tuple[str, int]] = set()
         self._evaluations: dict[int, EvalCompleted] = {}
-        self._last_batch_seq = 0
 
     async def read(self) -> None:
         """Read what earlier collectors announced."""
         facts = ("rollout.completed", "rollout.judged", "rollout.failed", "rollout.batch", "eval.completed")
-        for event in await replay(self._bus.nc, [f"{fact}.{self._org}.{self._job_id}" for fact in facts]):
+        for event in await replay(self._bus.nc, [f"{fact}.{self._org}.{self._job_id}" for fact in facts], whole=True):
             self._apply(event)
         judged = [event for of_request in self._judged.values() for event in of_request.values()]
         self.judge_usage = JudgeUsage(calls=sum(e.calls for e in judged), cost=sum(e.cost for e in judged))
@@ -84,7 +96,6 @@ class RolloutLog:
                 self._abandoned.setdefault((event.mode, event.iteration), {})[event.index] = abandoned
             case RolloutBatched(iteration=iteration):
                 self._finished.add(("train", iteration))
-                self._last_batch_seq = recorded.seq
             case EvalCompleted() as event:
                 self._finished.add(("eval", event.iteration))
                 self._evaluations[event.iteration] = event
@@ -125,7 +136,7 @@ class RolloutLog:
                 done[index] = with_sources(
                     durable.rollout, add_review(durable.sources, review, self._rewards), self._rewards
                 )
-        # A collector that did not know yet that it was replaced may have abandoned what another one completed.
+        # In logs from before collectors were fenced, one that was replaced may have abandoned what another completed.
         failed = {i: a for i, a in self._abandoned.get(key, {}).items() if i not in done and i not in unjudged}
         return PriorProgress(done, failed | abandoned, unjudged)
 
@@ -194,7 +205,7 @@ class RolloutLog:
             transcript=transcript,
             traced=completed.traced and transcript is not None,
         )
-        await self._publisher.once(event, org=self._org, key=self._job_id, id=spec.rollout_id)
+        await self._append(event, id=spec.rollout_id)
         return self._durable(event, trajectory)
 
     async def judged(
@@ -231,7 +242,7 @@ class RolloutLog:
             cost=usage.cost,
             unreadable=usage.unreadable,
         )
-        await self._publisher.once(event, org=self._org, key=self._job_id, id=f"judged:{durable.rollout.rollout_id}")
+        await self._append(event, id=f"judged:{durable.rollout.rollout_id}")
         total = self.judge_usage
         self.judge_usage = JudgeUsage(calls=total.calls + usage.calls, cost=total.cost + usage.cost)
         return rollout
@@ -257,10 +268,10 @@ class RolloutLog:
             failed_tries=_failed_tries(abandoned.failures),
             transcript=transcript,
         )
-        await self._publisher.once(event, org=self._org, key=self._job_id, id=spec.rollout_id)
+        await self._append(event, id=spec.rollout_id)
 
     async def publish_batch(self, batch: RolloutBatch, values: dict[str, float]) -> None:
-        """Publish the batch of an iteration, the next one in order. Another collector's batch is as good as ours."""
+        """Publish the batch of an iteration, the next one in order."""
         k = batch.meta.iteration
         blob = await self._put_blob(f"jobs/{self._job_id}/batches/{k}", batch.to_bytes())
         event = RolloutBatched(
@@ -271,14 +282,7 @@ class RolloutLog:
             groups_dropped=batch.meta.groups_dropped,
             values=values,
         )
-        try:
-            self._last_batch_seq = await self._publisher.chained(
-                event, org=self._org, key=self._job_id, id=str(k), after=self._last_batch_seq
-            )
-        except Conflict:
-            await self.read()
-            if ("train", k) not in self._finished:
-                raise
+        await self._append(event, id=str(k))
         self._finished.add(("train", k))
 
     def _rollout_key(self, request: CollectRequest, spec: RolloutSpec) -> str:
@@ -294,13 +298,19 @@ class RolloutLog:
 
     async def publish_evaluation(self, event: EvalCompleted) -> None:
         """Publish an evaluation."""
-        await self._publisher.once(event, org=self._org, key=self._job_id, id=f"eval:{event.iteration}")
+        await self._append(event, id=f"eval:{event.iteration}")
         self._finished.add(("eval", event.iteration))
 
     async def publish_blocked(self, iteration: int, broken: EnvironmentBroken) -> None:
         """Announce that the job's environment is broken, or its judges; its owner ends the job."""
         event = RolloutBlocked(iteration=iteration, problem=broken.problem, code=broken.code)
-        await self._publisher.once(event, org=self._org, key=self._job_id, id=f"blocked:{self._term}:{iteration}")
+        await self._append(event, id=f"blocked:{iteration}")
+
+    async def _append(self, event: Event, *, id: str) -> None:
+        # With the attempt: what another collector appended under the same name must not read as our own retry.
+        await self._publisher.fenced(event, fence=self._fence, id=f"{self._fence.attempt}:{id}")
+        if self._advanced is not None and not isinstance(event, RolloutBlocked):
+            await self._advanced()
 
 
 def _digest(transcript: BlobRef | None) -> str:

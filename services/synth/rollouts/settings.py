@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from pydantic import Field
 
+from synth.environment_keys import EnvironmentKeySettings
 from synth.graders.python.settings import PythonPoolSettings
-from synth.http_guard import GuardSettings
+from synth.outbound.http_guard import GuardSettings
 from synth.plugins import PluginSettings
 from synth.runtime.settings import ServiceSettings
 
 
-class RolloutsSettings(ServiceSettings, GuardSettings, PythonPoolSettings, PluginSettings):
+class RolloutsSettings(ServiceSettings, GuardSettings, EnvironmentKeySettings, PythonPoolSettings, PluginSettings):
     """What a collector needs beside the shared settings."""
 
     jobs: int = 16
-    """Jobs that one process collects for at the same time."""
+    """Jobs that one process collects for at the same time, evaluations among them, by turns of their organisations; as
+    many again for organisations that have none in the pool."""
 
     inference_public_url: str | None = None
     """Where task apps reach the inference service; None: each replica's own address."""
@@ -26,6 +28,10 @@ class RolloutsSettings(ServiceSettings, GuardSettings, PythonPoolSettings, Plugi
 
     max_answer_bytes: int = Field(default=64 << 20, ge=1)
     """The largest answer of a task app to one rollout; a larger one is an error of the environment."""
+
+    max_answer_depth: int = Field(default=100, ge=8, le=200)
+    """How deeply the objects and lists of a task app's answer may lie in one another; a deeper one is an error of the
+    environment."""
 
     max_graded_characters: int = Field(default=200_000, ge=1)
     """Of the texts of one comparison of a grader: what comparing costs grows with the product of their lengths. A reply

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import functools
 
-from synth.bus.worker import TaskWorker
+from synth.bus.tasks.solitude import SuspicionSettings
+from synth.bus.tasks.worker import TaskWorker
 from synth.service import Service, run
 from synth.trainer.owner import training_run
 from synth.trainer.owner.learner_process import LearnerPool
@@ -22,7 +23,14 @@ def main() -> int:
         train = functools.partial(training_run.train, learners=learners)
         trainer = TrainTaskOwner(service.bus, service.blobs, settings, train)
         worker = TaskWorker(
-            service.bus, kind="train", pool=settings.pool, capacity=1, run=trainer.run, give_up=trainer.give_up
+            service.bus,
+            kind="train",
+            pool=settings.pool,
+            capacity=1,
+            failures=settings.task_failures,
+            suspicion=SuspicionSettings(after=settings.task_suspicions, alone_s=settings.task_alone_s),
+            run=trainer.run,
+            give_up=trainer.give_up,
         )
         service.checks["worker"] = worker.health_problem
         service.add_background(asyncio.create_task(_keep_one_warm(service, learners)))

@@ -88,9 +88,6 @@ class TrainerSettings(ServiceSettings, PluginSettings):
     pause_s: float = 60.0
     """How long a job that is to be paused may go on to finish its step and save it; then it is let go of as it was."""
 
-    crashes: int = 5
-    """Attempts in a row that may end without a new checkpoint before the job fails."""
-
     @property
     def tokenising(self) -> int:
         """How many processes tokenise."""

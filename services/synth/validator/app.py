@@ -23,6 +23,7 @@ def main() -> int:
             trainer=settings.trainer,
             python_graders=settings.python_graders,
             plugins=settings.plugins,
+            limits=settings,
         )
         broker = make_broker(settings, service.name)
         on_event(broker, service.bus, Role.VALIDATOR, JobCreated, handlers.job_created, give_up=handlers.give_up)

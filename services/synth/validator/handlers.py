@@ -7,13 +7,16 @@ from dataclasses import dataclass
 
 from synth.bus.connection import Connection
 from synth.bus.history.job_log import JobHistory, append_decided
+from synth.bus.history.model_leases import lease_models
 from synth.bus.recorded import Recorded
 from synth.bus.rpc import ValidateJob, ValidationVerdict
-from synth.errors import Problem
+from synth.errors import Problem, UserError
 from synth.events import JobCreated, JobRejected, JobValidated
 from synth.events.catalogue import Event
 from synth.jobs.lifecycle import State
+from synth.jobs.limits import JobLimitSettings
 from synth.jobs.plan import TrainerDevice
+from synth.jobs.resolved import job_from_data
 from synth.models import Registry
 from synth.runtime import logs
 from synth.validator.validate import validate
@@ -26,7 +29,7 @@ class ValidatorHandlers:
     """Validates each new job once; a job that is past `created` is left as it is.
 
     trainer: what trains jobs, None where nobody says. python_graders: whether graders of type `python` are run.
-    plugins: modules whose functions jobs may name.
+    plugins: modules whose functions jobs may name. limits: how large a job may be.
     """
 
     bus: Connection
@@ -34,10 +37,17 @@ class ValidatorHandlers:
     trainer: TrainerDevice | None = None
     python_graders: bool = False
     plugins: tuple[str, ...] = ()
+    limits: JobLimitSettings | None = None
 
     async def job_created(self, event: Recorded, created: JobCreated) -> None:
         # A thread, because a megabyte of TOML must not stop the heartbeats.
         verdict = await asyncio.to_thread(self._validate, created)
+        if isinstance(verdict, JobValidated):
+            try:
+                job, origins = job_from_data(verdict.job), verdict.origins
+                await lease_models(self.bus, event.org, event.key, job, self.registry, origins=origins)
+            except UserError as error:
+                verdict = JobRejected(problems=error.problems)
 
         def decide(history: JobHistory) -> Event | None:
             return verdict if history.state is State.CREATED else None
@@ -61,6 +71,7 @@ class ValidatorHandlers:
             trainer=self.trainer,
             python_graders=self.python_graders,
             plugins=self.plugins,
+            limits=self.limits,
         )
 
     async def give_up(self, event: Recorded, problem: Problem) -> None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 from pydantic import Field
 
 from synth.graders.python.settings import PythonGraderSettings
+from synth.jobs.limits import JobLimitSettings
 from synth.jobs.memory import Device, Dtype
 from synth.jobs.plan import TrainerDevice
 from synth.plugins import PluginSettings
 from synth.runtime.settings import ServiceSettings
 
 
-class ValidatorSettings(ServiceSettings, PythonGraderSettings, PluginSettings):
+class ValidatorSettings(ServiceSettings, PythonGraderSettings, PluginSettings, JobLimitSettings):
     """What validating needs beside the shared settings."""
 
     asks_at_once: int = 4

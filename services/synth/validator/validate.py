@@ -12,6 +12,7 @@ from synth.events import JobCreated, JobRejected, JobValidated
 from synth.events.catalogue import MAX_EVENT_BODY_BYTES
 from synth.graders.schema import parse_grader, python_refused, runs_python
 from synth.jobs.fit import cannot_fit
+from synth.jobs.limits import JobLimitSettings, beyond_limits
 from synth.jobs.parse.toml import Document, read_data, read_toml
 from synth.jobs.parse.validate import Kind
 from synth.jobs.plan import TrainerDevice
@@ -32,12 +33,13 @@ def validate(
     trainer: TrainerDevice | None = None,
     python_graders: bool = False,
     plugins: Collection[str] = (),
+    limits: JobLimitSettings | None = None,
 ) -> JobValidated | JobRejected:
     """The resolved job, or every problem with it.
 
     uploaded: False before the upload, when a dataset may still be a path rather than a file id.
     trainer: what would train it; a job that cannot fit there is refused. python_graders: whether graders of type
-    `python` are run. plugins: modules whose functions jobs may name.
+    `python` are run. plugins: modules whose functions jobs may name. limits: how large a job may be here.
     """
     overrides = Overrides(
         model=created.model,
@@ -64,6 +66,8 @@ def validate(
     graded = resolved.job.graded if isinstance(resolved.job, RlJob) else None
     if graded is not None and not python_graders and runs_python(parse_grader(graded.grader)):
         return JobRejected(problems=[python_refused(where=resolved.origins["graded.grader"])])
+    if limits is not None and (beyond := beyond_limits(resolved.job, limits, resolved.origins)):
+        return JobRejected(problems=beyond)
     if refused := _plugins_refused(resolved, plugins):
         return JobRejected(problems=refused)
     if trainer is not None and isinstance(resolved.job, RlJob | SftJob):

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from synth.bus.delivery import make_broker, on_event, serve_events
 from synth.bus.kv.secrets import SecretStore
 from synth.bus.rpc import CHECK, SERVE_WITHIN_S, VERIFY, CheckJob, VerifyTaskApp, serve_questions
 from synth.events import JobResumed, JobValidated
 from synth.events.catalogue import Role
-from synth.http_guard import guarded_client
 from synth.models import Registry
+from synth.outbound.http_guard import guarded_client
 from synth.service import Service, run
 from synth.verifier.handlers import VerifierHandlers
 from synth.verifier.settings import VerifierSettings
@@ -21,7 +23,7 @@ def main() -> int:
     async def setup(service: Service) -> None:
         handlers = VerifierHandlers(
             bus=service.bus,
-            secrets=SecretStore(service.bus, settings.cluster_secret.get_secret_value()),
+            secrets=SecretStore(service.bus, service.secrets),
             registry=Registry(settings.models_dir, hub=settings.model_hub),
             client=guarded_client(settings.guard, timeout=settings.call_deadline_s),
             settings=settings,
@@ -35,9 +37,10 @@ def main() -> int:
             JobValidated,
             handlers.job_validated,
             concurrency=settings.jobs_at_once,
+            spare=settings.jobs_at_once,
             give_up=handlers.give_up,
         )
-        on_event(broker, service.bus, Role.VERIFIER, JobResumed, handlers.job_resumed)
+        on_event(broker, service.bus, Role.VERIFIER, JobResumed, handlers.job_resumed, give_up=handlers.park)
         at_once, within = settings.asks_at_once, SERVE_WITHIN_S
         task_apps = serve_questions(
             service.bus,
@@ -47,10 +50,19 @@ def main() -> int:
             service.stop,
             max_concurrent=at_once,
             within=within,
+            spare=at_once,
         )
         jobs = serve_questions(
-            service.bus, CHECK, CheckJob, handlers.check_job, service.stop, max_concurrent=at_once, within=within
+            service.bus,
+            CHECK,
+            CheckJob,
+            handlers.check_job,
+            service.stop,
+            max_concurrent=at_once,
+            within=within,
+            spare=at_once,
         )
+        service.add_background(asyncio.create_task(handlers.withdrawals.follow(service.bus)))
         service.run("questions about task apps", task_apps)
         service.run("questions about jobs", jobs)
         service.run("events", serve_events(broker, service.bus, Role.VERIFIER, service.stop))

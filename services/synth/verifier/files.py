@@ -95,6 +95,8 @@ def _ready(known: FileHistory, file_id: str, role: str) -> ReadyFile | None:
 
 def rejected(verdict: FileRejected, name: str, file_id: str, role: str) -> list[Problem]:
     """What a user needs to mend the file: how many lines are bad, and the first of them."""
+    if verdict.unchecked:
+        return [Problem(what=f"{name!r} could not be checked: {p.reason}", where=name) for p in verdict.problems]
     summary = Problem(
         what=f"{name!r} has {verdict.bad_lines} bad line{'s' if verdict.bad_lines > 1 else ''}",
         expected="a conversation, a preference pair, or a prompt, on each line",

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import TypeVar
 
 import httpx
 import msgspec
 
+from synth.bus.cancellation import cancel_until_ended
 from synth.bus.connection import Connection
 from synth.bus.history.job_log import JobHistory, append_decided, read_job
 from synth.bus.history.model_refs import find_model
@@ -20,7 +21,7 @@ from synth.bus.recorded import Recorded
 from synth.bus.rpc import CheckJob, CheckVerdict, TaskAppReport, VerifyTaskApp
 from synth.datasets.refused import images_refused, prompts_refused, rows_refused
 from synth.errors import Permanent, Problem, Transient, UserError
-from synth.events import BlobRef, JobRefused, JobResumed, JobValidated, JobVerified
+from synth.events import BlobRef, JobCreated, JobParked, JobRefused, JobResumed, JobValidated, JobVerified
 from synth.events.catalogue import Event
 from synth.jobs.lifecycle import RESUMED, State
 from synth.jobs.resolved import EvalJob, Job, RlJob, SftJob, job_from_data, training_start
@@ -30,14 +31,35 @@ from synth.taskapp.env_names import wrong_env_name
 from synth.verifier.files import ReadyFile, look_at_file, wait_for_file
 from synth.verifier.image_processor import processor_problems
 from synth.verifier.judges import judges_refused, rubric_lacks, seed_of_rubric
+from synth.verifier.keyed_task_app import KeyedTaskApp
 from synth.verifier.settings import VerifierSettings
 from synth.verifier.task_app import TaskAppCheck, VerifiedTaskApp
 from synth.verifier.tasks import first_tasks
 from synth.verifier.teacher import find_teacher
+from synth.verifier.withdrawals import Withdrawals
 
 log = logs.get("verifier")
 
 _T = TypeVar("_T")
+
+
+def _job_of(validated: JobValidated, job_id: str) -> Job:
+    """The resolved job. Raises `Permanent` for one that this version cannot read."""
+    try:
+        return job_from_data(validated.job)
+    except msgspec.ValidationError as error:
+        raise Permanent(f"{job_id} was validated by another version: {error}") from error
+
+
+def _term_of(history: JobHistory, resumed: Recorded) -> int:
+    """The term that this `job.resumed` began."""
+    return sum(fact.type == RESUMED for fact in history.facts if fact.seq <= resumed.seq)
+
+
+def _parked(history: JobHistory, problem: Problem, *, term: int) -> JobParked | None:
+    """What parks a job that has not started in this term; None for one that has gone on, or was resumed since."""
+    due = history.state is State.VERIFIED and history.term == term
+    return JobParked(problem=problem) if due else None
 
 
 @dataclass(frozen=True)
@@ -50,17 +72,17 @@ class VerifierHandlers:
     client: httpx.AsyncClient
     settings: VerifierSettings
     stop: asyncio.Event
+    withdrawals: Withdrawals = field(default_factory=Withdrawals)
 
     async def job_validated(self, event: Recorded, validated: JobValidated) -> None:
         org, job_id = event.org, event.key
-        try:
-            job = job_from_data(validated.job)
-        except msgspec.ValidationError as error:
-            raise Permanent(f"{job_id} was validated by another version: {error}") from error
-        history = await read_job(self.bus, org, job_id)
+        job = _job_of(validated, job_id)
         # Counted from the fact, so that a wait which a second verifier goes on with has the same end.
         until = event.time + timedelta(seconds=self.settings.file_wait_s)
-        fact = await self._verify(job, org, until, validated.origins) if history.state is State.VALIDATED else None
+        with self.withdrawals.watch(org, job_id) as withdrawn:
+            history = await read_job(self.bus, org, job_id)
+            due = history.state is State.VALIDATED
+            fact = await self._verify_unless(withdrawn, job, history, until, validated.origins) if due else None
 
         def decide(history: JobHistory) -> Event | None:
             return fact if history.state is State.VALIDATED else None
@@ -75,17 +97,16 @@ class VerifierHandlers:
     async def job_resumed(self, event: Recorded, resumed: JobResumed) -> None:
         """Queue the tasks of the job's new term; the job was verified before its first one."""
         history = await read_job(self.bus, event.org, event.key)
-        term = sum(fact.type == RESUMED for fact in history.facts if fact.seq <= event.seq)
+        term = _term_of(history, event)
         if history.status.is_over(term):
             return
-        job = job_from_data(history.need(JobValidated).job)
+        job = _job_of(history.need(JobValidated), event.key)
         await self._queue(job, event.org, event.key, term=term)
         log.info("job resumed", job=event.key, term=term)
 
     async def verify_task_app(self, asked: VerifyTaskApp) -> TaskAppReport:
         """What a client wants to know before it submits a job."""
-        keys = await self.secrets.environment_keys(asked.org)
-        report = await self._check(asked.url).report(keys, budget_s=self.settings.ask_budget_s)
+        report = await self._keyed_app(asked.org, asked.url, by=asked.by).report()
         log.info("task app looked at", opened=sum(a.ok for a in report.attempts), tried=len(report.attempts))
         return report
 
@@ -115,10 +136,20 @@ class VerifierHandlers:
         return CheckVerdict(problems=problems, unchecked=unchecked)
 
     async def give_up(self, event: Recorded, problem: Problem) -> None:
-        """Refuse a job that cannot be verified: its user would wait for ever."""
+        """Refuse a job that cannot be verified, park one whose tasks cannot be queued: its user would wait for ever."""
 
         def decide(history: JobHistory) -> Event | None:
-            return JobRefused(problems=[problem]) if history.state is State.VALIDATED else None
+            if history.state is State.VALIDATED:
+                return JobRefused(problems=[problem])
+            return _parked(history, problem, term=0)
+
+        await append_decided(self.bus, event.org, event.key, decide)
+
+    async def park(self, event: Recorded, problem: Problem) -> None:
+        """Park a resumed job whose tasks cannot be queued: it can be resumed again."""
+
+        def decide(history: JobHistory) -> Event | None:
+            return _parked(history, problem, term=_term_of(history, event))
 
         await append_decided(self.bus, event.org, event.key, decide)
 
@@ -127,13 +158,28 @@ class VerifierHandlers:
         for task in first_tasks(job, org=org, job_id=job_id, pool=pool, replicas=replicas, term=term):
             await enqueue(self.bus, task)
 
+    async def _verify_unless(
+        self, withdrawn: asyncio.Event, job: Job, history: JobHistory, until: datetime, origins: Mapping[str, str]
+    ) -> JobVerified | JobRefused | None:
+        """The verdict; None as soon as the job is withdrawn."""
+        verifying = asyncio.create_task(self._verify(job, history, until, origins))
+        leaving = asyncio.create_task(withdrawn.wait())
+        try:
+            await asyncio.wait([verifying, leaving], return_when=asyncio.FIRST_COMPLETED)
+            return verifying.result() if verifying.done() else None
+        finally:
+            await cancel_until_ended(verifying, leaving, what=f"the verification of {history.job_id}")
+
     async def _verify(
-        self, job: Job, org: str, until: datetime, origins: Mapping[str, str]
+        self, job: Job, history: JobHistory, until: datetime, origins: Mapping[str, str]
     ) -> JobVerified | JobRefused:
+        org = history.org
         problems: list[Problem] = []
-        source = await _collect(problems, find_model(self.bus, org, job.model, self.registry))
+        finding = find_model(self.bus, org, job.model, self.registry, for_job=history.job_id)
+        source = await _collect(problems, finding)
         place = origins.get("distillation.teacher", "teacher")
-        teacher = await _collect(problems, find_teacher(self.bus, org, job, self.registry, where=place))
+        finding = find_teacher(self.bus, org, job, self.registry, where=place, for_job=history.job_id)
+        teacher = await _collect(problems, finding)
         problems += processor_problems(
             job, self.registry, where=origins.get("vision.processor_id", "vision_processor_id")
         )
@@ -145,7 +191,8 @@ class VerifierHandlers:
             files |= {role: ready.rows} if ready else {}
         if isinstance(job, EvalJob) or (isinstance(job, RlJob) and job.graded is None):
             task_url = job.rollout.task_url
-            app = await _collect(problems, self._task_app(org, job))
+            keyed = self._keyed_app(org, task_url, by=history.need(JobCreated).created_by)
+            app = await _collect(problems, keyed.verify(rubric_of=seed_of_rubric(job)))
             place = origins.get("rollout.env_name", "env_name")
             names = app.env_names if app else ()
             if wrong := wrong_env_name(job.rollout.env_name, names, where=place, url=task_url):
@@ -166,18 +213,15 @@ class VerifierHandlers:
             teacher=teacher,
         )
 
-    async def _task_app(self, org: str, job: RlJob | EvalJob) -> VerifiedTaskApp:
-        keys = await self.secrets.environment_keys(org)
-        return await self._check(job.rollout.task_url).run(keys, rubric_of=seed_of_rubric(job))
-
-    def _check(self, url: str) -> TaskAppCheck:
-        return TaskAppCheck(
+    def _keyed_app(self, org: str, url: str, *, by: str) -> KeyedTaskApp:
+        check = TaskAppCheck(
             client=self.client,
             url=url,
             call_deadline_s=self.settings.call_deadline_s,
             retry_for_s=self.settings.retry_for_s,
             max_answer_bytes=self.settings.max_answer_bytes,
         )
+        return KeyedTaskApp(self.secrets, check, self.settings, org=org, by=by)
 
     async def _file(self, job: Job, org: str, file_id: str, role: str, until: datetime) -> ReadyFile:
         left = max(0.0, (until - datetime.now(UTC)).total_seconds())

@@ -5,15 +5,17 @@ from __future__ import annotations
 from pydantic import Field
 
 from synth.bus.rpc import ANSWER_WITHIN_S
-from synth.http_guard import GuardSettings
+from synth.environment_keys import EnvironmentKeySettings
+from synth.outbound.http_guard import GuardSettings
 from synth.runtime.settings import ServiceSettings
 
 
-class VerifierSettings(ServiceSettings, GuardSettings):
+class VerifierSettings(ServiceSettings, GuardSettings, EnvironmentKeySettings):
     """What verifying needs beside the shared settings."""
 
     jobs_at_once: int = 8
-    """Jobs that one process verifies at the same time, beside those that wait for a file."""
+    """Jobs that one process verifies at the same time, beside those that wait for a file, by turns of their
+    organisations; as many again for organisations that have none of them."""
 
     call_deadline_s: float = 10.0
     """Seconds within which a task app answers one call."""
@@ -21,8 +23,13 @@ class VerifierSettings(ServiceSettings, GuardSettings):
     retry_for_s: float = 10.0
     """For how long a task app that is away, or answers 5xx, is asked again."""
 
+    verify_within_s: float | None = Field(default=None, gt=0)
+    """Seconds within which a job's task app has to be verified, with all keys that are stored for it; then the job is
+    refused. By default what the calls that this job needs may take, with the time that an app is asked again."""
+
     asks_at_once: int = 4
-    """Task apps, and as many job files, that one process looks at at the same time for clients that wait for it."""
+    """Task apps, and as many job files, that one process looks at at the same time for clients that wait for it, by
+    turns of their organisations; as many again for organisations that have none of them."""
 
     ask_budget_s: float = Field(default=40.0, gt=0, le=ANSWER_WITHIN_S - 5)
     """Seconds for all of an organisation's environment keys, when a client waits: the gateway waits 50 for it."""
@@ -36,3 +43,7 @@ class VerifierSettings(ServiceSettings, GuardSettings):
 
     serve_replicas: int = 1
     """How many inference processes serve a job's policy."""
+
+    def task_app_within_s(self, calls: int) -> float:
+        """Seconds for all that is asked of one task app, where one key of it needs so many calls."""
+        return self.verify_within_s or calls * self.call_deadline_s + self.retry_for_s

@@ -1,7 +1,7 @@
 """Is the user's task app there, does it speak the contract, and which environment key opens it?
 
-The contract: docs/task-apps.md. Each stored key is tried by itself, in all three headers, because a task
-app may look at any of them; 400, 401 and 403 all mean that it was refused.
+The contract: docs/task-apps.md. Each key is tried by itself, in all three headers, because a task app may look at any
+of them; 400, 401 and 403 all mean that it was refused. What an app says is passed on without the key that it was sent.
 """
 
 from __future__ import annotations
@@ -14,13 +14,15 @@ from typing import Any, cast
 import httpx
 import msgspec
 
-from synth.bus.kv.secrets import EnvironmentKey
+from synth.base_url import under
+from synth.bus.kv.environment_keys import EnvironmentKey
 from synth.bus.rpc import KEY_REFUSED_STATUSES, KeyResult, TaskAppReport
 from synth.errors import Problem, UserError
 from synth.events.catalogue import MAX_EVENT_BODY_BYTES
-from synth.http_guard import AddressRefused, Fetched, ReplyTooLarge, fetch
 from synth.judging.rubric import rubric_from_task_info
 from synth.judging.settings import Rubric
+from synth.keys import without_secrets
+from synth.outbound.http_guard import AddressRefused, Fetched, ReplyTooLarge, fetch, origin_of
 from synth.taskapp.env_names import env_names
 
 _FIRST_PAUSE_S = 0.25
@@ -88,7 +90,7 @@ class TaskAppCheck:
         raise UserError(self._no_key_opens(refused, stored=bool(keys)))
 
     async def report(self, keys: list[EnvironmentKey], *, budget_s: float) -> TaskAppReport:
-        """Try every key, newest (last) first, and say what came of each.
+        """Try the keys, newest (last) first, until one opens it, and say what came of each.
 
         An app that is unusable with one key is not asked with the others. budget_s: seconds after which the keys that
         are left are not tried.
@@ -118,6 +120,8 @@ class TaskAppCheck:
                 name = app.name or name
                 found = KeyResult(key_id=id, ok=True, path="/task_info", status=200, reason="opens it")
             attempts.append(found)
+            if found.ok:
+                break
         return TaskAppReport(key_ids=[key.id for key in newest_first], attempts=attempts, task_name=name)
 
     async def _try_key(self, key: EnvironmentKey | None, give_up: float) -> VerifiedTaskApp:
@@ -167,8 +171,7 @@ class TaskAppCheck:
             pause *= 2
 
     async def _call(self, path: str, key: EnvironmentKey | None, seed: int | None) -> Fetched:
-        base = httpx.URL(self.url)
-        url = base.copy_with(path=base.path.rstrip("/") + path)
+        url = httpx.URL(under(self.url, path))
         if seed is not None:
             url = url.copy_add_param("seed", seed)
         headers: dict[str, str] = {}
@@ -178,7 +181,8 @@ class TaskAppCheck:
                 raise KeyRefused(reason, path=path, status=None)
             headers = {"X-API-Key": key.key, "X-API-Keys": key.key, "Authorization": f"Bearer {key.key}"}
         limit, deadline = self.max_answer_bytes, self.call_deadline_s
-        return await fetch(self.client, url, headers=headers, limit=limit, deadline=deadline)
+        reply = await fetch(self.client, url, headers=headers, limit=limit, deadline=deadline)
+        return reply if key is None else replace(reply, body=without_secrets(reply.body, [key.key]))
 
     def _read(self, path: str, reply: Fetched) -> dict[str, Any]:
         if reply.status in KEY_REFUSED_STATUSES:
@@ -214,17 +218,19 @@ class TaskAppCheck:
         )
 
     def _no_key_opens(self, refused: list[str], *, stored: bool) -> Problem:
+        origin = origin_of(self.url)
         if not stored:
             return Problem(
-                what=f"the task app asks for a key ({refused[0]}), and your organisation has none",
+                what=f"the task app asks for a key ({refused[0]}), and your organisation has none for {origin}",
                 expected="the key that the task app was started with (its ENVIRONMENT_API_KEY)",
-                fix="store it with POST /api/environment-keys, then submit the job again",
+                fix="store it with POST /api/environment-keys and this url, then submit the job again; one that was "
+                "stored without a url is tried for the API key that stored it alone",
                 where=self.url,
             )
         return Problem(
-            what=f"the task app refuses every environment key of your organisation ({', '.join(refused)})",
+            what=f"the task app refuses every environment key of your organisation for {origin} ({', '.join(refused)})",
             expected="one of them to be the task app's ENVIRONMENT_API_KEY, or among its aliases",
-            fix="start the task app with the same key, or store its key with POST /api/environment-keys",
+            fix="start the task app with the same key, or store its key with POST /api/environment-keys and this url",
             where=self.url,
         )
 

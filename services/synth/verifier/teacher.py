@@ -12,12 +12,17 @@ from synth.jobs.resolved import Job, RlJob
 from synth.models import Registry
 
 
-async def find_teacher(bus: Connection, org: str, job: Job, registry: Registry, *, where: str) -> ModelRef | None:
-    """The teacher's reference; None where the job has none. where: what an error names. Raises `UserError`."""
+async def find_teacher(
+    bus: Connection, org: str, job: Job, registry: Registry, *, where: str, for_job: str | None = None
+) -> ModelRef | None:
+    """The teacher's reference; None where the job has none. Raises `UserError`.
+
+    where: what an error names. for_job: whose teacher it is, where the job has been submitted.
+    """
     distillation = job.distillation if isinstance(job, RlJob) else None
     if distillation is None:
         return None
     try:
-        return await find_model(bus, org, distillation.teacher, registry)
+        return await find_model(bus, org, distillation.teacher, registry, for_job=for_job)
     except UserError as error:
         raise UserError([msgspec.structs.replace(problem, where=where) for problem in error.problems]) from error

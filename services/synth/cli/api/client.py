@@ -228,9 +228,9 @@ class Client:
         """Read who this key belongs to."""
         return self.request("GET", "/me", Account)
 
-    def add_environment_key(self, key: str) -> None:
-        """Store a key of the user's task apps; storing it again changes nothing."""
-        self._retried(lambda: self.http.post(f"{self.root}/environment-keys", json={"key": key}))
+    def add_environment_key(self, key: str, url: str | None) -> None:
+        """Store the key of the task app at `url`, which alone it is sent to; None: of the first app that it opens."""
+        self._retried(lambda: self.http.post(f"{self.root}/environment-keys", json={"key": key, "url": url}))
 
     # -- keys and organisations --
 
@@ -238,17 +238,8 @@ class Client:
         """List the organisation's API keys, oldest first."""
         return self.list_of("/keys", Key)
 
-    def add_key(self, *, name: str, scopes: list[str], expires_in_s: int | None, org: str | None = None) -> MadeKey:
-        """Make a key of this organisation, or, as an operator, of another one."""
-        return self._add_key(org, {"name": name, "scopes": scopes, "expires_in_s": expires_in_s})
-
-    def add_url_key(
-        self, *, name: str, expires_in_s: int | None, model: str | None = None, org: str | None = None
-    ) -> MadeKey:
-        """Make a key that is part of a URL, for one model or for all of the organisation."""
-        return self._add_key(org, {"name": name, "url": True, "expires_in_s": expires_in_s, "model": model})
-
-    def _add_key(self, org: str | None, body: dict[str, Any]) -> MadeKey:
+    def add_key(self, *, org: str | None = None, **body: Any) -> MadeKey:
+        """Make a key of this organisation, or, as an operator, of another one. body: as `POST /api/keys` takes it."""
         path = f"/organisations/{quote(org, safe='')}/keys" if org else "/keys"
         return self._post_once(path, MadeKey, body)
 

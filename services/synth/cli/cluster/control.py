@@ -18,7 +18,7 @@ import msgspec
 from synth.bus.server.embedded import binary
 from synth.cli.cluster.env_file import merge_env_file
 from synth.cli.cluster.gpu_report import GpuReport, describe_device, report_gpus
-from synth.cli.cluster.plan import HOST, choose_ports, gateway_port
+from synth.cli.cluster.plan import HOST, choose_ports, gateway_port, outbound
 from synth.cli.cluster.state import ClusterState, ProcessState, StateFile, end_leftovers, wait_gone
 from synth.cli.cluster.supervisor import health_problem
 from synth.cli.devices.plan import DevicePlan
@@ -31,6 +31,8 @@ START_TIMEOUT_S = 60.0
 # Services drain, then the bus does.
 _STOP_TIMEOUT_S = 30.0
 _TAIL_LINES = 15
+#: nats-server looks at its disk for its health: on a busy one that takes seconds.
+_HEALTH_S = 10.0
 _STARTING_S = 20.0
 
 
@@ -108,6 +110,8 @@ def prepare_cluster(
     }
     if added := merge_env_file(env_file, wanted):
         notes.append(f"wrote {', '.join(added)} to {env_file}")
+    allowed = " ".join(f"{name}={value}" for name, value in outbound().items())
+    notes.append(f"jobs may call public addresses, and what is allowed by {allowed}")
     warnings: list[str] = []
     backend = present.get("BACKEND_BASE_URL", base)
     if backend.rstrip("/").removesuffix("/api") not in (state.url, state.url.replace(HOST, "localhost")):
@@ -224,7 +228,7 @@ def inspect_cluster(file: StateFile, *, with_gpus: bool = True) -> ClusterReport
 
 
 async def _report_all(state: ClusterState) -> list[ProcessReport]:
-    async with httpx.AsyncClient(timeout=2.0, trust_env=False) as http:
+    async with httpx.AsyncClient(timeout=_HEALTH_S, trust_env=False) as http:
         return list(await asyncio.gather(*(_report(http, state, p) for p in state.processes)))
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from synth.cli.cluster.plan import make_plan
 from synth.cli.cluster.state import StateFile
 from synth.cli.cluster.supervisor import Supervisor
+from synth.cli.foreign_text.plain_text import printable
 from synth.errors import SynthError
 
 
@@ -29,7 +30,7 @@ def main() -> int:
 
 
 def _report(line: str) -> None:
-    sys.stderr.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {line}\n")
+    sys.stderr.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {printable(line)}\n")
     sys.stderr.flush()
 
 

@@ -8,8 +8,9 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from synth.bus.server.account_key import AccountKey
 from synth.bus.server.embedded import ServerConfig, binary, free_port
-from synth.bus.server.topology import SERVICES
+from synth.bus.server.topology import DEFAULT_POOL, SERVICES, read_pools
 from synth.cli.cluster.gpu_report import turn_file
 from synth.cli.cluster.state import ClusterState, ProcessState
 from synth.cli.errors import CliError
@@ -18,8 +19,12 @@ HOST = "127.0.0.1"
 DEFAULT_PORT = 8000
 GRACE_S = 8.0
 _PLANNED = frozenset({"CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "SYNTH_DEVICE", "SYNTH_ENGINE"})
-# What the client uses is no business of a service's.
-_NOT_PASSED_ON = frozenset({"SYNTH_API_KEY", "ENVIRONMENT_API_KEY", "BACKEND_BASE_URL", "TASK_APP_URL"})
+# What the client uses is no business of a service's, and the cluster's secret is that of its state.
+_NOT_PASSED_ON = frozenset(
+    {"SYNTH_API_KEY", "ENVIRONMENT_API_KEY", "BACKEND_BASE_URL", "TASK_APP_URL", "SYNTH_SECRETS"}
+)
+# What another bus of the user's asks for: that of this cluster is plain text on loopback, and knows passwords.
+_OF_ANOTHER_BUS = frozenset({"SYNTH_NATS_SEED", "SYNTH_NATS_CA", "SYNTH_NATS_CERT", "SYNTH_NATS_KEY"})
 
 
 @dataclass(frozen=True)
@@ -97,7 +102,12 @@ def make_plan(state: ClusterState, data: Path, services: tuple[str, ...] = SERVI
     """Plan every process of the cluster from its state. data: an absolute path."""
     ports = {p.name: p.port for p in state.processes}
     server = ServerConfig(
-        port=ports["nats"], http_port=state.nats_http_port, store=data / "nats" / "store", users=state.users
+        port=ports["nats"],
+        http_port=state.nats_http_port,
+        store=data / "nats" / "store",
+        users=state.users,
+        pools=read_pools(os.environ.get("SYNTH_POOLS") or DEFAULT_POOL),
+        issuer=AccountKey(state.issuer_seed).public,
     )
     config, logs = data / "nats" / "nats.conf", data / "logs"
     nats = ProcessSpec(
@@ -131,9 +141,20 @@ def make_plan(state: ClusterState, data: Path, services: tuple[str, ...] = SERVI
     )
 
 
+def outbound() -> dict[str, str]:
+    """Which addresses of users' task apps, judges and images the services may call beside the public ones.
+
+    They are on this machine where the user's environment says nothing of it.
+    """
+    allowed = {"SYNTH_ALLOW_LOOPBACK": os.environ.get("SYNTH_ALLOW_LOOPBACK") or "1"}
+    if cidrs := os.environ.get("SYNTH_ALLOWED_CIDRS"):
+        allowed["SYNTH_ALLOWED_CIDRS"] = cidrs
+    return allowed
+
+
 def _environment(name: str, service: str, port: int, state: ClusterState, data: Path, nats_url: str) -> dict[str, str]:
     """The settings of one process: what the user's environment says of SYNTH_… holds, except for what must agree."""
-    env = {key: value for key, value in os.environ.items() if key not in _NOT_PASSED_ON}
+    env = {key: value for key, value in os.environ.items() if key not in _NOT_PASSED_ON | _OF_ANOTHER_BUS}
     # Every service computes on one thread: there are more processes than cores.
     env.setdefault("OMP_NUM_THREADS", "1")
     env.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -144,12 +165,13 @@ def _environment(name: str, service: str, port: int, state: ClusterState, data: 
         "SYNTH_NATS_PASSWORD": state.users[service],
         "SYNTH_BLOB_URL": f"file:{data / 'blobs'}",
         "SYNTH_CLUSTER_SECRET": state.cluster_secret,
+        "SYNTH_CLUSTER_SECRET_EARLIER": ",".join(state.cluster_secret_earlier),
         "SYNTH_HOST": HOST,
         "SYNTH_PORT": str(port),
         "SYNTH_WORK_DIR": str(data / "work" / name),
         "SYNTH_MODELS_DIR": str(data / "models"),
         "SYNTH_REPLICA": f"{name}-0" if name == service else name,
-        "SYNTH_ALLOW_LOOPBACK": "1",
+        **outbound(),
         "PYTHONUNBUFFERED": "1",
     }
     if name == "validator" and "SYNTH_RANKS" in env:
@@ -161,8 +183,11 @@ def _environment(name: str, service: str, port: int, state: ClusterState, data: 
         env["SYNTH_TURN_FILE"] = str(turn_file(data))
     if name == "gateway":
         env |= {
+            "SYNTH_NATS_ISSUER_SEED": state.issuer_seed,
             "SYNTH_READ_MODEL_PATH": str(data / "gateway.db"),
             "SYNTH_BOOTSTRAP_API_KEY": state.api_key,
             "SYNTH_BOOTSTRAP_ENVIRONMENT_KEY": state.environment_key,
+            # The task apps of this machine, on whatever port they are.
+            "SYNTH_BOOTSTRAP_ENVIRONMENT_ORIGINS": "http://127.0.0.1,http://localhost",
         }
     return env

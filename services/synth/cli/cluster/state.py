@@ -17,6 +17,7 @@ from pathlib import Path
 
 import msgspec
 
+from synth.bus.server.account_key import AccountKey
 from synth.bus.server.embedded import new_users
 from synth.cli.devices.plan import DevicePlan
 from synth.cli.errors import CliError
@@ -42,8 +43,8 @@ class ProcessState(msgspec.Struct, kw_only=True):
 class ClusterState(msgspec.Struct, kw_only=True):
     """What a later command, or a later supervisor, must know of the cluster.
 
-    devices: what each process computes on. inference_python: what runs the inference service; "" is the Python of all
-    others.
+    cluster_secret_earlier: the cluster's secrets from before a rotation. devices: what each process computes on.
+    inference_python: what runs the inference service; "" is the Python of all others.
     """
 
     url: str = ""
@@ -52,6 +53,8 @@ class ClusterState(msgspec.Struct, kw_only=True):
     nats_http_port: int = 0
     users: dict[str, str] = msgspec.field(default_factory=new_users)
     cluster_secret: str = msgspec.field(default_factory=lambda: secrets.token_urlsafe(32))
+    cluster_secret_earlier: list[str] = []
+    issuer_seed: str = msgspec.field(default_factory=AccountKey.new_seed)
     api_key: str = msgspec.field(default_factory=new_api_key)
     environment_key: str = msgspec.field(default_factory=new_environment_key)
     devices: DevicePlan = DevicePlan()

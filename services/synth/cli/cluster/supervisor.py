@@ -31,6 +31,9 @@ _PROBE_HEALTHY_INTERVAL_S = 2.0
 _NATS_START_S = 15.0
 _PROVISION_S = 60.0
 _NATS_GRACE_S = 5.0
+# A nats-server whose disk was full takes no message again, however much room there is, until it is started again. What
+# it has acknowledged is on its disk.
+_ILL_BUS_S = 15.0
 # A service gives up its own grace first; then this one ends it.
 _DRAIN_S = GRACE_S + 4.0
 
@@ -39,7 +42,10 @@ Report = Callable[[str], None]
 
 @dataclass
 class SupervisedProcess:
-    """One process and its health. failed_starts: starts in a row that did not become healthy."""
+    """One process and its health. failed_starts: starts in a row that did not become healthy.
+
+    ill_since: when it was found unhealthy, having been healthy before; on the monotonic clock.
+    """
 
     spec: ProcessSpec
     state: ProcessState
@@ -49,6 +55,7 @@ class SupervisedProcess:
     deaths: int = 0
     failed_starts: int = 0
     probed_at: float = 0.0
+    ill_since: float | None = None
 
     @property
     def healthy(self) -> bool:
@@ -113,7 +120,8 @@ class Supervisor:
             return False
         process = await _spawn(self.plan.provision)
         try:
-            code = await asyncio.wait_for(process.wait(), _PROVISION_S)
+            async with asyncio.timeout(_PROVISION_S):
+                code = await process.wait()
         except TimeoutError:
             end_group(process.pid, signal.SIGKILL)
             code = None
@@ -125,7 +133,7 @@ class Supervisor:
     async def _keep_running(self, s: SupervisedProcess) -> None:
         """Start a process, and restart it whenever it ends, until the stop."""
         while not self.stop.is_set():
-            s.health, s.healthy_since, s.probed_at = "starting", None, 0.0
+            s.health, s.healthy_since, s.probed_at, s.ill_since = "starting", None, 0.0, None
             s.process = await _spawn(s.spec)
             s.state.pid, s.state.started = s.process.pid, start_of(s.process.pid)
             self._save()
@@ -176,12 +184,16 @@ class Supervisor:
             return
         if problem is None:
             s.healthy_since = s.healthy_since or time.monotonic()
-            s.health, s.failed_starts = "healthy", 0
+            s.health, s.failed_starts, s.ill_since = "healthy", 0, None
             if s.state.failing:
                 s.state.failing = False
                 self._save()
         elif s.healthy_since is not None:
             s.health = "unhealthy"
+            s.ill_since = s.ill_since or time.monotonic()
+            if s is self.supervised[0] and time.monotonic() - s.ill_since > _ILL_BUS_S:
+                self.report(f"{s.spec.name} is ill for {_ILL_BUS_S:.0f} s ({problem}); ending it")
+                end_group(pid, signal.SIGKILL)
 
     async def _drain(self, runners: list[asyncio.Task[None]]) -> None:
         await self._end(self.supervised[1:], _DRAIN_S)
@@ -242,7 +254,8 @@ async def _spawn(spec: ProcessSpec) -> asyncio.subprocess.Process:
 async def _wait_at_most(event: asyncio.Event, timeout: float) -> None:
     """Wait for the event, `timeout` seconds at most."""
     try:
-        await asyncio.wait_for(event.wait(), timeout)
+        async with asyncio.timeout(timeout):
+            await event.wait()
     except TimeoutError:
         return
 

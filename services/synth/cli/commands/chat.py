@@ -109,8 +109,7 @@ def _print_reply(client: Client, options: dict[str, Any], history: list[dict[str
     said: list[str] = []
     for piece in _stream_text(client, {**options, "messages": history, "stream": True}, patience):
         said.append(piece)
-        sys.stdout.write(piece)
-        sys.stdout.flush()
+        output.print_piece(piece)
     output.print_line("")
     return "".join(said)
 

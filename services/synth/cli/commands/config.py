@@ -157,7 +157,7 @@ def init(
     """Print a commented job file to start from."""
     text = (Path(__file__).parents[1] / "starters" / f"{kind.value}{'_vision' if vision else ''}.toml").read_text()
     if to is None:
-        output.print_line(text.rstrip("\n"))
+        output.print_document(text.rstrip("\n"))
         return
     try:
         with to.open("x") as file:

@@ -50,6 +50,10 @@ def create(
         bool,
         typer.Option("--url", help="For a client that can send nothing but a URL: print one that opens chat alone."),
     ] = False,
+    bus: Annotated[
+        bool,
+        typer.Option("--bus", help="For a subscriber on the bus: print a password that hears your events alone."),
+    ] = False,
     model: Annotated[str | None, typer.Option(help="With --url: the one model that it opens; without it, all.")] = None,
     expires_in: Annotated[
         str | None, typer.Option(help="As 90d, 12h or 30m; without it never, or after a day with --url.")
@@ -62,13 +66,14 @@ def create(
     wanted = [scope.strip() for scope in (scopes or "read,write,inference").split(",") if scope.strip()]
     if url and scopes is not None and wanted != ["inference"]:
         raise UsageProblem(f"a URL cannot open {scopes[:60]!r}", expected="inference alone", where="--scopes")
+    if bus and (url or scopes is not None):
+        other = "--url" if url else "--scopes"
+        raise UsageProblem("a bus key reads events and nothing else", expected=f"--bus without {other}", where=other)
     if model is not None and not url:
         raise UsageProblem("a key is for every model", expected="--url with it, or no --model", where="--model")
     with open_client(ctx) as client:
-        if url:
-            made = client.add_url_key(name=name, expires_in_s=seconds, model=model, org=org)
-        else:
-            made = client.add_key(name=name, scopes=wanted, expires_in_s=seconds, org=org)
+        kind = {"url": True, "model": model} if url else {"bus": True} if bus else {"scopes": wanted}
+        made = client.add_key(org=org, name=name, expires_in_s=seconds, **kind)
         root = client.root.removesuffix("/api")
     _show_once(made, fmt, root)
 
@@ -131,11 +136,17 @@ def _show_once(made: MadeKey, fmt: Format, root: str = "") -> None:
         opens = f"chat with {made.model or 'every model'}, for whoever has it, for {_end(made)}"
         output.message(f"{made.id} ({made.name}) opens {opens}; this is the only time that it is shown:")
         return output.print_line(root + made.path)
+    if made.bus:
+        hears = "hears your organisation's events on the bus, as the password of a connection"
+        output.message(f"{made.id} ({made.name}) {hears}; this is the only time that it is shown:")
+        return output.print_line(made.key)
     output.message(f"{made.id} ({made.name}) may {', '.join(made.scopes)}; this is the only time that it is shown:")
     return output.print_line(made.key)
 
 
 def _opens(key: Key) -> str:
+    if key.bus:
+        return "events on the bus"
     return f"chat by URL: {key.model or 'every model'}" if key.url else ",".join(key.scopes)
 
 

@@ -22,6 +22,7 @@ import httpx
 
 from synth.cli.deployments.state import Deployment, DeploymentState, DeployOrder, Health
 from synth.cli.errors import CliError
+from synth.cli.foreign_text.plain_text import printable
 from synth.cli.processes import end_group, start_of
 from synth.errors import UserError
 from synth.taskapp.server import GRACE_S, listen, url_of
@@ -264,7 +265,7 @@ def _reason(code: int) -> str:
 
 
 def _report(line: str) -> None:
-    sys.stderr.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} deploy: {line}\n")
+    sys.stderr.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} deploy: {printable(line)}\n")
     sys.stderr.flush()
 
 

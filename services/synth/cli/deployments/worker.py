@@ -14,12 +14,20 @@ import sys
 import threading
 
 from synth.cli.errors import CliError
+from synth.cli.foreign_text.plain_text import printable
 from synth.cli.task_apps.loading import load_task_app
 from synth.errors import SynthError, UserError
 from synth.taskapp.server import make_server
 
 #: The option with which it ends when whoever started it has gone: that holds the other end of its stdin.
 UNTIL_STDIN_ENDS = "--until-stdin-ends"
+
+
+class _SafeLines(logging.Formatter):
+    """What a model or a caller said is only text in a log."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return printable(super().format(record))
 
 
 def main() -> int:
@@ -29,14 +37,16 @@ def main() -> int:
         arguments.pop(0)
         threading.Thread(target=_end_with_stdin, daemon=True).start()
     named, *descriptors = arguments
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    handler = logging.StreamHandler()
+    handler.setFormatter(_SafeLines("%(asctime)s %(levelname)s %(name)s %(message)s"))
+    logging.basicConfig(level=logging.INFO, handlers=[handler])
     # httpx logs each URL, and the URL's cid is a credential.
     logging.getLogger("httpx").setLevel(logging.WARNING)
     sockets = [socket.socket(fileno=int(descriptor)) for descriptor in descriptors]
     try:
         server = make_server(load_task_app(named).asgi())
     except (CliError, UserError) as error:
-        sys.stderr.write(f"{_text(error)}\n")
+        sys.stderr.write(f"{printable(_text(error))}\n")
         return 2
     server.run(sockets=sockets)
     return 0

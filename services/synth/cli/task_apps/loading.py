@@ -43,13 +43,13 @@ def read_environment(env_files: Sequence[Path]) -> None:
             os.environ.setdefault(key, value)
 
 
-def store_key(settings: Config) -> str | None:
-    """Let the backend use this process's key; returns what to tell the user. Nothing without an API key."""
+def store_key(settings: Config, url: str) -> str | None:
+    """Let the backend use this process's key at its address; returns what to tell the user. Needs an API key."""
     if settings.api_key is None:
         return None
     try:
         with Client(settings, retry_budget=0) as client:
-            client.add_environment_key(configured_keys()[0])
+            client.add_environment_key(configured_keys()[0], url)
     except CliError as error:
         return f"the backend was not given the key ({error.problems[0].what}); `synthctl submit` sends it again"
     return f"the key is known to the backend at {settings.backend.text}"

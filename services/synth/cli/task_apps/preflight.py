@@ -103,7 +103,7 @@ def preflight(url: str, config: Config, client: Client) -> None:
         return
     if key is not None:
         # As a submission does it: this key is then among those that the cluster tries.
-        client.add_environment_key(key.text)
+        client.add_environment_key(key.text, url)
     with output.status("asking the cluster to look at it"):
         other = client.request(
             "POST", "/rl/verify_task_app", _ClusterLook, json={"endpoint_base_url": url}, timeout=_CLUSTER_S

@@ -9,8 +9,9 @@ from __future__ import annotations
 import contextlib
 import io
 import os
-import sys
 from collections.abc import Callable
+
+from synth.cli.tui.output import print_piece
 
 #: Set where bash asks for completions; the words come in COMP_WORDS, a line each.
 ASKED = ("_SYNTHCTL_COMPLETE", "complete_bash")
@@ -46,4 +47,4 @@ def complete_in_bash(complete: Callable[[], None]) -> None:
         with contextlib.redirect_stdout(offered):
             complete()
     finally:
-        sys.stdout.write("".join(f"{line.removeprefix(kept)}\n" for line in offered.getvalue().splitlines()))
+        print_piece("".join(f"{line.removeprefix(kept)}\n" for line in offered.getvalue().splitlines()))

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from synth.cli.foreign_text.plain_text import printable
+
 if TYPE_CHECKING:
     from synth.cli.api.client import Client
 
@@ -49,7 +51,7 @@ def _ask(ctx: typer.Context, question: Callable[[Client], Iterable[tuple[str, st
     try:
         config = resolve(backend=said.get("backend"), env_files=files, optional=files)
         with Client(config, retry_budget=0.0, timeout=_DEADLINE_S) as client:
-            return list(question(client))
+            return [(printable(word), printable(about)) for word, about in question(client)]
     except (SynthError, httpx.HTTPError, OSError):
         # A shell shows no messages while it completes: without a backend there is nothing to offer.
         return []

@@ -1,4 +1,8 @@
-"""Output of the command line: data on stdout (tables for people, JSON for programs), messages on stderr."""
+"""Output of the command line: data on stdout (tables for people, JSON for programs), messages on stderr.
+
+Everything that is printed goes through here, since most of it was written by others: names, errors, what models and
+task apps said. Nothing of that reaches the terminal as a control character; styles and cursor are ours alone.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 import typer
 
+from synth.cli.foreign_text.plain_text import printable, printable_json
 from synth.cli.tui.series import averaged
 
 if TYPE_CHECKING:
@@ -57,17 +62,17 @@ Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 @cache
 def out() -> Console:
     """Standard output, for data."""
-    from rich.console import Console
+    from synth.cli.foreign_text.console import SafeConsole
 
-    return Console(highlight=False, emoji=False, **_plain())
+    return SafeConsole(highlight=False, emoji=False, **_plain())
 
 
 @cache
 def err() -> Console:
     """Standard error, for messages."""
-    from rich.console import Console
+    from synth.cli.foreign_text.console import SafeConsole
 
-    return Console(stderr=True, highlight=False, emoji=False, **_plain())
+    return SafeConsole(stderr=True, highlight=False, emoji=False, **_plain())
 
 
 def _plain() -> dict[str, Any]:
@@ -106,7 +111,7 @@ def confirm(question: str, *, yes: bool) -> None:
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         raise UsageProblem("nobody is there to confirm this", fix="say --yes", where=question)
     try:
-        sure = typer.confirm(question, err=True)
+        sure = typer.confirm(printable(question), err=True)
     except typer.Abort:
         sure = False
     if not sure:
@@ -148,20 +153,37 @@ def print_json(data: Any) -> None:
     """Print one JSON document on stdout, indented."""
     from synth.cli.tui.json_fields import to_json_data
 
-    sys.stdout.write(json.dumps(to_json_data(data), indent=2, ensure_ascii=False) + "\n")
+    sys.stdout.write(printable_json(json.dumps(to_json_data(data), indent=2, ensure_ascii=False)) + "\n")
     sys.stdout.flush()
 
 
 def print_json_line(data: Any) -> None:
     """Print one JSON document as one line of stdout, flushed so that a reader of the pipe sees it now."""
-    sys.stdout.buffer.write(msgspec.json.encode(data) + b"\n")
+    sys.stdout.buffer.write(printable_json(msgspec.json.encode(data).decode()).encode() + b"\n")
     sys.stdout.buffer.flush()
 
 
 def print_line(text: str) -> None:
-    """Print one line of data on stdout, unchanged."""
-    sys.stdout.write(text + "\n")
+    """Print one line of data on stdout, neither wrapped nor cut."""
+    print_piece(text + "\n")
+
+
+def print_piece(text: str) -> None:
+    """Print text on stdout as it arrives, without an end of the line."""
+    sys.stdout.write(printable(text))
     sys.stdout.flush()
+
+
+def print_document(text: str) -> None:
+    """Print a whole text on stdout: as it is into a file or a pipe, where every character of it may count."""
+    sys.stdout.write((printable(text) if sys.stdout.isatty() else text) + "\n")
+    sys.stdout.flush()
+
+
+def print_error(text: str) -> None:
+    """Print text that is many lines, such as a traceback, on stderr."""
+    sys.stderr.write(printable(text))
+    sys.stderr.flush()
 
 
 def print_sentence(text: str) -> None:

@@ -126,7 +126,7 @@ class Progress:
                     self.warning = f"attempt {self.attempt}: an earlier owner of the job died"
             case "job.resumed":
                 self.asked_to_resume = True
-            case "job.paused":
+            case "job.paused" | "job.parked":
                 # The pace before the pause says nothing of the time left.
                 self.steps_seen, self.waiting = [], ""
             case "job.succeeded":
@@ -267,6 +267,8 @@ def describe(event: EventView) -> str | None:
             return f"started again, attempt {data['attempt']}"
         case "job.paused":
             return f"paused after step {data.get('step')}" + (f": {data['reason']}" if data.get("reason") else "")
+        case "job.parked":
+            return f"waits until it is resumed: {(data.get('problem') or {}).get('what', '')}"
         case "train.warned":
             return f"warning: {_warning_text(data)}"
         case "train.resumed":

@@ -13,6 +13,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from synth.errors import InvalidKey, Problem, SynthError, UserError
+from synth.http_server.body import BodyMemory, HeldBody, read_body
 from synth.inference.api.completion import Completion, EventStream, ModelBinding
 from synth.inference.api.errors import error_response
 from synth.inference.api.fields import refuse_unserved
@@ -23,8 +24,9 @@ from synth.inference.api.teacher import score_tokens
 from synth.inference.engines.protocol import Engine
 from synth.inference.engines.sampling_time import SamplingTime
 from synth.inference.recording.recorder import ChoiceRecording, Recorder
-from synth.keys import Cid, has_bearer
+from synth.keys import Cid, is_internal
 from synth.rollout_credential import find_credential
+from synth.service_secrets import Keyring
 from synth.trajectories import ClosedRollout, closed_to_bytes
 
 
@@ -66,17 +68,17 @@ def build_api(
     recorder: Recorder,
     authenticate: Authenticate,
     *,
-    internal_token: str,
+    internal: Keyring,
     images: ChatImages,
     limits: RequestLimits | None = None,
     extra_routes: Sequence[BaseRoute] = (),
 ) -> Starlette:
     """The HTTP side of an inference process.
 
-    internal_token: the bearer of the calls of collectors. images: reads those of requests. limits: of one request.
+    internal: checks the bearer of the calls of collectors. images: reads those of requests. limits: of one request.
     extra_routes: health and metrics.
     """
-    api = _Api(router, recorder, authenticate, internal_token, images, limits or RequestLimits())
+    api = _Api(router, recorder, authenticate, internal, images, limits or RequestLimits())
     # The most frequent route first, because they are tried in order.
     prefixes = ("/api/inference/v1", "/v1", "/api/v1", "/api/inference", "")
     paths = [f"{prefix}/chat/completions" for prefix in prefixes]
@@ -97,29 +99,32 @@ class _Api:
         router: Router,
         recorder: Recorder,
         authenticate: Authenticate,
-        internal_token: str,
+        internal: Keyring,
         images: ChatImages,
         limits: RequestLimits,
     ) -> None:
         self._router = router
         self._recorder = recorder
         self._authenticate = authenticate
-        self._internal_token = internal_token
+        self._internal = internal
         self._images = images
         self._limits = limits
+        self._memory = BodyMemory(limits.buffered)
 
     async def chat(self, request: Request) -> Response:
         """POST …/chat/completions[?cid=…], or any other place of the credential (`synth.rollout_credential`)."""
         recordings: list[ChoiceRecording] = []
         async with AsyncExitStack() as exit_stack:
             try:
-                body = decode_request(await self._body(request), max_choices=self._limits.choices)
+                # The credential before the body: nobody's bytes are read.
                 text = cid_of(request)
+                principal = self._recorder.check(text).job_id if text else await self._authenticate(request)
+                held = exit_stack.enter_context(self._memory.hold(principal))
+                body = decode_request(await self._body(request, held), max_choices=self._limits.choices)
                 if text is not None:
                     recordings = self._recorder.begin_choices(text, num_choices(body))
                     route = self._router.for_rollout(recordings[0].cid)
                 else:
-                    principal = await self._authenticate(request)
                     refuse_unserved(body)
                     route = self._router.for_model(body.model, principal)
                 binding = await exit_stack.enter_async_context(route)
@@ -179,7 +184,7 @@ class _Api:
         try:
             self._check_internal(request)
             try:
-                asked = msgspec.json.decode(await self._body(request), type=_ToScore)
+                asked = msgspec.json.decode(await self._internal_body(request), type=_ToScore)
             except msgspec.DecodeError as error:
                 expected = '{"job_id": "job_…", "token_ids": [1, …]}'
                 raise UserError(Problem(what=str(error), expected=expected, where="body")) from error
@@ -192,14 +197,14 @@ class _Api:
         return Response(msgspec.json.encode(logprobs), media_type="application/json")
 
     def _check_internal(self, request: Request) -> None:
-        if not has_bearer(request.headers.get("authorization", ""), self._internal_token):
+        if not is_internal(request.headers.get("authorization", ""), self._internal):
             raise InvalidKey("not a service of this cluster")
 
     async def _cids(self, request: Request) -> list[str]:
         """The credentials of a collector's call."""
         self._check_internal(request)
         try:
-            return msgspec.json.decode(await self._body(request), type=_Cids).cids
+            return msgspec.json.decode(await self._internal_body(request), type=_Cids).cids
         except msgspec.DecodeError as error:
             raise UserError(Problem(what=str(error), expected='{"cids": ["trace_…"]}', where="body")) from error
 
@@ -209,27 +214,18 @@ class _Api:
             return recordings[0].time
         return SamplingTime(self._limits.seconds, over_after_s=self._limits.end_seconds)
 
-    async def _body(self, request: Request) -> bytes:
-        limit, declared = self._limits.body, request.headers.get("content-length", "")
-        size, body = int(declared) if declared.isdigit() else 0, bytearray()
-        if size <= limit:
-            async for chunk in request.stream():
-                body += chunk
-                size = max(size, len(body))
-                if size > limit:
-                    break
-        if size > limit:
-            raise UserError(
-                Problem(
-                    what=f"a body of {size} bytes or more",
-                    expected=f"at most {limit}",
-                    fix="shorten the messages, or have the operator raise SYNTH_MAX_REQUEST_BYTES",
-                    where="body",
-                )
-            )
+    async def _body(self, request: Request, held: HeldBody) -> bytes:
+        fix = "shorten the messages, or have the operator raise it"
+        body = await read_body(
+            request, self._memory, held, limit=self._limits.body, setting="SYNTH_MAX_REQUEST_BYTES", fix=fix
+        )
         if not body:
             raise UserError(Problem(what="the body is empty", expected="a JSON object", where="body"))
-        return bytes(body)
+        return body
+
+    async def _internal_body(self, request: Request) -> bytes:
+        with self._memory.hold("") as held:
+            return await self._body(request, held)
 
     def _closed(self, cid: str) -> ClosedRollout:
         try:

@@ -9,6 +9,7 @@ import msgspec
 from starlette.responses import Response
 
 from synth.errors import InvalidKey, SynthError, Transient, UserError
+from synth.http_server.body import BodyTooLarge
 from synth.inference.engines.limits import ContextOverflow
 from synth.inference.recording.recorder import CallBudgetExceeded, CidClosed
 
@@ -17,6 +18,7 @@ _KINDS: list[tuple[type[SynthError], tuple[int, str, str]]] = [
     (InvalidKey, (401, "authentication_error", "invalid_api_key")),
     (CidClosed, (401, "authentication_error", "rollout_closed")),
     (CallBudgetExceeded, (429, "rate_limit_error", "call_budget_spent")),
+    (BodyTooLarge, (413, "invalid_request_error", "body_too_large")),
     (Transient, (503, "service_unavailable", "not_ready")),
     (ContextOverflow, (400, "invalid_request_error", "context_length_exceeded")),
     (UserError, (400, "invalid_request_error", "invalid_request")),

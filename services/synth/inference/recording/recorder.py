@@ -164,16 +164,7 @@ class Recorder:
         Raises `InvalidKey` if it is not ours, `CidClosed` after its close or expiry, `CallBudgetExceeded` beyond its
         calls, `Transient` when the records held for the collectors fill their memory.
         """
-        rollout = self._open.get(cid_text)
-        if rollout is None:
-            cid = self._read(cid_text)
-            if cid_text in self._expiry_of_closed:
-                raise CidClosed.to_calls()
-            rollout = OpenRollout(cid)
-        if rollout.expires <= self._now():
-            raise CidClosed.to_calls("the rollout credential has expired: its rollout is over")
-        if rollout.calls >= rollout.cid.calls:
-            raise CallBudgetExceeded(f"this rollout has made all of its {rollout.cid.calls} calls")
+        rollout = self._accepting(cid_text)
         if rollout.calls + choices > rollout.cid.calls:
             left = rollout.cid.calls - rollout.calls
             raise CallBudgetExceeded(f"n = {choices} are {choices} calls, and this rollout has {left} of them left")
@@ -187,6 +178,23 @@ class Recorder:
         rollout.calls += choices
         rollout.calls_begun += choices
         return [ChoiceRecording(self, rollout, number) for number in range(first, first + choices)]
+
+    def check(self, cid_text: str) -> Cid:
+        """What a credential says that may make one more call now. Raises as `begin_choices`, the last apart."""
+        return self._accepting(cid_text).cid
+
+    def _accepting(self, cid_text: str) -> OpenRollout:
+        rollout = self._open.get(cid_text)
+        if rollout is None:
+            cid = self._read(cid_text)
+            if cid_text in self._expiry_of_closed:
+                raise CidClosed.to_calls()
+            rollout = OpenRollout(cid)
+        if rollout.expires <= self._now():
+            raise CidClosed.to_calls("the rollout credential has expired: its rollout is over")
+        if rollout.calls >= rollout.cid.calls:
+            raise CallBudgetExceeded(f"this rollout has made all of its {rollout.cid.calls} calls")
+        return rollout
 
     def store(self, rollout: OpenRollout, number: int, record: CompletionRecord) -> None:
         """See `ChoiceRecording.finish`."""

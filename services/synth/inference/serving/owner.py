@@ -13,7 +13,7 @@ from synth.bus.connection import Connection
 from synth.bus.history.job_log import read_job
 from synth.bus.publish import Publisher, enqueue
 from synth.bus.replay import follow, replay
-from synth.bus.worker import Lease
+from synth.bus.tasks.lease import Lease
 from synth.errors import Permanent, Problem, Transient
 from synth.events import JobValidated, JobVerified, PolicyLoaded, PolicyPublished, PolicyRefused
 from synth.inference.api.requests import JobSampling
@@ -29,6 +29,8 @@ from synth.work import Task
 log = logs.get("serve")
 
 _POLL_S = 5.0
+#: A policy that has been served for so long does not end the process that serves it.
+_SERVES_WELL_S = 600.0
 
 #: The delay of a job's second serve task that was delivered to the process that already serves the job.
 _REQUEUE_DELAY_S = 5.0
@@ -156,7 +158,10 @@ class _ServedTask:
             # The engine is ready, so a trainer will not have to wait for it: queue its task (decision 16).
             if job.expects_new_weights:
                 await owner.queue_train_task(self.task)
+            began, first = time.monotonic(), self.loaded
             while not self.over:
+                if self.loaded != first or time.monotonic() - began > _SERVES_WELL_S:
+                    await lease.advanced()
                 if not policy.engine.healthy:
                     raise Transient(f"the engine of {job.job_id} has stopped")
                 if teacher is not None and not teacher.engine.healthy:
@@ -229,6 +234,7 @@ class _ServedTask:
         event = PolicyLoaded(
             version=version,
             replica=owner.settings.replica,
+            index=self.task.index or 0,
             seconds=round(seconds, 4),
             proven=proven,
             canary_error=canary_error,

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from synth.api.limits import MAX_MODEL_ID
 from synth.blobs import BlobStore
 from synth.bus.connection import Connection
 from synth.bus.history.model_refs import find_model
@@ -155,6 +156,9 @@ class ModelRouter:
     async def _find(self, org: str, model: str) -> ModelRef:
         if not model:
             raise UserError(Problem(what="no model was named", expected="a model id", where="model"))
+        if len(model) > MAX_MODEL_ID:
+            what = f"the model's id has {len(model):,} characters"
+            raise UserError(Problem(what=what, expected=f"at most {MAX_MODEL_ID}", where="model"))
         known, named = self._refs.get((org, model)), parse_finetuned(model)
         # A base may have been installed again. A checkpoint may have expired, which matters only if it is not loaded. A
         # fine-tuned model never changes.

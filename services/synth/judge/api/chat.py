@@ -13,7 +13,6 @@ from typing import Any, cast
 import httpx
 import msgspec
 
-from synth.http_guard import AddressRefused, ReplyTooLarge
 from synth.judge.api.breaker import CircuitOpen
 from synth.judge.api.endpoints import Endpoints, JudgeEndpoint, ModelQuirks
 from synth.judge.api.limiter import ApiPaused
@@ -22,6 +21,7 @@ from synth.judge.failures import JudgeTrouble, away, refused, unreadable
 from synth.judge.metrics import CALL_SECONDS, CALLS
 from synth.judge.prompts.answers import UnusableAnswer
 from synth.judge.usage import UsageCount
+from synth.outbound.http_guard import AddressRefused, ReplyTooLarge
 from synth.runtime import logs
 
 log = logs.get("judge calls")

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import httpx
 
-from synth.http_guard import GuardPolicy, guarded_client
+from synth.outbound.http_guard import GuardPolicy, guarded_client
 
 #: The connections of an organisation that makes no calls for so long are closed.
 _IDLE_S = 600.0

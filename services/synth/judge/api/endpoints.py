@@ -15,7 +15,6 @@ from synth.bus.connection import Connection
 from synth.bus.kv.replicas import Replica, ReplicaTable
 from synth.bus.kv.secrets import JudgeKey, SecretStore
 from synth.errors import InvalidKey
-from synth.http_guard import names_allowed_address, origin_of
 from synth.judge.api.breaker import CircuitBreaker
 from synth.judge.api.connections import OrgConnections
 from synth.judge.api.limiter import ApiLimiter
@@ -24,6 +23,8 @@ from synth.judge.failures import away, refused
 from synth.judge.settings import SYNTH, JudgeSettings
 from synth.judging.settings import JudgeModel
 from synth.keys import internal_token
+from synth.outbound.http_guard import names_allowed_address, origin_of
+from synth.service_secrets import Keyring
 
 _MAX_OPEN_S = 60.0
 #: An API that nothing was asked of for so long is forgotten here; what others must know of it is in its record.
@@ -106,12 +107,20 @@ class Endpoints:
     """The judges' APIs, as this process sees them."""
 
     def __init__(
-        self, bus: Connection, secrets: SecretStore, replicas: ReplicaTable, settings: JudgeSettings, *, replica: str
+        self,
+        bus: Connection,
+        secrets: SecretStore,
+        replicas: ReplicaTable,
+        settings: JudgeSettings,
+        *,
+        internal: Keyring,
+        replica: str,
     ) -> None:
         self._bus = bus
         self._secrets = secrets
         self._replicas = replicas
         self._settings = settings
+        self._internal = internal
         self._replica = replica
         self._apis: dict[str, JudgeApi] = {}
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=64)
@@ -135,7 +144,6 @@ class Endpoints:
             )
         if judge.provider == SYNTH:
             identity = f"synth {org} {judge.model}"
-            token = internal_token(self._settings.cluster_secret.get_secret_value())
             return JudgeEndpoint(
                 identity=identity,
                 where=f"judge {judge.model!r} of this cluster",
@@ -143,7 +151,7 @@ class Endpoints:
                 connection=self._connect_inside,
                 api=self._api(identity, ApiLimits()),
                 org=org,
-                key=token,
+                key=internal_token(self._internal),
             )
         return self._of_operator(judge, judge.provider, org)
 

@@ -13,6 +13,7 @@ import msgspec
 
 from synth.errors import Transient
 from synth.keys import internal_token
+from synth.service_secrets import Keyring
 from synth.trajectories import ClosedRollout, CompletionRecord, closed_from_bytes, records_from_bytes
 
 #: Bounds the size of an answer: the records of a long rollout are a megabyte.
@@ -25,10 +26,10 @@ class RecorderClient:
     """Takes what closed rollout credentials recorded, from the inference replicas that recorded it."""
 
     def __init__(
-        self, cluster_secret: str, *, timeout_s: float, transport: httpx.AsyncBaseTransport | None = None
+        self, internal: Keyring, *, timeout_s: float, transport: httpx.AsyncBaseTransport | None = None
     ) -> None:
         """timeout_s: of one request to a replica."""
-        headers = {"Authorization": f"Bearer {internal_token(cluster_secret)}"}
+        headers = {"Authorization": f"Bearer {internal_token(internal)}"}
         self._http = httpx.AsyncClient(headers=headers, timeout=timeout_s, trust_env=False, transport=transport)
         self._pending: dict[str, list[_PendingClose]] = {}
         self._senders: dict[str, asyncio.Task[None]] = {}

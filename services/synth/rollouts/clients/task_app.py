@@ -8,8 +8,10 @@ from typing import Any
 
 import httpx
 
-from synth.http_guard import GuardPolicy, guarded_client
+from synth.base_url import under
 from synth.jobs.resolved import RolloutSettings
+from synth.keys import without_secrets
+from synth.outbound.http_guard import GuardPolicy, guarded_client
 from synth.rollouts.collection.types import CollectRequest, RolloutSpec
 from synth.rollouts.rewards.scoring import TaskAppReply
 
@@ -28,19 +30,21 @@ class TaskAppClient:
         key: str | None,
         limit: int,
         max_answer_bytes: int,
+        max_answer_depth: int,
         answer_within_s: float,
         guard: GuardPolicy,
     ) -> None:
         """key: the environment key that the verifier found to work. limit: the most rollouts at once.
 
-        max_answer_bytes: of one answer. answer_within_s: the longest that a rollout may take, with the time that its
-        policy is not given; an app need not go on for longer.
+        max_answer_bytes, max_answer_depth: of one answer. answer_within_s: the longest that a rollout may take, with
+        the time that its policy is not given; an app need not go on for longer.
         """
         self._rollout_settings = rollout_settings
         self._job_id = job_id
-        self._url = rollout_settings.task_url.rstrip("/") + "/rollout"
+        self._url = under(rollout_settings.task_url, "/rollout")
         self._key = key
         self._max_answer_bytes = max_answer_bytes
+        self._max_answer_depth = max_answer_depth
         self._answer_within_s = answer_within_s
         # An answer that inflates on arrival would pass the limit before we could count it.
         headers = {"Accept-Encoding": "identity"}
@@ -67,16 +71,24 @@ class TaskAppClient:
                         return TaskAppReply(0, f"the answer is larger than {largest} bytes (SYNTH_MAX_ANSWER_BYTES)")
         except httpx.HTTPError as error:
             return TaskAppReply(0, f"{type(error).__name__}: {error}")
-        return TaskAppReply(reply.status_code, self._parse(bytes(content), cid))
+        answer = self._parse(bytes(content), cid)
+        if isinstance(answer, RecursionError) or _is_deeper(answer, self._max_answer_depth):
+            # Whatever reads it goes down level by level.
+            what = f"the answer is nested deeper than {self._max_answer_depth} levels (SYNTH_MAX_ANSWER_DEPTH)"
+            return TaskAppReply(0, what)
+        return TaskAppReply(reply.status_code, answer)
 
     def _parse(self, content: bytes, cid: str) -> Any:
-        """The answer as JSON, or as text. Apps echo what they were sent, and a credential must not reach an event."""
-        for secret in (cid, self._key):
-            if secret:
-                content = content.replace(secret.encode(), b"[secret]")
+        """The answer as JSON, or as text; the `RecursionError` of one that is too deep to be read.
+
+        Apps echo what they were sent, and a credential must not reach an event.
+        """
+        content = without_secrets(content, [cid, *([self._key] if self._key else [])])
         try:
             return json.loads(content)
-        except (ValueError, RecursionError):
+        except RecursionError as error:
+            return error
+        except ValueError:
             return content.decode(errors="replace")
 
     def _body(self, request: CollectRequest, spec: RolloutSpec, *, inference_url: str, cid: str) -> dict[str, Any]:
@@ -113,3 +125,15 @@ class TaskAppClient:
     async def aclose(self) -> None:
         for client in self._clients:
             await client.aclose()
+
+
+def _is_deeper(answer: Any, levels: int) -> bool:
+    """Whether containers of an answer lie deeper in one another than this."""
+    level: list[Any] = [answer]
+    for _ in range(levels):
+        # One level of all that there is at a time.
+        inner = [c.values() if isinstance(c, dict) else c for c in level if isinstance(c, dict | list)]
+        level = [item for items in inner for item in items if isinstance(item, dict | list)]
+        if not level:
+            return False
+    return True

@@ -8,6 +8,7 @@ import numpy as np
 
 from synth.errors import Problem, Transient, UserError
 from synth.keys import internal_token
+from synth.service_secrets import Keyring
 from synth.trajectories.packing import Float32, Int32
 
 
@@ -15,10 +16,10 @@ class TeacherClient:
     """Asks the inference replicas that serve a job, which have its teacher loaded."""
 
     def __init__(
-        self, cluster_secret: str, *, timeout_s: float, transport: httpx.AsyncBaseTransport | None = None
+        self, internal: Keyring, *, timeout_s: float, transport: httpx.AsyncBaseTransport | None = None
     ) -> None:
         """timeout_s: of one sequence."""
-        headers = {"Authorization": f"Bearer {internal_token(cluster_secret)}"}
+        headers = {"Authorization": f"Bearer {internal_token(internal)}"}
         self._http = httpx.AsyncClient(headers=headers, timeout=timeout_s, trust_env=False, transport=transport)
 
     async def score(self, replica_url: str, job_id: str, tokens: Int32) -> Float32:

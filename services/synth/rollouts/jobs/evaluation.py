@@ -1,11 +1,20 @@
-"""An evaluation job: its collector owns it, from when its model is served until it ends or is paused."""
+"""An evaluation job: its collector owns it, from when its model is served until it ends or is paused.
+
+All that it appends expects its attempt, and whatever it does ends once another attempt has started.
+"""
 
 from __future__ import annotations
 
-from contextlib import aclosing
+import math
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager, aclosing
 
 from synth.bus.connection import Connection
+from synth.bus.history.job_log import JobHistory
 from synth.bus.history.ownership import Ownership, failure_of
+from synth.bus.publish import Fence
+from synth.bus.replay import follow
+from synth.bus.tasks.lease import Lease
 from synth.events import EvalCompleted, JobFailed, JobSucceeded, PolicyLoaded, PolicyRefused
 from synth.events.catalogue import Event
 from synth.jobs.lifecycle import JobStatus
@@ -15,17 +24,25 @@ from synth.rollouts.collection.types import CollectRequest, EnvironmentBroken
 from synth.rollouts.jobs.context import CollectionContext
 from synth.work import Task
 
+Open = Callable[[Fence], AbstractAsyncContextManager[CollectionContext]]
+"""Opens what a collection needs, once the job has an owner."""
 
-async def evaluate(context: CollectionContext, job: EvalJob) -> None:
+
+async def evaluate(bus: Connection, history: JobHistory, job: EvalJob, lease: Lease, worker: str, open: Open) -> None:
     """Run an evaluation to its end (success, failure with its cause, or cancellation), or until it is paused."""
-    refused = await _wait_until_served(context)
-    history = context.history
-    ownership = await Ownership.take(
-        context.bus, history.org, history.job_id, worker=context.settings.replica, term=context.term
-    )
+    # For as long as it takes: a job that lacks an engine does not hang.
+    lease.progress("wait for the model", deadline=math.inf)
+    term = lease.task.term
+    refused = await _wait_until_served(bus, history, term)
+    ownership = await Ownership.take(bus, history.org, history.job_id, worker=worker, term=term)
     if ownership is None:
         return
-    ending = refused or ownership.requested_ending(step=0) or await ownership.run(_evaluate(context, job))
+
+    async def work() -> Event:
+        async with open(ownership.fence) as context:
+            return await _evaluate(context, job)
+
+    ending = refused or ownership.requested_ending(step=0) or await ownership.run(work())
     await ownership.end(ending)
 
 
@@ -36,15 +53,17 @@ async def fail(bus: Connection, task: Task, ending: JobFailed, worker: str) -> N
         await ownership.end(ending)
 
 
-async def _wait_until_served(context: CollectionContext) -> JobFailed | None:
+async def _wait_until_served(bus: Connection, history: JobHistory, term: int) -> JobFailed | None:
     """Wait for the model: a job that lacks an engine has not started, and the gateway says what it waits for.
 
     Returns how the job fails if its model is refused; None once it is served, or once the job is over.
     """
     status = JobStatus()
-    async with aclosing(context.follow("policy.loaded", "policy.refused", "job.*")) as events:
+    facts = ("policy.loaded", "policy.refused", "job.*")
+    subjects = [f"{fact}.{history.org}.{history.job_id}" for fact in facts]
+    async with aclosing(follow(bus.nc, subjects)) as events:
         async for recorded in events:
-            of_this_term = recorded.seq > context.history.since
+            of_this_term = recorded.seq > history.since
             match recorded.event:
                 case PolicyLoaded():
                     if of_this_term:
@@ -54,7 +73,7 @@ async def _wait_until_served(context: CollectionContext) -> JobFailed | None:
                         return failure_of(refused)
                 case _:
                     status.add(recorded.type)
-                    if status.is_over(context.term):
+                    if status.is_over(term):
                         return None
     raise AssertionError("a follow never ends")
 

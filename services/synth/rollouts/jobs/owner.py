@@ -1,12 +1,13 @@
 """Owns collect tasks: opens what a collection needs, and runs it for an RL job or for an evaluation.
 
-The trainer owns an RL job, and its collector only serves it. An evaluation is owned by its collector, which holds the
-attempt.
+The trainer owns an RL job, and its collector only serves it: it owns the collection, by its `collection.started`. An
+evaluation is owned by its collector, which holds the attempt. Either one ends at once when another has taken over.
 """
 
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -16,16 +17,19 @@ import structlog
 
 from synth.blobs import BlobStore
 from synth.bus.connection import Connection
+from synth.bus.history.fencing import run_owned, start_collection
 from synth.bus.history.job_log import JobHistory, read_job
 from synth.bus.kv.replicas import ReplicaTable
 from synth.bus.kv.secrets import SecretStore
-from synth.bus.worker import Lease
+from synth.bus.publish import Fence
+from synth.bus.tasks.lease import Lease
 from synth.errors import Permanent, Problem, UserError
 from synth.events import JobFailed, JobValidated, JobVerified
 from synth.graders.python.pool import PythonPool
 from synth.graders.schema import parse_grader, runs_python
 from synth.jobs.resolved import EvalJob, RlJob, RolloutSettings, job_from_data
 from synth.judging.settings import Rubric
+from synth.rollouts.clients.environment_key import environment_key
 from synth.rollouts.clients.graded import GradedPlayer
 from synth.rollouts.clients.player import Player
 from synth.rollouts.clients.prompt_rows import PromptRows
@@ -47,6 +51,7 @@ from synth.rollouts.jobs.rollout_runner import RolloutRunner
 from synth.rollouts.jobs.teaching import Teaching
 from synth.rollouts.rewards.plugin import PluginAdvantage, load_advantage
 from synth.rollouts.settings import RolloutsSettings
+from synth.service_secrets import Purpose, ServiceSecrets
 from synth.work import Task
 
 
@@ -57,6 +62,7 @@ class CollectTaskOwner:
     bus: Connection
     blobs: BlobStore
     settings: RolloutsSettings
+    secrets: ServiceSecrets
     replicas: ReplicaTable
     python: PythonPool | None = None
     """Where graders that are code run; None where they do not."""
@@ -69,20 +75,26 @@ class CollectTaskOwner:
             if history.status.is_over(task.term):
                 return
             job = job_from_data(history.need(JobValidated).job)
-            assert isinstance(job, RlJob | EvalJob)
-            named = job.advantage if isinstance(job, RlJob) else None
-            try:
-                advantage = None if named is None else load_advantage(named, self.settings.plugins)
-            except Permanent as error:
-                event_log = RolloutLog(self.bus, self.blobs, task.org, task.job_id, term=task.term, rewards=job.rewards)
-                broken = EnvironmentBroken(Problem(what=str(error), where="[training].advantage"), "plugin_failed")
-                await event_log.publish_blocked(0, broken)
+            if isinstance(job, RlJob):
+                fence = await self._start_collection(task)
+                await run_owned(self.bus, fence, self._collect(history, job, lease, fence))
                 return
-            async with self._open_context(history, job, lease, advantage) as context:
-                if isinstance(job, RlJob):
-                    await collect_iterations(context, job)
-                else:
-                    await evaluate(context, job)
+            assert isinstance(job, EvalJob)
+            open_context = functools.partial(self._open_context, history, job, lease)
+            await evaluate(self.bus, history, job, lease, self.settings.replica, open_context)
+
+    async def _start_collection(self, task: Task) -> Fence:
+        return await start_collection(self.bus, task.org, task.job_id, worker=self.settings.replica)
+
+    async def _collect(self, history: JobHistory, job: RlJob, lease: Lease, fence: Fence) -> None:
+        try:
+            advantage = None if job.advantage is None else load_advantage(job.advantage, self.settings.plugins)
+        except Permanent as error:
+            broken = EnvironmentBroken(Problem(what=str(error), where="[training].advantage"), "plugin_failed")
+            await RolloutLog(self.bus, self.blobs, fence, rewards=job.rewards).publish_blocked(0, broken)
+            return
+        async with self._open_context(history, job, lease, fence, advantage) as context:
+            await collect_iterations(context, job)
 
     async def give_up(self, task: Task, reason: str) -> None:
         """The task is a dead letter: end its job, or tell its owner to, so that nobody waits for it in vain."""
@@ -92,14 +104,20 @@ class CollectTaskOwner:
             return
         job = job_from_data(history.need(JobValidated).job)
         if isinstance(job, RlJob):
-            event_log = RolloutLog(self.bus, self.blobs, task.org, task.job_id, term=task.term, rewards=job.rewards)
+            fence = await self._start_collection(task)
+            event_log = RolloutLog(self.bus, self.blobs, fence, rewards=job.rewards)
             await event_log.publish_blocked(0, EnvironmentBroken(problem))
         else:
             await fail(self.bus, task, JobFailed(code="internal", problem=problem), self.settings.replica)
 
     @asynccontextmanager
     async def _open_context(
-        self, history: JobHistory, job: RlJob | EvalJob, lease: Lease, advantage: PluginAdvantage | None
+        self,
+        history: JobHistory,
+        job: RlJob | EvalJob,
+        lease: Lease,
+        fence: Fence,
+        advantage: PluginAdvantage | None = None,
     ) -> AsyncIterator[CollectionContext]:
         rollout_settings = job.rollout
         # Without progress for longer than anything that a rollout may wait for, the task counts as hung.
@@ -110,8 +128,7 @@ class CollectTaskOwner:
             lease.progress(stage, deadline=hung_after_s)
 
         player = await self._player(history, job)
-        secret = self.settings.cluster_secret.get_secret_value()
-        recorder = RecorderClient(secret, timeout_s=self.settings.recorder_timeout_s)
+        recorder = RecorderClient(self.secrets[Purpose.INTERNAL], timeout_s=self.settings.recorder_timeout_s)
         versions = PolicyVersions()
         runner = RolloutRunner(
             history.job_id,
@@ -121,7 +138,7 @@ class CollectTaskOwner:
             recorder=recorder,
             replicas=self.replicas,
             versions=versions,
-            secret=secret,
+            credentials=self.secrets[Purpose.CREDENTIALS],
             public_url=self.settings.inference_public_url,
             replica_wait_s=self.settings.policy_wait_s,
             grace_s=self._grace_s(rollout_settings),
@@ -129,7 +146,7 @@ class CollectTaskOwner:
             progress=progress,
         )
         term = lease.task.term
-        event_log = RolloutLog(self.bus, self.blobs, history.org, history.job_id, term=term, rewards=job.rewards)
+        event_log = RolloutLog(self.bus, self.blobs, fence, rewards=job.rewards, advanced=lease.advanced)
         teaching = self._teaching(history, job, event_log, progress)
         collector = Collector(
             history.job_id,
@@ -150,6 +167,8 @@ class CollectTaskOwner:
                 await asyncio.sleep(hung_after_s / 4)
                 if not collector.open_requests:
                     progress("idle")
+                    # It has done all that was asked of it, and nothing of that has ended its process.
+                    await lease.advanced()
 
         idle = asyncio.create_task(mark_idle())
         self.collectors[history.job_id] = collector
@@ -171,11 +190,10 @@ class CollectTaskOwner:
         distillation = job.distillation if isinstance(job, RlJob) else None
         if distillation is None:
             return None
-        secret = self.settings.cluster_secret.get_secret_value()
         return Teaching(
             history.job_id,
             distillation,
-            TeacherClient(secret, timeout_s=self.settings.teacher_timeout_s),
+            TeacherClient(self.secrets[Purpose.INTERNAL], timeout_s=self.settings.teacher_timeout_s),
             self.replicas,
             at_once=self.settings.teacher_requests,
             complete=event_log.complete,
@@ -225,15 +243,15 @@ class CollectTaskOwner:
         )
 
     async def _task_app_client(self, history: JobHistory, job: RlJob | EvalJob) -> TaskAppClient:
-        verified = history.need(JobVerified)
-        secret = self.settings.cluster_secret.get_secret_value()
-        keys = {k.id: k.key for k in await SecretStore(self.bus, secret).environment_keys(history.org)}
+        store = SecretStore(self.bus, self.secrets)
+        key = await environment_key(store, history, job.rollout.task_url, self.settings)
         return TaskAppClient(
             job.rollout,
             job_id=history.job_id,
-            key=keys.get(verified.task_key_id or ""),
+            key=key,
             limit=job.rollout.max_concurrent_rollouts,
             max_answer_bytes=self.settings.max_answer_bytes,
+            max_answer_depth=self.settings.max_answer_depth,
             answer_within_s=self._answer_within_s(job.rollout),
             guard=self.settings.guard,
         )

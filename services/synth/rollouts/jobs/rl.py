@@ -10,6 +10,7 @@ import asyncio
 from collections import Counter
 from contextlib import aclosing
 
+from synth.bus.cancellation import cancel_until_ended
 from synth.errors import Permanent, Problem
 from synth.events import EvalCompleted, PolicyLoaded, RolloutRequested
 from synth.jobs.lifecycle import JobStatus
@@ -68,7 +69,7 @@ async def _serve_until_over(context: CollectionContext, job: RlJob) -> None:
                     status.add(recorded.type)
                     if status.is_over(context.term):
                         break
-        requests.stop()
+        await requests.stop()
 
 
 class _RunningRequests:
@@ -104,10 +105,9 @@ class _RunningRequests:
         self._concurrency.record_step(waiting=max(-1, waiting), busy=busy_share(self._occupancy_at_step, occupancy))
         self._occupancy_at_step = occupancy
 
-    def stop(self) -> None:
-        """Cancel what is being collected: the job has ended or is paused."""
-        for task in self._running:
-            task.cancel()
+    async def stop(self) -> None:
+        """End what is being collected: the job has ended or is paused."""
+        await cancel_until_ended(*self._running, what=f"the collection of {self._context.history.job_id}")
 
     async def _collect_batch(self, request: CollectRequest, priority: int, previous: asyncio.Task[None] | None) -> None:
         found = await self._collect_rollouts(request, priority)

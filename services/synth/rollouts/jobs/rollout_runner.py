@@ -26,6 +26,7 @@ from synth.rollouts.collection.types import CollectRequest, CutOff, RolloutSpec,
 from synth.rollouts.concurrency.controller import Overload
 from synth.rollouts.rewards.scoring import Rewarded, TaskAppReply, score
 from synth.runtime import logs
+from synth.service_secrets import Keyring
 from synth.trajectories import CompletionRecord
 
 log = logs.get("rollout_runner")
@@ -56,7 +57,7 @@ class RolloutRunner:
         recorder: RecorderClient,
         replicas: ReplicaTable,
         versions: PolicyVersions,
-        secret: str,
+        credentials: Keyring,
         public_url: str | None,
         replica_wait_s: float,
         grace_s: float,
@@ -76,7 +77,7 @@ class RolloutRunner:
         self._recorder = recorder
         self._replicas = replicas
         self._versions = versions
-        self._secret = secret
+        self._credentials = credentials
         self._public_url = public_url
         self._replica_wait_s = replica_wait_s
         self._grace_s = grace_s
@@ -122,7 +123,8 @@ class RolloutRunner:
         retry_if_aborted: bool,
     ) -> TryResult:
         replica = await self._choose_replica(request, spec)
-        ends = time.time() + self._rollout_settings.rollout_timeout_s
+        # The replica ends what it samples by its own clock.
+        ends = self._replicas.clock_of(replica) + self._rollout_settings.rollout_timeout_s
         cid = mint_cid(
             Cid(
                 rollout_id=spec.rollout_id,
@@ -134,7 +136,7 @@ class RolloutRunner:
                 # The recorder asks who closes it no sooner than the player has been given up.
                 expires=math.ceil(ends + self._grace_s + _CLOSE_TIME_S),
             ),
-            self._secret,
+            self._credentials,
         )
         base = self._public_url or replica.url
         url = f"{base}/v1/chat/completions?cid={cid}"

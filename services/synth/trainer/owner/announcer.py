@@ -11,12 +11,16 @@ import asyncio
 import contextlib
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+
+from nats.errors import Error as NatsError
 
 from synth.blobs import BlobMissing, BlobStore
 from synth.bus.connection import Connection
+from synth.bus.history.model_leases import leased_trees
 from synth.bus.publish import Fence, Publisher
+from synth.errors import SynthError
 from synth.events import (
     BlobExpired,
     BlobRef,
@@ -60,6 +64,7 @@ class Announcer:
         watch: None where nothing watches the job for a collapse. provisional: says what waits for its checkpoint.
         """
         self._model_at = model_at
+        self._bus = bus
         self._publisher = Publisher(bus)
         self._blobs = blobs
         self._fence = fence
@@ -69,6 +74,8 @@ class Announcer:
         self._provisional = provisional
         self._queued: list[TrainStep] = []
         self._expiring = asyncio.Lock()
+        self._published_step = 0
+        self._step_published = asyncio.Condition()
         self._prefix = f"jobs/{fence.job_id}/attempt-{fence.attempt}"
 
     async def announce_resume(self, ready: Ready, reports: dict[int, dict[str, float]]) -> None:
@@ -84,13 +91,14 @@ class Announcer:
             same_fingerprint=ready.same_fingerprint,
         )
         await self._publisher.fenced(event, fence=self._fence, id=str(self._fence.attempt))
+        self._published_step = ready.step
         for step, values in sorted(reports.items()):
             self._queue_step(step, values)
         await self._announce_queued_steps(up_to=ready.step)
 
     async def delete_expired_blobs(self) -> None:
         """Delete the blobs of the last `blob.expired`: its attempt may have died before it had deleted them."""
-        await self._blobs.delete(self._announced.expired_last)
+        await self._delete_but_leased(self._announced.expired_last, trees=self._announced.expired_last)
 
     async def request_rollouts(self, event: RolloutRequested) -> None:
         """Publish a request of rollouts, unless it was published before."""
@@ -118,6 +126,9 @@ class Announcer:
         event = self._queue_step(k, values)
         if event is not None:
             self._provisional.add(k, event.values)
+        async with self._step_published:
+            self._published_step = k
+            self._step_published.notify_all()
 
     async def publish_model(self, ref: ModelRef, *, kind: str, step: int) -> None:
         """Publish the finished model."""
@@ -145,8 +156,11 @@ class Announcer:
     async def store_checkpoint(self, written: Saved, *, keep: KeepSteps) -> None:
         """Store and announce a checkpoint, and every step that it covers; delete those that it supersedes.
 
-        keep: the steps whose checkpoints are kept.
+        It waits for the announcement of the step's weights: who resumes from a checkpoint publishes no weights of its
+        step, and rollouts would wait for a version that never comes. keep: the steps whose checkpoints are kept.
         """
+        async with self._step_published:
+            await self._step_published.wait_for(lambda: self._published_step >= written.step)
         step, prefix = written.step, f"{self._prefix}/checkpoint-{written.step}"
         tree, manifest = await self._blobs.put_tree(prefix, Path(written.folder), move=True, sha256=written.sha256)
         saved = CheckpointSaved(
@@ -164,24 +178,45 @@ class Announcer:
 
     async def _expire_checkpoints(self, keep: KeepSteps) -> None:
         kept = keep([c.step for c in self._announced.checkpoints])
+        old = [c for c in self._announced.checkpoints if c.step not in kept]
+        leased = await self._leased([c.tree.uri for c in old])
+        old = [c for c in old if c.tree.uri not in leased]
         uris: list[str] = []
-        for checkpoint in self._announced.checkpoints:
+        for checkpoint in old:
             # An earlier attempt announced that it expired, and may have died while it deleted it.
             with contextlib.suppress(BlobMissing):
-                if checkpoint.step not in kept:
-                    manifest = await self._blobs.manifest(checkpoint.tree)
-                    uris += [ref.uri for ref in manifest.files.values()] + [checkpoint.tree.uri]
-        await self._expire(uris)
-        self._announced.checkpoints = [c for c in self._announced.checkpoints if c.step in kept]
+                manifest = await self._blobs.manifest(checkpoint.tree)
+                uris += [ref.uri for ref in manifest.files.values()] + [checkpoint.tree.uri]
+        expired = [c.tree.uri for c in old]
+        await self._expire(uris, trees=expired)
+        self._announced.checkpoints = [c for c in self._announced.checkpoints if c.tree.uri not in expired]
 
-    async def _expire(self, uris: list[str]) -> None:
+    async def _expire(self, uris: list[str], *, trees: Sequence[str] = ()) -> None:
+        """trees: the manifests among these blobs."""
         if not uris:
             return
         # A resume deletes what the last of these events names again: there is one at a time.
         async with self._expiring:
             event = BlobExpired(uris=uris)
             await self._publisher.fenced(event, fence=self._fence, id=f"{self._fence.attempt}:{uris[0]}")
-            await self._blobs.delete(uris)
+            await self._delete_but_leased(uris, trees=trees)
+
+    async def _delete_but_leased(self, uris: list[str], *, trees: Sequence[str]) -> None:
+        """Delete blobs that have expired, but for trees that were leased just before: who leased one has found it."""
+        leased = await self._leased(trees)
+        spared = leased | {uri for tree in leased for uri in await self._blobs.files_of_tree(tree)}
+        await self._blobs.delete([uri for uri in uris if uri not in spared])
+
+    async def _leased(self, trees: Sequence[str]) -> set[str]:
+        """Those that other jobs need; all of them when that cannot be read, so that nothing expires this time."""
+        if not trees:
+            return set()
+        try:
+            return await leased_trees(self._bus, self._fence.org, self._fence.job_id, trees)
+        except (SynthError, NatsError, OSError) as error:
+            # The attempt goes on: what is not deleted now is at the next checkpoint.
+            log.warning("nothing expires, as leases cannot be read", job=self._fence.job_id, error=repr(error))
+            return set(trees)
 
     def _queue_step(self, step: int, values: dict[str, float]) -> TrainStep | None:
         """The event of a step, which waits for its checkpoint; None where it is in the log."""

@@ -11,7 +11,7 @@ from synth.blobs import BlobStore
 from synth.bus.connection import Connection
 from synth.bus.history.job_log import JobHistory
 from synth.bus.publish import Fence
-from synth.bus.worker import Lease
+from synth.bus.tasks.lease import Lease
 from synth.events import BlobRef, DataProgress, JobPaused, JobSucceeded
 from synth.jobs.resolved import RlJob, SftJob
 from synth.trainer.owner.history import AttemptHistory

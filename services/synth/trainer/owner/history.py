@@ -15,7 +15,6 @@ from synth.events import (
     PolicyPublished,
     RolloutBatched,
     RolloutRequested,
-    TrainHandedBack,
     TrainStep,
 )
 
@@ -28,7 +27,6 @@ _FACTS = (
     "eval.completed",
     "model.published",
     "blob.expired",
-    "train.handed_back",
 )
 
 
@@ -49,7 +47,6 @@ class AttemptHistory:
     model: ModelPublished | None = None
     expired_last: list[str] = field(default_factory=list)
     seq: int = 0
-    handed_back: set[int] = field(default_factory=set)
 
     def add_request(self, event: RolloutRequested) -> None:
         """A request of rollouts that is in the log."""
@@ -65,7 +62,7 @@ async def read_history(bus: Connection, org: str, job_id: str) -> AttemptHistory
     """
     announced = AttemptHistory()
     expired: set[str] = set()
-    for recorded in await replay(bus.nc, [f"{fact}.{org}.{job_id}" for fact in _FACTS]):
+    for recorded in await replay(bus.nc, [f"{fact}.{org}.{job_id}" for fact in _FACTS], whole=True):
         announced.seq = recorded.seq
         match recorded.event:
             case TrainStep(step=step):
@@ -83,8 +80,6 @@ async def read_history(bus: Connection, org: str, job_id: str) -> AttemptHistory
                 announced.evaluated.add(iteration)
             case ModelPublished() as event:
                 announced.model = event
-            case TrainHandedBack(attempt=attempt):
-                announced.handed_back.add(attempt)
             case BlobExpired(uris=uris):
                 expired.update(uris)
                 announced.expired_last = uris

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from synth.blobs import BlobMissing, BlobStore
+from synth.blobs import BlobMissing, BlobStore, blob_key
 from synth.chat.messages import TrainingMessage, TrainingRow
 from synth.errors import Problem, UserError
 from synth.events import BlobRef
@@ -92,7 +92,7 @@ class ImageFetcher:
     async def _write(self, uri: str, target: Path) -> str:
         """Write the blob to a new file; its sha256."""
         if self.blobs.root is not None:
-            return await asyncio.to_thread(_link, self.blobs.root / uri.removeprefix("blob://"), target, uri)
+            return await asyncio.to_thread(_link, self.blobs.root / blob_key(uri), target, uri)
         found = hashlib.sha256()
         with target.open("wb") as out:
             async for piece in self.blobs.stream(BlobRef(uri=uri, size=0, sha256=digest_of(uri))):

@@ -83,14 +83,13 @@ def build_train_config(job: RlJob | SftJob, settings: TrainerSettings) -> TrainC
     given |= {
         "device": settings.device,
         "dtype": settings.dtype,
-        "world_size": settings.max_world_size,
+        "world_size": trainer_device(settings).ranks_of(job),
         "sharding": job.parallelism.sharding,
         "threads": settings.threads,
         "checkpoint_bytes": settings.checkpoint_bytes,
         "deterministic": settings.computes_deterministically,
     }
     if settings.device == "cuda":
-        given["world_size"] = job.parallelism.world_size or settings.max_world_size
         given["dtype"] = job.parallelism.dtype or settings.dtype
     if job.vision is not None:
         given["max_images_per_message"] = job.vision.max_images_per_message
@@ -147,13 +146,13 @@ def check_world_size(job: RlJob | SftJob, settings: TrainerSettings, *, where: s
 
     where: the place in the job's file that asks for them.
     """
-    world_size = job.parallelism.world_size
-    if world_size is None or settings.device == "cpu" or world_size <= settings.max_world_size:
+    asked = trainer_device(settings).ranks_of(job)
+    if asked <= settings.max_world_size:
         return
     raise JobFailure(
         "too_few_gpus",
         Problem(
-            what=f"the job asks for {world_size} GPUs that train, and the trainer has {settings.max_world_size}",
+            what=f"the job asks for {asked} GPUs that train, and the trainer has {settings.max_world_size}",
             expected=f"at most {settings.max_world_size}",
             fix="ask for fewer, or leave the number out: all that the trainer has are used then",
             where=where,

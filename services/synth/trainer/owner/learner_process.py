@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator, Callable
 
 import msgspec
 
-from synth.errors import Transient
+from synth.errors import Crashed
 from synth.runtime import logs
 from synth.trainer.protocol import (
     FILE_STAGES,
@@ -40,7 +40,7 @@ UNLIMITED_LINE = 1 << 62
 _WITHHELD_PREFIXES = ("SYNTH_", "AWS_", "AZURE_", "GOOGLE_", "ENVIRONMENT_API_KEY", "RANK")
 
 
-class LearnerStopped(Transient):
+class LearnerStopped(Crashed):
     """The process ended without saying why (killed, out of memory in the kernel): another attempt resumes."""
 
 
@@ -58,6 +58,7 @@ class LearnerProcess:
         self._messages: asyncio.Queue[LearnerMessage | None] = asyncio.Queue()
         self._stage = ""
         self._heard_at = time.monotonic()
+        self._stage_changed = asyncio.Event()
         self._reader = asyncio.create_task(self._read())
 
     @classmethod
@@ -114,8 +115,10 @@ class LearnerProcess:
         """
         self._heard_at = time.monotonic()
         receiving = asyncio.ensure_future(self._messages.get())
+        changed: asyncio.Task[bool] | None = None
         try:
             while not receiving.done():
+                self._stage_changed.clear()
                 stage, seconds = self._stage, silence(self._stage)
                 left = self._heard_at + seconds - time.monotonic()
                 if left <= 0:
@@ -124,10 +127,15 @@ class LearnerProcess:
                     what = f"the training process {'made no progress' if stage == TOKENISE else 'said nothing'}"
                     since = stage and f", since it began to {stage}"
                     raise LearnerStopped(f"{what} for {seconds:.0f} s{since} ({setting})")
-                await asyncio.wait([receiving], timeout=left)
+                # The next stage may be given less time than the one that is waited for.
+                changed = asyncio.create_task(self._stage_changed.wait())
+                await asyncio.wait([receiving, changed], timeout=left, return_when=asyncio.FIRST_COMPLETED)
+                changed.cancel()
             message = receiving.result()
         finally:
             receiving.cancel()
+            if changed is not None:
+                changed.cancel()
         if message is None:
             raise LearnerStopped(f"the training process ended by itself ({await self._process.wait()})")
         return message
@@ -147,6 +155,8 @@ class LearnerProcess:
             if isinstance(message, Progressed):
                 if self._stage == TOKENISE == message.stage and message.done == at:
                     continue
+                if self._stage != message.stage:
+                    self._stage_changed.set()
                 self._stage, at = message.stage, message.done if message.stage == TOKENISE else -1
                 self._heard_at = time.monotonic()
                 self._on_progress(message)

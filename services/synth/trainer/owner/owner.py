@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import pairwise
 
 import structlog
 
@@ -14,15 +14,17 @@ from synth.bus.connection import Connection
 from synth.bus.history.job_log import JobHistory
 from synth.bus.history.ownership import Ownership
 from synth.bus.publish import Fence, Publisher
-from synth.bus.worker import Lease
+from synth.bus.replay import replay
+from synth.bus.tasks.lease import Lease
 from synth.errors import Problem, SynthError, Transient
-from synth.events import JobFailed, JobPaused, JobStarted, JobValidated, TrainHandedBack
+from synth.events import CheckpointSaved, JobFailed, JobPaused, JobValidated, TrainHandedBack
+from synth.events.catalogue import subject_of
 from synth.jobs.resolved import RlJob, SftJob, job_from_data
 from synth.runtime import logs
 from synth.trainer.owner.attempt import Attempt, Train
 from synth.trainer.owner.errors import JobFailure
-from synth.trainer.owner.history import AttemptHistory, read_history
-from synth.trainer.owner.learner_process import LearnerStopped
+from synth.trainer.owner.history import read_history
+from synth.trainer.owner.learner_config import trainer_device
 from synth.trainer.settings import TrainerSettings
 from synth.work import Task
 
@@ -41,22 +43,35 @@ class TrainTaskOwner:
     async def run(self, task: Task, lease: Lease) -> None:
         """Own one train task until its job has ended or is paused."""
         with structlog.contextvars.bound_contextvars(job=task.job_id):
-            ownership = await self._take(task)
+            ownership = await self._take(task, devices=self._devices)
             if ownership is None:
                 return
             with structlog.contextvars.bound_contextvars(attempt=ownership.fence.attempt):
                 await self._run_attempt(ownership, lease)
 
     async def give_up(self, task: Task, reason: str) -> None:
-        """The task is a dead letter: end its job, so that nobody waits for it in vain."""
-        ownership = await self._take(task)
-        if ownership is not None:
-            problem = Problem(what=f"the trainer cannot run this job: {reason}", fix="look at the trainer's log")
-            await ownership.end(JobFailed(code="internal", problem=problem))
+        """The task is a dead letter: end its job, so that nobody waits for it in vain.
 
-    async def _take(self, task: Task) -> Ownership | None:
+        One that has a checkpoint is paused: once the cause is gone, it goes on from there.
+        """
+        ownership = await self._take(task, devices=lambda _: 0)
+        if ownership is None:
+            return
+        problem = Problem(what=f"the trainer cannot run this job: {reason}", fix="look at the trainer's log")
+        saved = await replay(self.bus.nc, [subject_of(CheckpointSaved, task.org, task.job_id)], last_per_subject=True)
+        if saved and isinstance(saved[-1].event, CheckpointSaved):
+            await ownership.end(JobPaused(step=saved[-1].event.step, reason=problem.text()))
+        else:
+            await ownership.end(JobFailed(code="trainer_crashed", problem=problem))
+
+    async def _take(self, task: Task, *, devices: Callable[[JobHistory], int]) -> Ownership | None:
         worker = self.settings.replica
-        return await Ownership.take(self.bus, task.org, task.job_id, worker=worker, term=task.term)
+        return await Ownership.take(self.bus, task.org, task.job_id, worker=worker, term=task.term, devices=devices)
+
+    def _devices(self, history: JobHistory) -> int:
+        job = job_from_data(history.need(JobValidated).job)
+        assert isinstance(job, RlJob | SftJob)
+        return min(trainer_device(self.settings).ranks_of(job), self.settings.max_world_size)
 
     async def _run_attempt(self, ownership: Ownership, lease: Lease) -> None:
         history, fence = ownership.history, ownership.fence
@@ -71,7 +86,6 @@ class TrainTaskOwner:
         assert isinstance(job, RlJob | SftJob)
         attempt = Attempt(self.bus, self.blobs, self.settings, history, fence, announced, lease, work_dir)
         try:
-            self._check_crashes(history, announced)
             ending = await ownership.run(
                 self.train(attempt, job),
                 last_step=lambda: announced.last_step,
@@ -81,8 +95,6 @@ class TrainTaskOwner:
         except JobFailure as failure:
             log.error("job fails", code=failure.code, reason=failure.problem.text())
             ending = JobFailed(code=failure.code, problem=failure.problem)
-        except LearnerStopped:
-            raise
         except (Transient, asyncio.CancelledError) as reason:
             await self._hand_back(fence, reason)
             raise
@@ -99,22 +111,3 @@ class TrainTaskOwner:
                 await Publisher(self.bus).fenced(event, fence=fence, id=str(fence.attempt))
         except (TimeoutError, SynthError) as error:
             log.warning("cannot say that the attempt is handed back", error=str(error))
-
-    def _check_crashes(self, history: JobHistory, announced: AttemptHistory) -> None:
-        """Give up when attempt after attempt dies without a new checkpoint."""
-        since = announced.checkpoint.attempt if announced.checkpoint else 0
-        # An attempt ends in good order when it is handed back, or followed by the pause that it ended with.
-        facts = [f.event for f in history.facts if isinstance(f.event, JobStarted | JobPaused)]
-        paused = {a.attempt for a, b in pairwise(facts) if isinstance(a, JobStarted) and isinstance(b, JobPaused)}
-        started = {s.attempt for s in facts if isinstance(s, JobStarted) and s.attempt > since}
-        fruitless = len(started - paused - announced.handed_back)
-        fruitless -= 1  # the one that has just started
-        if fruitless >= self.settings.crashes:
-            raise JobFailure(
-                "trainer_crashed",
-                Problem(
-                    what=f"{fruitless} attempts in a row ended before step {announced.last_step + 1} was saved",
-                    expected="an attempt to reach its next checkpoint",
-                    fix="look at the trainer's log for what killed the training process; memory is the usual cause",
-                ),
-            )

@@ -207,6 +207,7 @@ class _TrainingRun:
             except TimeoutError as error:
                 what = f"the checkpoint of step {written.step} was not stored within {limit:.0f} s (SYNTH_MODEL_IO_S)"
                 raise LearnerStopped(what) from error
+            await self.attempt.lease.advanced()
             self.learner.saved.task_done()
             with contextlib.suppress(LearnerStopped):  # it may have ended, and need no answer
                 await self.learner.send(Stored(step=written.step))

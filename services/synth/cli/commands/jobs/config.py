@@ -31,11 +31,11 @@ def config(
     if as_submitted:
         if found.config is None:
             raise CliError(f"the backend does not have the text of {found.id}")
-        return output.print_line(found.config.rstrip("\n"))
+        return output.print_document(found.config.rstrip("\n"))
     if found.resolved is None:
         raise CliError(
             f"{found.id} is {found.state}: it has no settings that could be submitted again",
             fix=f"what was sent: synthctl jobs config {found.id} --as-submitted",
         )
     text = job_text(job_from_data(found.resolved), heading=f"{found.id}, with every setting that it ran with.")
-    return output.print_line(text.rstrip("\n"))
+    return output.print_document(text.rstrip("\n"))

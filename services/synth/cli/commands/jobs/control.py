@@ -31,7 +31,7 @@ def resume(ctx: typer.Context, job: JobArgument, fmt: Output = Format.TABLE) -> 
 
 
 def cancel(ctx: typer.Context, job: JobArgument, fmt: Output = Format.TABLE) -> None:
-    """Ask a job to stop. Cancelling twice is cancelling once; a job that has ended is an error."""
+    """Ask a job to stop. Cancelling again tells whoever runs it again; a job that has ended is an error."""
     with open_client(ctx) as client:
         found = client.cancel(job)
     if fmt is Format.JSON:

@@ -175,7 +175,7 @@ def run(
             state = control.deploy(
                 files, place, host=host, port=port, max_restarts=max_restarts, start_s=start_timeout, show=show
             )
-    if note := store_key(settings):
+    if note := store_key(settings, state.url):
         output.hint(note)
     if fmt is Format.JSON:
         output.print_json(_as_data(files, state))

@@ -47,7 +47,7 @@ def serve(
 
     def ready(task_app: TaskApp, url: str) -> None:
         output.print_line(url)
-        if note := store_key(settings):
+        if note := store_key(settings, url):
             output.hint(note)
         output.hint(f"{task_app.id} is served; Ctrl-C ends it\ncheck it: synthctl doctor --task-url {url}")
 

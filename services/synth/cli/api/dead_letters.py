@@ -1,0 +1,46 @@
+"""An operator's calls about dead letters."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from synth.api.dead_letters import DeadLetter, DeadLetterPayload, SettledLetter
+from synth.api.limits import MAX_PAGE
+
+if TYPE_CHECKING:
+    from synth.cli.api.client import Client
+
+
+class _Letters(msgspec.Struct):
+    data: list[DeadLetter]
+    has_more: bool = False
+
+
+def dead_letters(client: Client, *, limit: int, settled: bool) -> tuple[list[DeadLetter], bool]:
+    """Up to `limit` letters, oldest first, and whether there are more. settled: also those that are."""
+    found: list[DeadLetter] = []
+    more = True
+    while more and len(found) < limit:
+        after = found[-1].id if found else 0
+        params = {"after": after, "limit": min(MAX_PAGE, limit - len(found)), "settled": settled}
+        page = client.request("GET", "/dead-letters", _Letters, params=params)
+        found += page.data
+        more = page.has_more
+    return found, more
+
+
+def dead_letter(client: Client, id: int) -> DeadLetterPayload:
+    """One letter, with its payload."""
+    return client.request("GET", f"/dead-letters/{id}", DeadLetterPayload)
+
+
+def retry_letter(client: Client, id: int) -> SettledLetter:
+    """Have it handled again."""
+    return client.request("POST", f"/dead-letters/{id}/retry", SettledLetter)
+
+
+def drop_letter(client: Client, id: int) -> SettledLetter:
+    """Settle it."""
+    return client.request("POST", f"/dead-letters/{id}/drop", SettledLetter)

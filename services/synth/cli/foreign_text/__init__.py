@@ -1,0 +1,1 @@
+"""What others wrote, made safe for a terminal."""

@@ -1,0 +1,25 @@
+"""A console of rich on which foreign text is only text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
+
+from synth.cli.foreign_text.plain_text import printable
+
+
+class SafeConsole(Console):
+    """Prints characters that a terminal would obey as symbols.
+
+    Rich keeps what moves the cursor apart from text, and makes styles only when text is written: what is text here
+    is foreign.
+    """
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        for segment in super().render(renderable, options):
+            if segment.control or (safe := printable(segment.text)) == segment.text:
+                yield segment
+            else:
+                yield Segment(safe, segment.style)

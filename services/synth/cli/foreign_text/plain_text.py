@@ -1,0 +1,26 @@
+"""Foreign text made safe for a terminal: what others wrote must not move the cursor, or read as something else."""
+
+from __future__ import annotations
+
+import re
+
+#: Control characters (C0 but for line break and tab, DEL, C1), marks that change the direction of what follows,
+#: separators of lines that only some readers take for one, and halves of characters, which cannot be written.
+_UNSAFE = re.compile(
+    r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
+)
+
+
+def printable(text: str) -> str:
+    """The text with such characters shown as symbols; line breaks and tabs stay."""
+    return _UNSAFE.sub(_symbol, text.replace("\r\n", "\n"))
+
+
+def printable_json(text: str) -> str:
+    """JSON that says the same, with such characters as escapes."""
+    return _UNSAFE.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+
+
+def _symbol(found: re.Match[str]) -> str:
+    code = ord(found[0])
+    return "␡" if code == 0x7F else chr(0x2400 + code) if code < 0x20 else "\ufffd"
