@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -11,7 +12,9 @@ from hypothesis import HealthCheck, settings
 from pydantic import SecretStr
 
 from synth.blobs import BlobStore
+from synth.bus.cancellation import cancel_until_ended
 from synth.bus.connection import Connection, connect
+from synth.bus.server.account_key import AccountKey
 from synth.bus.server.embedded import ServerConfig, free_port, new_users, start, wait_healthy
 from synth.bus.server.provision import provision
 from synth.bus.server.topology import topology
@@ -22,11 +25,34 @@ settings.register_profile("any machine", deadline=None, suppress_health_check=[H
 settings.load_profile("any machine")
 
 
+@pytest.fixture(scope="session", autouse=True)
+async def nothing_goes_on() -> AsyncIterator[None]:
+    """Cancels what the tests left running until it has ended, and names what does not end.
+
+    A client of the bus swallows a cancellation that meets a reply; asyncio cancels once, and then waits for ever.
+    """
+    yield
+    left = asyncio.all_tasks() - {asyncio.current_task()}
+    await cancel_until_ended(*left, what=", ".join(str(task.get_coro()) for task in left), again_s=1)
+
+
 @pytest.fixture(scope="session")
-def nats_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerConfig]:
+def issuer_seed() -> str:
+    """What a gateway needs to let subscribers into this bus."""
+    return AccountKey.new_seed()
+
+
+@pytest.fixture(scope="session")
+def nats_server(tmp_path_factory: pytest.TempPathFactory, issuer_seed: str) -> Iterator[ServerConfig]:
     """A running nats-server with a user for each service."""
     home = tmp_path_factory.mktemp("nats")
-    config = ServerConfig(port=free_port(), http_port=free_port(), store=home / "store", users=new_users())
+    config = ServerConfig(
+        port=free_port(),
+        http_port=free_port(),
+        store=home / "store",
+        users=new_users(),
+        issuer=AccountKey(issuer_seed).public,
+    )
     process = start(config, home / "nats.conf", home / "nats.log")
     wait_healthy(config)
     yield config

@@ -18,6 +18,7 @@ from synth.bus.server.embedded import free_port
 from synth.runtime.settings import ServiceSettings
 from task_apps.math import dataset
 from tests.chaos.event_recorder import EventRecorder
+from tests.chaos.job_text import demo
 from tests.e2e.cli.conftest import Shell
 from tests.e2e.platform import Platform
 
@@ -26,9 +27,11 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture(scope="session")
 def platform(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Platform]:
-    """The cluster, with the tiny base model."""
+    """The cluster, with the tiny base model. A service that starts while `next-release` is there is of that release."""
     shell = Shell(tmp_path_factory.mktemp("chaos"))
-    shell.ok("up", "--detach", "--port", str(shell.port))
+    path = os.pathsep.join([str(Path(__file__).parent / "next_release"), os.environ.get("PYTHONPATH", "")])
+    release = {"PYTHONPATH": path, "NEXT_RELEASE": str(shell.folder / "next-release")}
+    shell.ok("up", "--detach", "--port", str(shell.port), **release)
     try:
         shell.ok("models", "make", "tiny-qwen3")
         yield Platform(shell)
@@ -84,12 +87,3 @@ def record_events(platform: Platform):
             await bus.close()
 
     return watch
-
-
-def demo(name: str, **changes: int) -> str:
-    """A job file of the demo with other numbers."""
-    lines = (ROOT / "configs" / "demo" / f"{name}.toml").read_text().splitlines()
-    for key, value in changes.items():
-        at = next(i for i, line in enumerate(lines) if line.startswith(f"{key} = "))
-        lines[at] = f"{key} = {value}"
-    return "\n".join(lines) + "\n"

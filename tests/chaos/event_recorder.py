@@ -27,7 +27,7 @@ class EventRecorder:
 
     def __init__(self, bus: Connection, job: str) -> None:
         self.seen: list[Recorded] = []
-        self._bus = bus
+        self.bus = bus
         self._job = job
         self._news = asyncio.Condition()
 
@@ -74,11 +74,11 @@ class EventRecorder:
 
     async def dead_letters(self) -> list[str]:
         """The reasons of everything that nobody could handle, of all jobs."""
-        letters = await replay_messages(self._bus.nc, ["dead.>"], stream=DEAD)
+        letters = await replay_messages(self.bus.nc, ["dead.>"], stream=DEAD)
         return [(m.headers or {})["Synth-Reason"] for m in letters]
 
     async def _follow(self) -> None:
-        async for recorded in follow(self._bus.nc, [f"*.*.*.{self._job}"]):
+        async for recorded in follow(self.bus.nc, [f"*.*.*.{self._job}"], unreadable_too=True):
             async with self._news:
                 self.seen.append(recorded)
                 self._news.notify_all()

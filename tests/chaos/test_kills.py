@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from synth.events import RolloutBatched, RolloutCompleted, TrainResumed, TrainStep
-from tests.chaos.conftest import demo
 from tests.chaos.event_recorder import EventRecorder, pid_of, strike
+from tests.chaos.job_text import demo
 from tests.e2e.platform import Platform
 
 VICTIMS = ("gateway", "validator", "verifier", "files", "rollouts", "inference", "judge", "trainer", "nats")
@@ -33,6 +33,7 @@ async def submitted(platform: Platform, model: str, task_url: str, *, steps: int
     return await asyncio.to_thread(platform.submit, demo("rl_long", iterations_per_epoch=steps), *flags)
 
 
+@pytest.mark.soak
 async def test_a_job_and_its_watcher_outlive_each_service(
     platform: Platform, record_events, sft_model: str, math_url: str
 ):
@@ -76,6 +77,13 @@ async def test_a_job_goes_on_after_a_power_cut(platform: Platform, record_events
         assert_whole(log, steps=20)
         assert len(log.of("job.started")) == 2
         assert await log.dead_letters() == []
+
+
+async def test_a_bus_that_hangs_is_started_again(platform: Platform):
+    healthy_s = await asyncio.to_thread(strike, platform.shell, "nats", signal.SIGSTOP)
+    figures.info(f"healthy {healthy_s:.1f} s after it hung")
+    assert "ended" in (platform.shell.folder / ".synth" / "logs" / "supervisor.log").read_text()
+    await asyncio.to_thread(platform.shell.ok, "jobs", "ls")
 
 
 async def test_steps_that_a_checkpoint_covers_are_announced_by_whoever_goes_on(

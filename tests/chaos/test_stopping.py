@@ -11,8 +11,8 @@ import pytest
 
 from synth.events import JobStarted
 from synth.runtime.env_file import read_env_file
-from tests.chaos.conftest import demo
 from tests.chaos.event_recorder import EventRecorder, strike
+from tests.chaos.job_text import demo
 from tests.e2e.platform import Platform, rl
 from tests.e2e.task_apps import letters, served
 
@@ -65,7 +65,7 @@ async def test_a_trainer_that_is_told_to_end_hands_its_job_back_at_once(
     platform: Platform, record_events, sft_model: str, math_url: str
 ):
     job = await asyncio.to_thread(
-        platform.submit, demo("rl_long", iterations_per_epoch=8), *("--model", sft_model, "--task-url", math_url)
+        platform.submit, demo("rl_long", iterations_per_epoch=40), *("--model", sft_model, "--task-url", math_url)
     )
     async with record_events(job) as log:
         await log.until("train.step", timeout=90)

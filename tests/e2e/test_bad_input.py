@@ -202,6 +202,7 @@ def both(platform: Platform, text: str, *flags: str) -> tuple[int, list[str], li
     return checked.returncode, said, [p["what"] for p in job.get("problems", [])]
 
 
+@pytest.mark.long
 def test_check_refuses_what_submit_refuses_with_the_same_words(platform: Platform, rows: Path):
     folder = platform.shell.folder
     broken = rows.read_text().splitlines(keepends=True)[:50]
@@ -226,6 +227,7 @@ def test_check_refuses_what_submit_refuses_with_the_same_words(platform: Platfor
         assert checked, name
 
 
+@pytest.mark.long
 def test_check_takes_what_submit_takes(platform: Platform, rows: Path):
     """Also a model that only the cluster can know: one that a job has made."""
     made = platform.succeeded(platform.submit(sft(steps=1), "--dataset", str(rows)))["model"]
@@ -235,6 +237,7 @@ def test_check_takes_what_submit_takes(platform: Platform, rows: Path):
     platform.succeeded(platform.submit(again))
 
 
+@pytest.mark.long
 def test_check_takes_a_folder_of_parquet_pairs_as_submit_does(platform: Platform):
     import pyarrow as pa
     from pyarrow import parquet

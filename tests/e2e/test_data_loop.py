@@ -106,9 +106,9 @@ def test_an_exported_database_is_filtered_to_the_same_conversations(platform: Pl
 
 
 def test_a_reply_that_was_cut_off_is_no_row(platform: Platform, taught: str, math_url: str):
-    """A sum that is worked out is longer than six tokens, an estimate is not."""
+    """A sum that is worked out is longer than ten tokens, an estimate is not."""
     shell = platform.shell
-    toml = f'[eval]\nmodel = "{taught}"\nseeds = "0-31"\nmax_tokens = 6\nenv_name = "math"\n'
+    toml = f'[eval]\nmodel = "{taught}"\nseeds = "0-31"\nmax_tokens = 10\nenv_name = "math"\n'
     job = platform.submit(toml, "--task-url", math_url)
     platform.succeeded(job)
     shell.ok("traces", "export", "short.db", "--job", job, "--format", "sqlite")

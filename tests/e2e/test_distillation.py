@@ -16,7 +16,7 @@ from task_apps.math import dataset
 from tests.e2e.platform import Platform
 from tests.e2e.task_apps import app_process
 
-pytestmark = [pytest.mark.timeout(600), pytest.mark.long]
+pytestmark = [pytest.mark.timeout(600), pytest.mark.soak]
 
 ROOT = Path(__file__).parents[2]
 ROWS = 16_000

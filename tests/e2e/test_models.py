@@ -18,7 +18,7 @@ from synth.trajectories import RolloutBatch
 from tests.e2e.platform import Platform, rl, sft
 from tests.e2e.task_apps import Served
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = [pytest.mark.timeout(240), pytest.mark.long]
 
 RANK = 8
 #: What each RL job starts from, the rank of its adapter (None: full), and what is special about it.
@@ -79,13 +79,14 @@ def test_an_rl_job_starts_on_policy_agrees_with_its_engine_and_ends_in_a_model_t
     assert reply == made.platform.greedy(model, "What is 1 + 2?")
 
 
-def test_all_their_models_are_listed_and_evaluated(made: Made, letters_app: Served):
+def test_all_their_models_are_listed_and_one_of_each_kind_is_evaluated(made: Made, letters_app: Served):
     platform = made.platform
     models = [made.model(name) for name in made.jobs]
     listed = {m["id"] for m in platform.api.get("/v1/models").raise_for_status().json()["data"]}
     assert listed >= {"tiny-qwen3", *models}
+    evaluated = [made.model(name) for name in ("full from full", "lora from base", "qlora on the same qlora")]
     flags = ("--seeds", "1000000-1000007", "--task-url", letters_app.url, "--env-name", "letters", "--max-tokens", "12")
-    jobs = [platform.shell.ok("eval", "--model", model, *flags, "--detach").strip() for model in models]
+    jobs = [platform.shell.ok("eval", "--model", model, *flags, "--detach").strip() for model in evaluated]
     for job in jobs:
         ended = platform.succeeded(job)
         assert ended["eval"]["rollouts"] == 8

@@ -11,10 +11,10 @@ from pathlib import Path
 from synth.blobs import BlobStore
 from synth.bus.connection import Connection
 from synth.bus.history.job_log import append_decided
-from synth.bus.publish import Publisher
+from synth.bus.publish import Fence, Publisher
 from synth.bus.recorded import Recorded
 from synth.bus.replay import follow
-from synth.events import FileUploaded, JobCreated
+from synth.events import CollectionStarted, FileUploaded, JobCreated
 from synth.ids import file_id_for
 
 SFT = """
@@ -60,13 +60,21 @@ def make_model_dir(cluster_dir: Path) -> Path:
     return folder.parent
 
 
-async def wait_for(bus: Connection, subject: str, *types: str, timeout: float = 20) -> Recorded:
-    """The first event of one of these types on a subject, past or to come."""
-    async with asyncio.timeout(timeout), aclosing(follow(bus.nc, [subject])) as events:
+async def wait_for(bus: Connection, subject: str, *types: str, timeout: float = 20, after: int = 0) -> Recorded:
+    """The first event of one of these types on a subject, past or to come, behind sequence `after`."""
+    async with (
+        asyncio.timeout(timeout),
+        aclosing(follow(bus.nc, [subject], after=after, unreadable_too=True)) as events,
+    ):
         async for event in events:
             if event.type in types:
                 return event
     raise AssertionError("unreachable")
+
+
+def unclaimed(org: str, job: str) -> Fence:
+    """The fence of whoever appends what a collector does, to a job that no collector has claimed."""
+    return Fence(org=org, job_id=job, attempt=0, seq=0, claim=CollectionStarted)
 
 
 async def create(bus: Connection, org: str, job: str, config: str, *, name: str = "job.toml", **overrides) -> None:

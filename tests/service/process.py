@@ -19,12 +19,12 @@ from synth.runtime.settings import ServiceSettings
 
 def environment(settings: ServiceSettings, **extra: str) -> dict[str, str]:
     """The environment in which a `synthd` process gets these settings."""
-    assert settings.nats_password is not None
+    secrets = {"SYNTH_NATS_PASSWORD": settings.nats_password, "SYNTH_NATS_SEED": settings.nats_seed}
     return {
         **{name: value for name, value in os.environ.items() if not name.startswith("SYNTH_")},
         "SYNTH_NATS_URL": settings.nats_url,
         "SYNTH_NATS_USER": settings.nats_user or "",
-        "SYNTH_NATS_PASSWORD": settings.nats_password.get_secret_value(),
+        **{name: secret.get_secret_value() for name, secret in secrets.items() if secret is not None},
         "SYNTH_BLOB_URL": settings.blob_url,
         "SYNTH_MODELS_DIR": str(settings.models_dir),
         "SYNTH_WORK_DIR": str(settings.work_dir),
@@ -36,9 +36,12 @@ def environment(settings: ServiceSettings, **extra: str) -> dict[str, str]:
 
 @contextmanager
 def running(
-    name: str, settings: ServiceSettings, log: Path, *, port: int = 0, **extra: str
+    name: str, settings: ServiceSettings, log: Path, *, port: int = 0, ends: str = "0", **extra: str
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """A healthy service; ended with SIGTERM, which it must obey within seconds. port: a free one when it is 0."""
+    """A healthy service; ended with SIGTERM, which it must obey within seconds. port: a free one when it is 0.
+
+    ends: the code that it must end with, by itself or when it is told to.
+    """
     port = port or free_port()
     env = environment(settings, SYNTH_PORT=str(port), **extra)
     with log.open("wb") as out:
@@ -47,7 +50,7 @@ def running(
         _wait_healthy(process, port, log)
         yield process
         process.send_signal(signal.SIGTERM)
-        assert process.wait(10) == 0, log.read_text()
+        assert str(process.wait(10)) == ends, log.read_text()
     finally:
         process.kill()
         process.wait(10)

@@ -6,9 +6,10 @@ import asyncio
 import ipaddress
 import socket
 
+import httpx
 import pytest
 
-from synth.http_guard import AddressRefused, GuardPolicy, GuardSettings, guarded_client, names_allowed_address
+from synth.outbound.http_guard import AddressRefused, GuardPolicy, GuardSettings, guarded_client, names_allowed_address
 
 
 @pytest.mark.parametrize(
@@ -21,6 +22,21 @@ from synth.http_guard import AddressRefused, GuardPolicy, GuardSettings, guarded
         "169.254.169.254",
         "100.64.0.1",
         "0.0.0.0",
+        "0.1.2.3",
+        "100.100.100.200",
+        "168.63.129.16",
+        "192.0.0.9",
+        "192.0.0.192",
+        "192.0.2.1",
+        "192.31.196.1",
+        "192.52.193.1",
+        "192.175.48.1",
+        "198.18.0.1",
+        "198.19.255.255",
+        "198.51.100.1",
+        "203.0.113.1",
+        "239.1.2.3",
+        "240.0.0.1",
         "224.0.0.1",
         "255.255.255.255",
         "192.88.99.1",
@@ -30,7 +46,24 @@ from synth.http_guard import AddressRefused, GuardPolicy, GuardSettings, guarded
         "::ffff:10.0.0.1",
         "::127.0.0.1",
         "64:ff9b::7f00:1",
+        "::ffff:168.63.129.16",
+        "::ffff:0:127.0.0.1",
+        "64:ff9b::808:808",
+        "64:ff9b:1::1",
+        "100::1",
+        "2001:1::1",
+        "2001:2::1",
+        "2001:10::1",
+        "2001:20::1",
+        "2001:db8::1",
         "2002:7f00:1::",
+        "2002:808:808::",
+        "2620:4f:8000::1",
+        "3fff::1",
+        "4000::1",
+        "5f00::1",
+        "fec0::1",
+        "fd00:ec2::254",
         "2001:0:7f00:1::",
         "fe80::1",
         "fe80::1%2",
@@ -42,7 +75,10 @@ def test_an_address_that_is_not_public_is_refused(address):
     assert not GuardPolicy().admits(address)
 
 
-@pytest.mark.parametrize("address", ["8.8.8.8", "::ffff:8.8.8.8", "2606:4700::1111"])
+@pytest.mark.parametrize(
+    "address",
+    ["1.1.1.1", "8.8.8.8", "::ffff:8.8.8.8", "100.128.0.1", "168.63.129.17", "2001:4860:4860::8888", "2606:4700::1111"],
+)
 def test_a_public_address_is_admitted(address):
     assert GuardPolicy().admits(address)
 
@@ -56,6 +92,25 @@ def test_only_what_the_settings_allow_is_admitted_beside(monkeypatch):
     assert not any(guard.admits(a) for a in ("10.2.0.1", "fc00::1", "169.254.169.254"))
 
 
+def test_an_address_of_a_clouds_metadata_is_opened_by_itself_alone(monkeypatch):
+    monkeypatch.setenv("SYNTH_ALLOWED_CIDRS", "169.254.0.0/16,100.64.0.0/10,fd00::/8,0.0.0.0/0")
+    guard = GuardSettings().guard
+    assert all(guard.admits(a) for a in ("169.254.1.1", "100.64.0.1", "fd00::1"))
+    assert not any(guard.admits(a) for a in ("169.254.169.254", "100.100.100.200", "fd00:ec2::254", "168.63.129.16"))
+    assert not guard.admits("::ffff:169.254.169.254")
+    monkeypatch.setenv("SYNTH_ALLOWED_CIDRS", "169.254.169.254/32")
+    assert GuardSettings().guard.admits("169.254.169.254")
+
+
+def test_what_is_public_does_not_change_with_the_version_of_python(monkeypatch):
+    for kind in (ipaddress.IPv4Address, ipaddress.IPv6Address):
+        for word in ("is_global", "is_private", "is_reserved", "is_multicast", "is_link_local", "is_loopback"):
+            monkeypatch.setattr(kind, word, property(lambda _: pytest.fail("Python was asked")))
+    assert GuardPolicy().admits("8.8.8.8")
+    assert not GuardPolicy(allow_loopback=True).admits("10.0.0.1")
+    assert GuardPolicy(allow_loopback=True).admits("127.0.0.1")
+
+
 def test_a_network_that_is_none_is_an_error_at_the_start(monkeypatch):
     monkeypatch.setenv("SYNTH_ALLOWED_CIDRS", "10.1.0.0/160")
     with pytest.raises(ValueError, match="allowed_cidrs"):
@@ -65,7 +120,7 @@ def test_a_network_that_is_none_is_an_error_at_the_start(monkeypatch):
 async def test_a_name_is_resolved_once_and_the_connection_goes_to_what_was_looked_at(monkeypatch):
     looked: list[str] = []
 
-    async def resolve(host: str, port: int, **_: object):
+    def resolve(host: str, port: int, **_: object):
         looked.append(host)
         # First an address that may be reached; whoever asked again would be sent inside.
         address = "127.0.0.1" if len(looked) == 1 else "10.0.0.1"
@@ -79,12 +134,36 @@ async def test_a_name_is_resolved_once_and_the_connection_goes_to_what_was_looke
 
     server = await asyncio.start_server(answer, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
-    monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", resolve)
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
     async with guarded_client(GuardPolicy(allow_loopback=True)) as client:
         assert (await client.get(f"http://rebinding.example:{port}/")).text == "ok"
         assert looked == ["rebinding.example"]
         with pytest.raises(AddressRefused, match=r"10\.0\.0\.1"):
             await client.get(f"http://rebinding.example:{port}/")
+    server.close()
+
+
+async def test_the_server_that_is_called_by_its_address_is_told_the_name(monkeypatch):
+    said: list[bytes] = []
+
+    def resolve(host: str, port: int, **_: object):
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", port))]
+
+    async def listen(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        said.append(await reader.read(65536))
+        writer.close()
+
+    server = await asyncio.start_server(listen, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
+    async with guarded_client(GuardPolicy(allow_loopback=True)) as client:
+        for scheme in ("http", "https"):
+            with pytest.raises(httpx.TransportError):
+                await client.get(f"{scheme}://app.example:{port}/")
+    assert f"host: app.example:{port}".encode() in said[0].lower()
+    # The name in the hello of TLS, for which the certificate must be.
+    assert said[1].startswith(b"\x16\x03")
+    assert b"app.example" in said[1]
     server.close()
 
 
@@ -102,3 +181,18 @@ async def test_a_name_is_resolved_once_and_the_connection_goes_to_what_was_looke
 async def test_a_public_address_is_not_one_that_the_operator_opened(url, loopback: bool, cidrs, opened: bool):
     allowed = tuple(ipaddress.ip_network(cidr) for cidr in cidrs)
     assert await names_allowed_address(GuardPolicy(allowed=allowed, allow_loopback=loopback), url) is opened
+
+
+@pytest.mark.parametrize("location", ["https:elsewhere", "mailto:a@b"])
+async def test_a_redirect_to_no_url_is_an_error_of_http(location):
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(f"HTTP/1.1 302 Found\r\nLocation: {location}\r\nContent-Length: 0\r\n\r\n".encode())
+        await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    async with server, guarded_client(GuardPolicy(allow_loopback=True)) as client:
+        with pytest.raises(httpx.RemoteProtocolError):
+            await client.get(f"http://127.0.0.1:{port}/")

@@ -7,10 +7,11 @@ import pytest
 from synth.errors import InvalidKey
 from synth.keys import Cid, mint_cid
 from synth.rollout_credential import find_credential
+from tests.keyrings import credentials
 
 CID = mint_cid(
     Cid(rollout_id="job_1_t0_0", nonce=1, replica="r-1", version=None, calls=9, ends=2**40, expires=2**40),
-    "cluster's secret",
+    credentials(),
 )
 CHAT = "/v1/chat/completions"
 

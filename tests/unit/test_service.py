@@ -18,4 +18,4 @@ async def test_a_service_does_not_start_with_a_secret_that_could_be_guessed(tmp_
         # Nothing listens there: it must end before it dials the bus.
         settings = ServiceSettings(cluster_secret=SecretStr(secret), work_dir=tmp_path, nats_url="nats://127.0.0.1:9")
         with pytest.raises(UserError, match=f"SYNTH_CLUSTER_SECRET: the cluster secret has {len(secret)} characters"):
-            await serve("files", settings, setup)
+            await serve("verifier", settings, setup)

@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.chaos.conftest import demo
+from tests.chaos.job_text import demo
 from tests.e2e.cli.conftest import eventually
 from tests.e2e.platform import Platform, rl
 from tests.e2e.task_apps import Served

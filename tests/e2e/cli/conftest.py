@@ -66,7 +66,9 @@ class Shell:
         return done.stdout
 
     def json(self, *arguments: str) -> Any:
-        return json.loads(self.run(*arguments, "-o", "json").stdout)
+        done = self.run(*arguments, "-o", "json")
+        assert done.stdout, f"exit status {done.returncode}, and no output: {done.stderr}"
+        return json.loads(done.stdout)
 
     def processes(self) -> dict[str, dict[str, Any]]:
         return {p["name"]: p for p in self.json("status")["processes"]}

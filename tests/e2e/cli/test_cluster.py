@@ -22,6 +22,7 @@ def up(shell: Shell, *arguments: str, **env: str):
 def test_up_returns_when_all_is_healthy_and_down_leaves_nothing_but_data(shell: Shell):
     done = up(shell)
     assert done.returncode == 0, done.stderr
+    assert "SYNTH_ALLOW_LOOPBACK=1" in done.stderr, "what jobs may call is said"
     report = shell.json("status")
     assert report["state"] == "healthy"
     assert {p["name"] for p in report["processes"]} == {"nats", "gateway", "files"}

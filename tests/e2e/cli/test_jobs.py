@@ -43,6 +43,7 @@ def work(cluster: Shell) -> Shell:
     return cluster
 
 
+@pytest.mark.long
 def test_a_watcher_killed_and_resumed_twenty_times_sees_each_event_once(work: Shell):
     job = work.ok("submit", "short.toml", "--dataset", "d.jsonl", "--detach").strip()
     seen: list[int] = []
@@ -73,6 +74,7 @@ def test_a_followed_job_ends_with_its_outcome_and_a_model_that_talks_and_can_be_
     assert (work.folder / folder / "config.json").is_file()
 
 
+@pytest.mark.long
 def test_a_watch_says_that_the_cluster_is_away_and_shows_each_step_once_across_two_deaths(work: Shell):
     """Of a job that cannot end before its watcher has seen enough: it is cancelled then."""
     (work.folder / "long.toml").write_text(sft(100_000) + "checkpoint_every = 100\n")

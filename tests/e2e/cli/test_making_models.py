@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.unit.cli.test_command_line import synthctl
 
 
+@pytest.mark.long
 def test_a_model_is_made_once_and_anew_only_when_asked_to(tmp_path: Path):
     make = ("models", "make", "tiny-qwen3", "--seed")
     weights = tmp_path / ".synth/models/tiny-qwen3/model.safetensors"

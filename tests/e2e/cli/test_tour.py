@@ -22,6 +22,8 @@ pytestmark = [pytest.mark.timeout(900), pytest.mark.long]
 NOT_PLAYED: dict[Words, str] = {
     ("up",): "the cluster runs already: test_cluster.py starts others",
     ("down",): "the cluster is shared by the session: test_cluster.py ends others",
+    ("backup",): "tests/e2e/test_backup.py backs a cluster of its own up",
+    ("restore",): "it wants a cluster that has never run: tests/e2e/test_backup.py",
     ("serve",): "it runs until Ctrl-C: tests/unit/cli/test_serve.py",
     ("models", "pull"): "it asks the model hub: tests/unit/cli/test_pull.py asks one of its own",
     ("keys", "create"): "each look would be another key: tests/unit/cli/test_keys.py",
@@ -148,6 +150,11 @@ def screens(p: Platform, url: str) -> list[Screen]:
         Screen(("keys", "judge", "ls")),
         Screen(("keys", "judge", "rm"), ("nope",), code=6, whole=("nope",)),
         Screen(("orgs", "ls"), table=True),
+        # Nothing has failed so here, so that there is no table.
+        Screen(("dead", "ls")),
+        Screen(("dead", "show"), ("999999",), code=6, whole=("999999",)),
+        Screen(("dead", "retry"), ("999999",), code=6, whole=("999999",)),
+        Screen(("dead", "drop"), ("999999",), code=6, whole=("999999",)),
     ]  # fmt: skip
 
 

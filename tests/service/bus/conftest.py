@@ -13,7 +13,7 @@ async def own(tmp_path, monkeypatch) -> AsyncIterator[OwnServer]:
     monkeypatch.setattr("synth.bus.publish.PUBLISH_TIMEOUT_S", 0.5)
     monkeypatch.setattr("synth.bus.replay._REQUEST_S", 0.5)
     monkeypatch.setattr("synth.bus.delivery.HEARTBEAT_S", HEARTBEAT_S)
-    monkeypatch.setattr("synth.bus.worker.HEARTBEAT_S", HEARTBEAT_S)
+    monkeypatch.setattr("synth.bus.tasks.worker.HEARTBEAT_S", HEARTBEAT_S)
     server = OwnServer.at(tmp_path)
     server.start()
     yield server

@@ -6,10 +6,11 @@ import asyncio
 
 import pytest
 
+from synth.bus.history.fencing import start_collection
 from synth.bus.history.job_log import append_decided, read_job
 from synth.bus.history.ownership import Ownership
 from synth.bus.publish import Publisher
-from synth.errors import Permanent, Problem
+from synth.errors import Fenced, Permanent, Problem
 from synth.events import (
     JobCancelled,
     JobCancelRequested,
@@ -69,6 +70,14 @@ async def test_the_users_wish_ends_the_work_at_the_last_announced_step(bus_as, w
     assert work.cancelled
 
 
+async def test_a_pause_has_the_reason_that_it_was_asked_for_with(bus_as):
+    ownership = await owned_job(bus_as)
+    await ask(bus_as, ownership, JobPauseRequested(reason="the GPU-seconds are taken"))
+    await ownership.end(JobPaused(step=7))
+    history = await read_job(ownership.bus, ownership.fence.org, ownership.fence.job_id)
+    assert history.last(JobPaused) == JobPaused(step=7, reason="the GPU-seconds are taken")
+
+
 @pytest.mark.parametrize(
     ("service", "obstacle", "code"),
     [
@@ -80,7 +89,12 @@ async def test_the_users_wish_ends_the_work_at_the_last_announced_step(bus_as, w
 async def test_an_obstacle_fails_the_job_with_its_problem(bus_as, service: str, obstacle: Event, code: str):
     ownership, work = await owned_job(bus_as), EndlessWork()
     fence = ownership.fence
-    await Publisher(await bus_as(service)).once(obstacle, org=fence.org, key=fence.job_id, id="1")
+    publisher = Publisher(await bus_as(service))
+    if isinstance(obstacle, RolloutBlocked):
+        collector = await start_collection(await bus_as(service), fence.org, fence.job_id, worker="c")
+        await publisher.fenced(obstacle, fence=collector, id="1")
+    else:
+        await publisher.once(obstacle, org=fence.org, key=fence.job_id, id="1")
     async with asyncio.timeout(10):
         assert await ownership.run(work.run()) == JobFailed(code=code, problem=PROBLEM)
     assert work.cancelled
@@ -123,9 +137,24 @@ async def test_a_job_that_has_ended_has_no_next_owner(bus_as):
     assert await Ownership.take(ownership.bus, ownership.fence.org, ownership.fence.job_id, worker="w", term=0) is None
 
 
-async def test_work_that_loses_its_cancellation_is_cancelled_again(bus_as, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("synth.bus.history.ownership._CANCEL_S", 0.05)
-    ownership, cancellations = await owned_job(bus_as), 0
+async def test_an_attempt_whose_successor_has_started_ends_its_work_and_does_not_end_the_job(bus_as):
+    first, work = await owned_job(bus_as), EndlessWork()
+    running = asyncio.create_task(first.run(work.run()))
+    second = await Ownership.take(first.bus, first.fence.org, first.fence.job_id, worker="w", term=0)
+    with pytest.raises(Fenced):
+        async with asyncio.timeout(10):
+            await running
+    assert work.cancelled
+    assert second is not None
+    await second.end(JobSucceeded(steps=1))
+
+
+@pytest.mark.parametrize("asked_again", [False, True], ids=["by itself", "as the user asks again"])
+async def test_work_that_loses_its_cancellation_is_cancelled_again(
+    bus_as, monkeypatch: pytest.MonkeyPatch, asked_again: bool
+):
+    monkeypatch.setattr("synth.bus.cancellation.AGAIN_S", 60 if asked_again else 0.05)
+    ownership, cancellations, lost_one = await owned_job(bus_as), 0, asyncio.Event()
 
     async def forgetful() -> Event:
         nonlocal cancellations
@@ -134,11 +163,16 @@ async def test_work_that_loses_its_cancellation_is_cancelled_again(bus_as, monke
                 await asyncio.Event().wait()
             except asyncio.CancelledError:
                 cancellations += 1
+                lost_one.set()
         raise asyncio.CancelledError
 
     await ask(bus_as, ownership, JobCancelRequested())
     async with asyncio.timeout(10):
-        assert await ownership.run(forgetful(), last_step=lambda: 3) == JobCancelled(step=3)
+        running = asyncio.create_task(ownership.run(forgetful(), last_step=lambda: 3))
+        await lost_one.wait()
+        if asked_again:
+            await ask(bus_as, ownership, JobCancelRequested())
+        assert await running == JobCancelled(step=3)
     assert cancellations == 2
 
 

@@ -8,14 +8,18 @@ import json
 import nats
 import pytest
 from nats.errors import TimeoutError as NatsTimeout
+from pydantic import SecretStr
 
-from synth.bus.connection import connect_options
+from synth.bus.connection import connect, connect_options
 from synth.bus.publish import enqueue
+from synth.bus.server.embedded import new_users
 from synth.bus.server.provision import drift, provision
 from synth.bus.server.topology import SERVICES, topology
-from synth.errors import Permanent
+from synth.errors import Permanent, UserError
 from synth.events.catalogue import CATALOGUE, Role
+from synth.runtime.settings import ServiceSettings
 from synth.work import TASKS, Task
+from tests.soak.bus_servers import BusServers
 
 
 async def state_of(js):
@@ -57,6 +61,32 @@ async def test_drift_names_what_was_changed_and_provisioning_mends_it(own):
     assert any("WORK/train-default is missing" in line for line in found)
     await provision(bus.js, topology())
     assert await drift(bus.js, topology()) == []
+
+
+async def test_one_server_cannot_hold_three_replicas_and_says_so(own):
+    bus = await own.connect("bus")
+    with pytest.raises(UserError, match=r"SYNTH_BUS_REPLICAS.*one nats-server.*3 replicas"):
+        await provision(bus.js, topology(replicas=3))
+
+
+async def test_two_servers_cannot_hold_three_replicas_and_say_so(tmp_path):
+    cluster = BusServers(tmp_path, users := new_users(), count=2)
+    try:
+        await cluster.start()
+        settings = ServiceSettings(
+            nats_url=cluster.servers[0].config.url, nats_user="bus", nats_password=SecretStr(users["bus"])
+        )
+        bus = await connect(settings, "bus")
+        try:
+            for _ in range(2):
+                with pytest.raises(UserError, match=r"SYNTH_BUS_REPLICAS.*too few nats-servers.*3 replicas"):
+                    await provision(bus.js, topology(replicas=3))
+                # What is there already is refused its replicas in the same words.
+                await provision(bus.js, topology())
+        finally:
+            await bus.close()
+    finally:
+        await cluster.stop()
 
 
 @pytest.mark.parametrize("service", SERVICES)
@@ -125,5 +155,5 @@ async def test_a_consumer_that_a_reader_makes_for_itself_cannot_be_durable(bus_a
 
 async def test_only_its_queuers_may_queue_a_task(bus_as):
     task = Task(kind="train", pool="nobody", org="org_x", job_id="job_x")
-    with pytest.raises(Permanent, match="queued by inference or verifier, not by rollouts"):
+    with pytest.raises(Permanent, match="queued by inference or verifier or gateway, not by rollouts"):
         await enqueue(await bus_as("rollouts"), task)

@@ -14,6 +14,7 @@ from synth.errors import Transient
 from synth.events import FileUploaded
 from synth.gateway.read_model.event_log import read_last, read_page
 from synth.keys import new_api_key
+from tests.keyrings import secrets_of
 
 ASKED_OF_THE_SERVER = b"$JS.API."
 
@@ -62,9 +63,9 @@ async def broken(settings_of, bus_admin, monkeypatch) -> AsyncIterator[tuple[Bre
 async def test_a_key_is_found_over_a_connection_that_breaks(broken, bus_as):
     way, bus = broken
     key = new_api_key()
-    owner = await SecretStore(await bus_as("gateway"), "secret").ensure_api_key(key)
+    owner = await SecretStore(await bus_as("gateway"), secrets_of("gateway")).ensure_api_key(key)
     way.breaks = 2
-    assert await SecretStore(bus, "secret").find_api_key(key) == owner
+    assert await SecretStore(bus, secrets_of("gateway")).find_api_key(key) == owner
     assert way.breaks == 0
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 
 from synth.bus.publish import enqueue
-from synth.bus.worker import Lease
+from synth.bus.tasks.lease import Lease
 from synth.work import Task
-from tests.service.bus.test_worker import Owner, a_task, gone, queue, working
+from tests.service.bus.owners import Owner, a_task, gone, queue, working
 
 
 async def test_a_resumed_jobs_task_waits_for_the_one_of_the_term_before(own):

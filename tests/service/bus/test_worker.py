@@ -5,79 +5,15 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
-from collections.abc import Awaitable, Callable
-from contextlib import asynccontextmanager
 
 import pytest
 
-from synth.bus.publish import enqueue
-from synth.bus.worker import Lease, TaskWorker
+from synth.bus.tasks.lease import Lease
 from synth.errors import Fenced, Permanent, Transient
+from synth.trainer.owner.learner_process import LearnerStopped
 from synth.work import Task
-from tests.service.bus.own_server import ACK_WAIT_S, OwnServer, is_queued, next_dead_letter
-
-Run = Callable[[Task, Lease], Awaitable[None]]
-GiveUp = Callable[[Task, str], Awaitable[None]]
-
-
-def a_task(n: int = 1) -> Task:
-    return Task(kind="train", pool="default", org="org_a", job_id=f"job_{n}")
-
-
-class Owner:
-    """Runs tasks as the test says; notes who was begun."""
-
-    def __init__(self, act: Run) -> None:
-        self.begun: list[str] = []
-        self.times: list[float] = []
-        self.news = asyncio.Condition()
-        self._act = act
-
-    async def __call__(self, task: Task, lease: Lease) -> None:
-        async with self.news:
-            self.begun.append(task.job_id)
-            self.times.append(time.monotonic())
-            self.news.notify_all()
-        await self._act(task, lease)
-
-    async def has_begun(self, count: int, *, timeout: float = 10) -> None:
-        async with asyncio.timeout(timeout), self.news:
-            await self.news.wait_for(lambda: len(self.begun) >= count)
-
-
-@asynccontextmanager
-async def working(own: OwnServer, owner: Owner, *, capacity: int = 1, give_up: GiveUp | None = None):
-    """A worker in this process; the event that stops it."""
-    bus = await own.connect("trainer")
-    worker = TaskWorker(bus, kind="train", pool="default", capacity=capacity, run=owner, give_up=give_up)
-    stop = asyncio.Event()
-    serving = asyncio.create_task(worker.serve(stop))
-    try:
-        yield worker, stop
-    finally:
-        stop.set()
-        await asyncio.wait_for(serving, 15)
-
-
-async def queue(own: OwnServer, *numbers: int) -> None:
-    inference = await own.connect("inference")
-    for n in numbers:
-        assert await enqueue(inference, a_task(n))
-
-
-async def gone(own: OwnServer, task: Task) -> None:
-    async with asyncio.timeout(10):
-        while await is_queued(own.opened[0], task.subject):
-            continue
-
-
-async def hold(task: Task, lease: Lease) -> None:
-    lease.progress("held", deadline=60)
-    await asyncio.Event().wait()
-
-
-async def finish(task: Task, lease: Lease) -> None:
-    return None
+from tests.service.bus.own_server import ACK_WAIT_S, is_queued, next_dead_letter
+from tests.service.bus.owners import Owner, a_task, a_worker, finish, gone, hold, queue, working
 
 
 async def test_a_task_that_is_done_leaves_the_queue(own):
@@ -96,7 +32,7 @@ async def test_a_task_outlives_its_owner_and_has_another_within_ack_wait(own):
     await queue(own, 1)
     doomed = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "tests.service.bus.worker_process"),
-        *(own.config.url, "trainer", own.config.users["trainer"]),
+        *(own.config.url, "trainer", own.config.users["trainer"], "hold"),
         stdout=asyncio.subprocess.PIPE,
     )
     assert doomed.stdout is not None
@@ -128,24 +64,25 @@ async def test_an_owner_keeps_its_task_for_much_longer_than_ack_wait(own):
     assert (owner.begun, rival.begun) == (["job_1"], [])
 
 
-async def test_a_redelivery_to_the_process_that_still_runs_the_task_is_adopted(own, monkeypatch):
+@pytest.mark.parametrize("capacity", [2, 1], ids=["with room", "without room"])
+async def test_a_redelivery_to_the_process_that_still_runs_the_task_is_adopted(own, monkeypatch, capacity: int):
     await own.provision()
     adopted, go_on = asyncio.Event(), asyncio.Event()
     adopt = Lease.adopt
 
-    def note(lease: Lease, msg) -> None:
-        adopt(lease, msg)
+    def note(lease: Lease, msg, **at: float) -> None:
+        adopt(lease, msg, **at)
         adopted.set()
 
     monkeypatch.setattr(Lease, "adopt", note)
     # An outage that is longer than ack_wait: the queue hears nothing of us for so long.
-    monkeypatch.setattr("synth.bus.worker.HEARTBEAT_S", 60)
+    monkeypatch.setattr("synth.bus.tasks.worker.HEARTBEAT_S", 60)
 
     async def until_told(task: Task, lease: Lease) -> None:
         await go_on.wait()
 
     owner = Owner(until_told)
-    async with working(own, owner, capacity=2) as (worker, _):
+    async with working(own, owner, capacity=capacity) as (worker, _):
         await queue(own, 1)
         await asyncio.wait_for(adopted.wait(), 10)
         assert worker.running == 1
@@ -206,6 +143,20 @@ async def test_a_worker_that_is_told_to_stop_hands_its_tasks_to_another_at_once(
             assert heir.times[-1] - stopped < 3
             await gone(own, a_task(1))
             await gone(own, a_task(2))
+
+
+async def test_a_task_that_comes_while_its_worker_is_told_to_stop_goes_to_another_at_once(own):
+    """The pull is open when the stop comes: the task is taken, and handed back in the same turn of the loop."""
+    await own.provision(ack_wait=60)
+    heir = Owner(finish)
+    async with working(own, Owner(hold)) as (worker, stop):
+        pulled_at = worker.last_poll
+        while worker.last_poll == pulled_at:  # noqa: ASYNC110 - nothing tells of a pull
+            await asyncio.sleep(0)
+        stop.set()
+        await queue(own, 1)
+    async with working(own, heir):
+        await heir.has_begun(1)
 
 
 async def test_a_worker_takes_no_more_than_its_capacity(own):
@@ -278,14 +229,18 @@ async def test_whoever_waits_for_a_task_is_told_of_its_death_before_it_leaves_th
     assert told == [("job_1", "no such model", True)]
 
 
-async def test_a_bug_is_tried_a_few_times_and_then_given_up(own, monkeypatch):
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [(KeyError("a bug"), "KeyError('a bug')"), (LearnerStopped("it was killed"), "it was killed")],
+    ids=["a bug", "a training process that ends"],
+)
+async def test_a_bug_is_tried_a_few_times_and_then_given_up(own, monkeypatch, error: Exception, said: str):
     bus = await own.provision()
-    monkeypatch.setattr("synth.bus.worker.MAX_DELIVERIES", 2)
-    monkeypatch.setattr("synth.bus.worker._BUG_PAUSE_S", 0.1)
+    monkeypatch.setattr("synth.bus.tasks.worker._BUG_PAUSE_S", 0.1)
     told: list[str] = []
 
     async def fail(task: Task, lease: Lease) -> None:
-        raise KeyError("a bug")
+        raise error
 
     async def give_up(task: Task, reason: str) -> None:
         told.append(reason)
@@ -296,12 +251,12 @@ async def test_a_bug_is_tried_a_few_times_and_then_given_up(own, monkeypatch):
         dead = await asyncio.wait_for(next_dead_letter(bus), 10)
         await gone(own, a_task(1))
     assert owner.begun == ["job_1", "job_1"]
-    assert told == [dead.headers["Synth-Reason"]] == ["after 2 deliveries: KeyError('a bug')"]
+    assert told == [dead.headers["Synth-Reason"]] == [f"after 2 failures in a row: {said}"]
 
 
 async def test_the_clean_up_of_an_owner_that_hung_is_left_in_peace(own, monkeypatch):
     await own.provision()
-    monkeypatch.setattr("synth.bus.worker.HEARTBEAT_S", 0.1)
+    monkeypatch.setattr("synth.bus.tasks.worker.HEARTBEAT_S", 0.1)
     cleaned, later_beats = asyncio.Event(), asyncio.Event()
     let_go, beats = Lease.let_go, 0
 
@@ -347,21 +302,25 @@ async def test_an_owner_that_was_fenced_leaves_the_task_to_the_one_that_has_it(o
         await gone(own, a_task(1))
 
 
-async def test_a_message_that_is_no_task_ends_neither_the_worker_nor_its_tasks(own):
+NESTED = b'{"a":' + b"[" * 100_000 + b"]" * 100_000 + b"}"
+
+
+@pytest.mark.parametrize("body", [b"garbage", NESTED], ids=["no JSON", "nested deeply"])
+async def test_a_message_that_is_no_task_ends_neither_the_worker_nor_its_tasks(own, body: bytes):
     bus = await own.provision()
     owner = Owner(finish)
     async with working(own, owner):
-        await bus.js.publish("work.train.default.org_a.job_0", b"garbage", stream="WORK")
+        await bus.js.publish("work.train.default.org_a.job_0", body, stream="WORK")
         dead = await asyncio.wait_for(next_dead_letter(bus), 10)
         await queue(own, 1)
         await owner.has_begun(1)
-    assert dead.body == b"garbage"
+    assert dead.body == body
 
 
 async def test_a_worker_ends_when_its_queue_is_deleted(own):
     bus = await own.provision()
     trainer = await own.connect("trainer")
-    worker = TaskWorker(trainer, kind="train", pool="default", capacity=1, run=Owner(finish))
+    worker = a_worker(trainer, Owner(finish))
     await bus.js.delete_consumer("WORK", "train-default")
     with pytest.raises(Permanent, match="the queue train-default is gone"):
         await asyncio.wait_for(worker.serve(asyncio.Event()), 10)
@@ -371,7 +330,7 @@ async def test_a_worker_ends_when_its_queue_is_deleted_while_it_pulls(own):
     bus = await own.provision()
     owner = Owner(finish)
     trainer = await own.connect("trainer")
-    worker = TaskWorker(trainer, kind="train", pool="default", capacity=1, run=owner)
+    worker = a_worker(trainer, owner)
     serving = asyncio.create_task(worker.serve(asyncio.Event()))
     await queue(own, 1)
     await owner.has_begun(1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,8 +18,10 @@ from synth.bus.connection import Connection, connect
 from synth.bus.kv.secrets import SecretStore
 from synth.gateway.app import setup
 from synth.gateway.settings import GatewaySettings
+from synth.http_server.connection import http_config
 from synth.keys import new_api_key
 from synth.service import Service
+from tests.service.own_bus import Bus
 
 
 class Server(uvicorn.Server):
@@ -63,24 +65,28 @@ async def start_gateway(settings_of, bus_admin, tmp_path: Path) -> AsyncIterator
         path = tmp_path / f"gateway-{len(started)}.db"
         # A busy machine leaves a job silent for seconds: a heartbeat would stand among the events that a test compares.
         quiet = {"read_model_path": path, "log_level": "error", "heartbeat_after_s": 3600.0}
+        quiet["projection_wait_s"] = 60.0  # It reads what all tests before it wrote.
         settings = GatewaySettings(**base | quiet | changes)
         bus: Connection = await connect(settings, "gateway")
         listening = listen()
         service = Service(
             name="gateway",
             settings=settings,
+            secrets=settings.secrets_of("gateway"),
             bus=bus,
             blobs=BlobStore.open(settings.blob_url),
             port=listening.getsockname()[1],
         )
         app = await setup(service)
-        config = uvicorn.Config(app, log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=2)
-        server = Server(config)
+        server = Server(http_config(app, settings))
         tasks = [
             asyncio.create_task(server.serve(sockets=[listening])),
             asyncio.create_task(service.supervise()),
         ]
         started.append(Running(service, server, tasks))
+        # It answers nobody before it has read the log, which is that of all tests of a session.
+        async with httpx.AsyncClient(base_url=service.url, timeout=65) as http:
+            await http.get("/api/jobs")
         return started[-1]
 
     yield start
@@ -110,8 +116,7 @@ async def client_of(bus_as) -> AsyncIterator:
 
     async def make(running: Running, key: str | None = None) -> Client:
         key = key or new_api_key()
-        secret = running.service.settings.cluster_secret.get_secret_value()
-        owner = await SecretStore(await bus_as("gateway"), secret).ensure_api_key(key)
+        owner = await SecretStore(await bus_as("gateway"), running.service.secrets).ensure_api_key(key)
         headers = {"Authorization": f"Bearer {key}"}
         opened.append(httpx.AsyncClient(base_url=running.service.url, headers=headers, timeout=20))
         return Client(opened[-1], owner.org, key)
@@ -125,3 +130,14 @@ async def client_of(bus_as) -> AsyncIterator:
 async def user(start_gateway, client_of) -> Client:
     """A user of a gateway."""
     return await client_of(await start_gateway())
+
+
+@pytest.fixture
+def own_bus(tmp_path: Path) -> Iterator[Bus]:
+    """A nats-server of this test alone."""
+    bus = Bus(tmp_path)
+    bus.start()
+    yield bus
+    assert bus.process is not None
+    bus.process.kill()
+    bus.process.wait(10)

@@ -17,6 +17,7 @@ from synth.events import (
     TrainStep,
 )
 from synth.events.catalogue import Event
+from tests.service.jobs import unclaimed
 
 RESOLVED = {"kind": "rl", "model": "tiny", "tags": {"team": "a"}}
 
@@ -33,11 +34,13 @@ async def verify(bus_as, org: str, job: str, *, kind: str = "rl", **settings: An
     await append(await bus_as("verifier"), org, job, JobVerified(source=ModelRef(id="tiny", path="tiny")))
 
 
-async def begin(bus_as, org: str, job: str, *, kind: str = "rl", **settings: Any) -> tuple[Connection, Fence]:
-    """From created to started, by a trainer. settings: of the resolved job."""
+async def begin(
+    bus_as, org: str, job: str, *, kind: str = "rl", devices: int = 0, **settings: Any
+) -> tuple[Connection, Fence]:
+    """From created to started, by a trainer with so many devices. settings: of the resolved job."""
     await verify(bus_as, org, job, kind=kind, **settings)
     trainer = await bus_as("trainer")
-    _, fence = await start_attempt(trainer, org, job, worker="w")
+    _, fence = await start_attempt(trainer, org, job, worker="w", devices=lambda _: devices)
     assert fence is not None
     return trainer, fence
 
@@ -70,4 +73,4 @@ async def rollout(bus_as, org: str, job: str, index: int) -> None:
         seconds=0.1,
         tries=1,
     )
-    await Publisher(await bus_as("rollouts")).once(done, org=org, key=job, id=str(index))
+    await Publisher(await bus_as("rollouts")).fenced(done, fence=unclaimed(org, job), id=str(index))

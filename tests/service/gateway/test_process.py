@@ -32,6 +32,7 @@ async def spawn(settings_of, bus_admin, tmp_path: Path) -> AsyncIterator:
         "SYNTH_READ_MODEL_PATH": str(tmp_path / "gateway.db"),
         "SYNTH_PORT": str(port),
         "SYNTH_BOOTSTRAP_API_KEY": key,
+        "SYNTH_PROJECTION_WAIT_S": "60",
     }
     processes: list[asyncio.subprocess.Process] = []
 
@@ -41,7 +42,7 @@ async def spawn(settings_of, bus_admin, tmp_path: Path) -> AsyncIterator:
         )
         processes.append(process)
         assert process.stderr is not None
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while b"service up" not in (line := await process.stderr.readline()):
                 assert line, "the process ended"
         return process
@@ -57,7 +58,7 @@ async def spawn(settings_of, bus_admin, tmp_path: Path) -> AsyncIterator:
 def client(url: str, **headers: str) -> httpx.AsyncClient:
     """Connects again for a while: `service up` is said a moment before the socket listens."""
     transport = httpx.AsyncHTTPTransport(retries=5)
-    return httpx.AsyncClient(base_url=url, headers=headers, timeout=20, transport=transport)
+    return httpx.AsyncClient(base_url=url, headers=headers, timeout=60, transport=transport)
 
 
 async def test_killed_at_work_it_comes_back_with_everything(spawn, bus_as):

@@ -17,6 +17,7 @@ from synth.events import FileReady, ModelPublished, ModelRef
 from synth.keys import Cid, mint_cid
 from synth.models import Registry
 from synth.verifier.files import wait_for_file
+from tests.keyrings import credentials
 from tests.service.gateway import job_histories
 from tests.service.gateway.conftest import Client, Running
 
@@ -52,6 +53,7 @@ GET /api/model-files/content?model=fft:tiny:JOB&name=model.txt
 DELETE /api/keys/KEY
 POST /api/keys/KEY/rotate
 DELETE /api/environment-keys/ENV
+DELETE /api/environment-keys/ENV/chat
 DELETE /api/judge-keys/SECRET
 """
 _OPENAI = """
@@ -250,13 +252,19 @@ async def test_a_credential_of_a_rollout_cannot_be_made_up_or_changed(organisati
     owner, stranger = await organisation("owner"), await organisation("stranger")
     job = (await owner.submit())["id"]
     cid = Cid(rollout_id=f"{job}_t1_0", nonce=1, replica="r-1", version=None, calls=9, ends=2**40, expires=2**40)
-    secret = gateway.service.settings.cluster_secret.get_secret_value()
-    signed = mint_cid(cid, secret)
+    signed = mint_cid(cid, credentials())
     # The signed one is let through to the replica, which is not there.
     assert (await stranger.http.post(f"/v1/chat/completions?cid={signed}", json=_CHAT)).status_code == 503
     own = (await stranger.submit())["id"]
     changed = signed.replace(job.encode().hex(), own.encode().hex())
-    for made_up in (mint_cid(cid, "another secret"), changed, signed[:-1], "trace_1", "x", signed + "_0"):
+    for made_up in (
+        mint_cid(cid, credentials("another cluster secret")),
+        changed,
+        signed[:-1],
+        "trace_1",
+        "x",
+        signed + "_0",
+    ):
         for headers in ({}, {"Authorization": ""}):
             reply = await stranger.http.post(f"/v1/chat/completions?cid={made_up}", json=_CHAT, headers=headers)
             assert reply.status_code == 401, made_up

@@ -11,11 +11,14 @@ import pytest
 from synth.bus.history.job_log import start_attempt
 from synth.bus.publish import Publisher
 from synth.bus.replay import replay
-from synth.events import JobCreated, JobPaused, JobPauseRequested, JobResumed, PolicyLoaded
+from synth.events import JobCreated, JobPaused, JobPauseRequested, JobResumed, JobWithdrawn, PolicyLoaded
+from synth.gateway.read_model.live_jobs import live_jobs
+from synth.gateway.read_model.projection import JobRow
 from synth.gateway.read_model.store import ReadModel
 from synth.gateway.settings import GatewaySettings
-from synth.gateway.watchdog import check_jobs, missing_service
+from synth.gateway.watchdog import missing_service, say_heartbeats, say_waiting, slot_of
 from synth.ids import new_job_id, new_org_id
+from synth.jobs.lifecycle import State
 from tests.service.gateway import job_histories
 
 SSE = {"Accept": "text/event-stream"}
@@ -52,9 +55,13 @@ async def test_gateways_that_sweep_at_once_append_one_event(bus_as, tmp_path):
     model = ReadModel(tmp_path / "m.db")
     model.prepare(stream="s", last_seq=10**9)
     model.apply(await replay(buses[0].nc, [f"*.*.{org}.{id}"]))
-    rows, settings = model.live_jobs(), GatewaySettings()
-    later = rows[0].last_shown_at + timedelta(seconds=100)
-    await asyncio.gather(*(check_jobs(rows, Publisher(bus), settings, later) for bus in buses))
+    row, settings = model.find("jobs", JobRow, id), GatewaySettings()
+    assert row is not None
+    later = row.last_shown_at + timedelta(seconds=100)
+    for bus in map(Publisher, buses * 2):
+        await asyncio.gather(
+            say_heartbeats(model, [id], bus, settings, later), say_waiting(model, bus, settings, later)
+        )
     said = await replay(buses[0].nc, [f"*.*.{org}.{id}"])
     assert sorted(e.type for e in said) == ["job.created", "queue.waiting", "watch.heartbeat"]
 
@@ -67,9 +74,41 @@ async def test_rollouts_alone_keep_no_heartbeat_away(bus_as, tmp_path):
     model = ReadModel(tmp_path / "m.db")
     model.prepare(stream="s", last_seq=10**9)
     model.apply(events)
-    [row] = model.live_jobs()
+    row = model.find("jobs", JobRow, id)
+    assert row is not None
     assert row.job.rollouts.completed == 1
     assert row.last_shown_at == created.time < rollout.time, "a client that counts events does not see it"
+
+
+async def test_only_a_job_that_somebody_watches_gets_heartbeats(start_gateway, client_of, bus_as):
+    user = await client_of(await start_gateway(heartbeat_after_s=0.5))
+    alone, polled, streamed = [(await user.submit())["id"] for _ in range(3)]
+    await user.http.get(f"/api/jobs/{polled}/events")
+    await await_event(user, streamed, "watch.heartbeat", count=2)
+    await await_event(user, polled, "watch.heartbeat")
+    assert await replay((await bus_as("gateway")).nc, [f"watch.heartbeat.{user.org}.{alone}"]) == []
+
+
+async def test_live_jobs_are_read_in_pages_each_once_in_their_order(bus_as, tmp_path, monkeypatch):
+    monkeypatch.setattr("synth.gateway.read_model.live_jobs._PAGE", 2)
+    gateway, org = await bus_as("gateway"), new_org_id()
+    ids = [new_job_id() for _ in range(5)]
+    for id in ids:
+        await job_histories.append(gateway, org, id, JobCreated(config="", config_name="x.toml", body_sha256="0"))
+    await job_histories.append(gateway, org, ids[1], JobWithdrawn())
+    await job_histories.verify(bus_as, org, ids[3])
+    model = ReadModel(tmp_path / "m.db")
+    model.prepare(stream="s", last_seq=10**9)
+    model.apply(await replay(gateway.nc, [f"*.*.{org}.*"]))
+    assert [row.job.id async for page in live_jobs(model) for row in page] == [ids[k] for k in (0, 2, 3, 4)]
+    states = {State.CREATED}
+    assert [row.job.id async for page in live_jobs(model, states=states) for row in page] == [ids[k] for k in (0, 2, 4)]
+    assert [row.job.id async for page in live_jobs(model, orgs={"org_x"}) for row in page] == []
+
+
+def test_what_a_job_waits_for_is_said_each_time_that_it_has_waited_twice_as_long():
+    said = [slot_of(waited, after_s=60) for waited in range(0, 3600, 10)]
+    assert [10 * said.index(slot) for slot in sorted(set(said))] == [0, 60, 120, 240, 480, 960, 1920]
 
 
 async def test_an_ended_job_gets_none(start_gateway, client_of, bus_as):
@@ -118,7 +157,7 @@ async def test_a_job_that_was_resumed_lacks_an_engine_again(bus_as, tmp_path):
     needs: list[str | None] = []
     for event in await replay(gateway.nc, [f"*.*.{org}.{id}"]):
         model.apply([event])
-        needs += [missing_service(row) for row in model.live_jobs()]
+        needs += [missing_service(row) async for page in live_jobs(model) for row in page]
     assert needs == ["validator", "verifier", "inference", "trainer", None, None, None, "inference"]
 
 

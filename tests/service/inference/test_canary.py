@@ -14,9 +14,10 @@ import pytest
 from synth.blobs import BlobStore
 from synth.bus.connection import Connection
 from synth.bus.history.job_log import append_decided, start_attempt
+from synth.bus.kv.task_failures import TaskFailures
 from synth.bus.publish import Fence, Publisher
 from synth.bus.replay import follow
-from synth.bus.worker import Lease
+from synth.bus.tasks.lease import Lease
 from synth.errors import Problem
 from synth.events import (
     Canary,
@@ -111,7 +112,7 @@ async def served(
     task = Task(kind="serve", pool="default", org=org, job_id=job)
     no_message: Any = None
     owner = ServeTaskOwner(bus, blobs, settings, router, "boot", asyncio.Event())
-    serving = asyncio.create_task(owner.run(task, Lease(task, no_message)))
+    serving = asyncio.create_task(owner.run(task, Lease(task, no_message, failures=TaskFailures(bus, task))))
     yield Served(trainer_bus, blobs, fence, trainer, tmp_path)
     await append_decided(
         await bus_as("trainer"), org, job, lambda _: JobFailed(code="over", problem=Problem(what="the test is over"))

@@ -37,6 +37,7 @@ from tests.judge_server import (
     scores_of,
     wrong_json,
 )
+from tests.keyrings import internal, secrets_of
 from tests.service.judge.conftest import RUBRIC, transcript
 
 
@@ -217,7 +218,7 @@ async def test_the_key_of_a_users_own_api_is_a_stored_secret(judge, asker_of, bu
     assert answer.failure is not None
     assert "your organisation has no key 'mine'" in answer.failure.problem.text()
     assert judge.calls == []
-    store = SecretStore(await bus_as("gateway"), "test-cluster-secret")
+    store = SecretStore(await bus_as("gateway"), secrets_of("gateway"))
     await store.put_judge_key(asker.org, "mine", "sk-of-the-user", origin="https://elsewhere.example")
     answer = await asker.ask(transcript("please"))
     assert answer.failure is not None
@@ -273,7 +274,7 @@ async def test_a_model_of_this_cluster_is_asked_as_the_organisation(judge, asker
         announcing.cancel()
     [call] = judge.calls
     assert (call.body["model"], call.headers["x-synth-org"]) == ("tiny", asker.org)
-    assert call.headers["authorization"] == f"Bearer {internal_token('test-cluster-secret')}"
+    assert call.headers["authorization"] == f"Bearer {internal_token(internal())}"
 
 
 async def test_a_pause_that_the_api_asks_for_is_heeded(judge, asker_of):

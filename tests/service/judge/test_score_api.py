@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 
 import pytest
@@ -107,6 +108,15 @@ async def test_overrides_replace_a_track(user, judge):
     assert "Live." in judge.calls[0].messages[0]["content"]
 
 
+async def test_a_transcript_is_kept_for_as_long_as_it_is_asked_about(user, blobs):
+    gone = request([CALL, ENVIRONMENT], options={"model": "m", "provider": "groq"})
+    asked = [request(STEPS), request(STEPS), request([CALL, ENVIRONMENT]), gone]
+    replies = await asyncio.gather(*(user.http.post("/api/judge/v1/score", json=body) for body in asked))
+    assert [reply.status_code for reply in replies] == [200, 200, 200, 422]
+    assert await blobs.uris_below(f"judging/{user.org}/asked") == []
+    assert await blobs.uris_below(f"judging/{user.org}/answers")
+
+
 WRONG = {
     "no rubric": ({"rubric": None}, "the request has no rubric"),
     "no criteria": ({"rubric": {"event": [], "outcome": []}}, "the rubric has no criteria"),
@@ -167,7 +177,8 @@ async def test_a_judges_key_is_kept_by_its_name_and_never_shown(user):
         ("mine", "sk 1\n", url, "no HTTP header"),
         ("no/name", "sk", url, "name"),
         ("mine", "sk", "ftp://api.example.com", "not the address of an API"),
-        ("mine", "sk", "https://user@api.example.com", "not the address of an API"),
+        ("mine", "sk", "https://user@api.example.com", "a user's name"),
+        ("mine", "sk", "https://api.example.com/v1?to=", "a query"),
     ):
         bad = await user.http.post("/api/judge-keys", json={"name": name, "key": key, "url": at})
         assert bad.status_code in (400, 422)

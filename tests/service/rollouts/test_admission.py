@@ -11,11 +11,11 @@ import httpx
 import msgspec
 import pytest
 
-from synth.bus.kv.replicas import Replica, ReplicaTable
+from synth.bus.kv.replicas import Announcement, Replica, ReplicaTable
 from synth.bus.server.topology import REPLICAS
 from synth.errors import Transient
-from synth.http_guard import GuardPolicy
 from synth.jobs.rewards import RewardSettings
+from synth.outbound.http_guard import GuardPolicy
 from synth.rollouts.clients.recorder import RecorderClient
 from synth.rollouts.clients.task_app import TaskAppClient
 from synth.rollouts.collection.deadline import Deadline
@@ -24,6 +24,7 @@ from synth.rollouts.collection.types import CollectRequest, CutOff
 from synth.rollouts.concurrency.controller import Overload
 from synth.rollouts.jobs.rollout_runner import RolloutRunner
 from synth.trajectories import ClosedRollout, closed_to_bytes, records_to_bytes
+from tests.keyrings import credentials, internal
 from tests.unit.rollouts.clients.test_task_app import SETTINGS
 from tests.unit.rollouts.collection.test_collector import RECORD
 
@@ -38,7 +39,7 @@ def recorder() -> RecorderClient:
         cids = json.loads(request.content)["cids"]
         return httpx.Response(200, content=closed_to_bytes([ClosedRollout(records_to_bytes([RECORD])) for _ in cids]))
 
-    return RecorderClient("secret", timeout_s=30, transport=httpx.MockTransport(closed))
+    return RecorderClient(internal(), timeout_s=30, transport=httpx.MockTransport(closed))
 
 
 @asynccontextmanager
@@ -70,7 +71,9 @@ async def runner_at_replicas(bus_as, url: str, versions: PolicyVersions) -> Asyn
         replica = Replica(
             id=name, boot="1", url=f"http://{name}", pool="default", models=[JOB], running=3, waiting=len(name)
         )
-        await inference.js.publish(f"$KV.{REPLICAS}.{name}", msgspec.json.encode(replica))
+        await inference.js.publish(
+            f"$KV.{REPLICAS}.{name}", msgspec.json.encode(Announcement(replica=replica, clock=0))
+        )
     table = ReplicaTable(await bus_as("rollouts"))
     following = asyncio.create_task(table.follow())
     settings = msgspec.structs.replace(SETTINGS, task_url=url)
@@ -80,6 +83,7 @@ async def runner_at_replicas(bus_as, url: str, versions: PolicyVersions) -> Asyn
         key=None,
         limit=4,
         max_answer_bytes=1 << 20,
+        max_answer_depth=100,
         answer_within_s=60.0,
         guard=GuardPolicy(allow_loopback=True),
     )
@@ -97,7 +101,7 @@ async def runner_at_replicas(bus_as, url: str, versions: PolicyVersions) -> Asyn
             recorder=recording,
             replicas=table,
             versions=versions,
-            secret="secret",
+            credentials=credentials(),
             public_url=None,
             transcript_bytes=1 << 20,
             replica_wait_s=0.2,

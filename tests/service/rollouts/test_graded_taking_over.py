@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from synth.blobs import BlobStore
+from synth.bus.history.fencing import start_collection
 from synth.ids import new_org_id
 from synth.jobs.rewards import RewardSettings
 from synth.judging.contract import JudgeUsage, Review, RolloutReview
@@ -22,7 +23,7 @@ async def test_the_successor_asks_the_same_and_knows_the_rewards_that_were_made(
     judging = Judging(judges=[JudgeModel(model="m")], outcome=False)
     rewards = RewardSettings(scores="grader", judging=judging)
     request = CollectRequest(iteration=1, mode="train", seeds=[1], group_size=2, oldest_version=0)
-    log = RolloutLog(bus, blobs, org, "job_graded", term=0, rewards=rewards)
+    log = RolloutLog(bus, blobs, await start_collection(bus, org, "job_graded", worker="a"), rewards=rewards)
     durables: dict[int, DurableRollout] = {}
 
     async def complete(request: CollectRequest, completed: CompletedRollout) -> DurableRollout:
@@ -35,7 +36,7 @@ async def test_the_successor_asks_the_same_and_knows_the_rewards_that_were_made(
     await app.collect(request)
     review = RolloutReview(rollout_id=durables[0].rollout.rollout_id, outcome=Review(total=7.5))
     await log.judged(request, durables[0], review, JudgeUsage(calls=3))
-    successor = RolloutLog(bus, blobs, org, "job_graded", term=0, rewards=rewards)
+    successor = RolloutLog(bus, blobs, await start_collection(bus, org, "job_graded", worker="b"), rewards=rewards)
     await successor.read()
     prior = await successor.prior_progress(request)
     assert (prior.done[0].reward, prior.done[0].sources) == (7.5, {"env": 7.5})

@@ -8,14 +8,16 @@ from dataclasses import replace
 import pytest
 
 from synth.blobs import BlobStore
+from synth.bus.connection import Connection
+from synth.bus.history.fencing import start_collection
 from synth.bus.replay import replay
-from synth.errors import Problem
-from synth.events import RolloutCompleted, RolloutFailed
-from synth.ids import new_org_id
+from synth.errors import Fenced, Problem
+from synth.events import EvalCompleted, RolloutCompleted, RolloutFailed
+from synth.ids import RolloutId, new_org_id
 from synth.jobs.rewards import RewardSettings, RewardWeights
 from synth.judging.contract import JudgeUsage, Review, RolloutReview
 from synth.judging.settings import JudgeModel, Judging
-from synth.rollouts.collection.batching import ScoredRollout
+from synth.rollouts.collection.batching import CreditRules, ScoredRollout, build_batch
 from synth.rollouts.collection.collector import Collector
 from synth.rollouts.collection.deadline import Deadline
 from synth.rollouts.collection.types import (
@@ -24,6 +26,7 @@ from synth.rollouts.collection.types import (
     CompletedRollout,
     CutOff,
     DurableRollout,
+    EnvironmentBroken,
     RequestResult,
     RolloutSpec,
     TryResult,
@@ -40,6 +43,12 @@ REQUEST = CollectRequest(
 FLAT = {1, 2, 4}
 LATE = 1
 LAST = 17
+
+
+async def open_log(bus: Connection, blobs: BlobStore, job: str, rewards: RewardSettings | None = None) -> RolloutLog:
+    """The log of the job's next collector."""
+    fence = await start_collection(bus, ORG, job, worker="rollouts-0")
+    return RolloutLog(bus, blobs, fence, rewards=rewards or RewardSettings())
 
 
 class DiesAt(App):
@@ -86,14 +95,14 @@ async def test_its_successor_plays_what_is_missing_and_comes_to_the_same_batch(b
         assert len(set(indices)) == len(indices)
         return set(indices)
 
-    first, log = DiesAt(dies_at), RolloutLog(bus, blobs, ORG, job, term=0, rewards=RewardSettings())
+    first, log = DiesAt(dies_at), await open_log(bus, blobs, job)
     dying = asyncio.create_task(collector(first, log).collect(REQUEST, await log.prior_progress(REQUEST)))
     async with asyncio.timeout(20):
         await first.reached.wait()
         await first.durable.wait()
     dying.cancel()
     await asyncio.wait([dying])
-    second, log = DiesAt(), RolloutLog(bus, blobs, ORG, job, term=0, rewards=RewardSettings())
+    second, log = DiesAt(), await open_log(bus, blobs, job)
     await log.read()
     prior_progress = await log.prior_progress(REQUEST)
     known = {*prior_progress.done, *prior_progress.abandoned}
@@ -107,7 +116,7 @@ async def test_its_successor_plays_what_is_missing_and_comes_to_the_same_batch(b
     assert (result.groups, result.late, batch_counts(REQUEST, result)) == (6, {0: 1}, (3, 3, 8))
 
     # And a third one, which finds all of it.
-    third, log = DiesAt(), RolloutLog(bus, blobs, ORG, job, term=0, rewards=RewardSettings())
+    third, log = DiesAt(), await open_log(bus, blobs, job)
     await log.read()
     again = await collector(third, log).collect(REQUEST, await log.prior_progress(REQUEST))
     assert isinstance(again, RequestResult)
@@ -115,21 +124,56 @@ async def test_its_successor_plays_what_is_missing_and_comes_to_the_same_batch(b
     assert batch_counts(REQUEST, again) == batch_counts(REQUEST, result)
 
 
-async def test_a_completed_rollout_is_not_late_because_a_replaced_collector_abandoned_it(bus_as, blobs: BlobStore):
-    job = "job_replaced"
-    bus = await bus_as("rollouts")
-    app, log = App(), RolloutLog(bus, blobs, ORG, job, term=0, rewards=RewardSettings())
+async def test_a_collector_that_was_replaced_appends_nothing_that_counts(bus_as, blobs: BlobStore):
+    job, bus = "job_replaced", await bus_as("rollouts")
     request = CollectRequest(iteration=1, mode="train", seeds=[1], group_size=2, oldest_version=0)
-    app.complete = log.complete
-    await app.collect(request)
-    for spec in request.specs("job_x", 0):
-        await log.abandon(request, spec, AbandonedRollout(Problem(what="late"), 1, late=True))
-    await log.read()
-    prior_progress = await log.prior_progress(request)
-    assert (set(prior_progress.done), prior_progress.abandoned) == ({0, 1}, {})
-    result = await App().collect(request, prior_progress)
+    log = await open_log(bus, blobs, job)
+    played: list[CompletedRollout] = []
+
+    async def complete(request: CollectRequest, completed: CompletedRollout) -> DurableRollout:
+        played.append(completed)
+        return await log.complete(request, completed)
+
+    app = App()
+    app.complete = complete
+    result = await app.collect(request)
     assert isinstance(result, RequestResult)
-    assert batch_counts(request, result) == (1, 0, 2)
+    durable = await log.complete(request, played[0])
+    batch = build_batch(
+        result.rollouts,
+        job_id=job,
+        iteration=1,
+        temperature=1.0,
+        groups=1,
+        group_size=2,
+        credit=CreditRules(),
+        values={},
+        late={},
+    )
+    later = replace(played[1], spec=replace(played[1].spec, rollout_id=RolloutId(f"{job}_t1_9"), index=9))
+    successor = await open_log(bus, blobs, job)
+    before = await replay(bus.nc, [f"*.*.{ORG}.{job}"])
+    late = AbandonedRollout(Problem(what="late"), 1, late=True)
+    evaluation = EvalCompleted(model="m", instances=1, values={})
+    review = RolloutReview(rollout_id=durable.rollout.rollout_id, outcome=Review(total=1.0))
+    broken = EnvironmentBroken(Problem(what="the app is down"))
+    for append in (
+        lambda: log.complete(request, later),
+        lambda: log.abandon(request, later.spec, late),
+        lambda: log.judged(request, durable, review, JudgeUsage()),
+        lambda: log.publish_batch(batch, {}),
+        lambda: log.publish_evaluation(evaluation),
+        lambda: log.publish_blocked(1, broken),
+    ):
+        with pytest.raises(Fenced):
+            await append()
+    assert len(await replay(bus.nc, [f"*.*.{ORG}.{job}"])) == len(before)
+    await successor.read()
+    assert set((await successor.prior_progress(request)).done) == {0, 1}
+    await successor.publish_batch(batch, {})
+    # The same batch under the same name: even so it is not the replaced one's.
+    with pytest.raises(Fenced):
+        await log.publish_batch(batch, {})
 
 
 async def test_rollouts_that_wait_for_their_judges_are_judged_by_the_successor_and_not_played_again(
@@ -177,14 +221,14 @@ async def test_rollouts_that_wait_for_their_judges_are_judged_by_the_successor_a
             judge=judge,
         )
 
-    first, log = App(), RolloutLog(bus, blobs, ORG, job, term=0, rewards=rewards)
+    first, log = App(), await open_log(bus, blobs, job, rewards)
     stuck = Judge(log, hangs=True)
     dying = asyncio.create_task(collector(first, log, stuck).collect(request, await log.prior_progress(request)))
     async with asyncio.timeout(20):
         await stuck.stuck.wait()
     dying.cancel()
     await asyncio.wait([dying])
-    second, log = App(), RolloutLog(bus, blobs, ORG, job, term=0, rewards=rewards)
+    second, log = App(), await open_log(bus, blobs, job, rewards)
     await log.read()
     prior = await log.prior_progress(request)
     assert set(prior.done) == set(stuck.asked)
@@ -209,7 +253,7 @@ async def test_a_ranked_group_is_judged_whole_and_a_review_of_another_transcript
         """Which rollouts a successor has to judge, where these were judged before it. swap: as if another was read."""
         judging = Judging(judges=[JudgeModel(model="m")], ranking=ranking)
         rewards = RewardSettings(weights=RewardWeights(outcome=1.0), scores="judges", judging=judging)
-        log = RolloutLog(bus, blobs, ORG, job, term=0, rewards=rewards)
+        log = await open_log(bus, blobs, job, rewards)
         durables: dict[int, DurableRollout] = {}
 
         async def complete(request: CollectRequest, completed: CompletedRollout) -> DurableRollout:
@@ -224,7 +268,7 @@ async def test_a_ranked_group_is_judged_whole_and_a_review_of_another_transcript
             read = replace(durables[index], transcript=durables[index - 1].transcript) if swap else durables[index]
             review = RolloutReview(rollout_id=read.rollout.rollout_id, outcome=Review(total=1.0))
             await log.judged(request, read, review, JudgeUsage(calls=1))
-        again = RolloutLog(bus, blobs, ORG, job, term=0, rewards=rewards)
+        again = await open_log(bus, blobs, job, rewards)
         await again.read()
         prior = await again.prior_progress(request)
         assert set(prior.done) | set(prior.unjudged) == {0, 1, 2, 3}

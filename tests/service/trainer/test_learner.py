@@ -117,7 +117,8 @@ def test_rl_killed_and_resumed_is_rl_straight_through_to_the_byte(
     assert len({e["weights"] for e in straight}) == STEPS
 
 
-@pytest.mark.parametrize("mode", [pytest.param("full", marks=pytest.mark.long), "lora"])
+@pytest.mark.long
+@pytest.mark.parametrize("mode", ["full", "lora"])
 def test_sft_killed_and_resumed_is_sft_straight_through_to_the_byte(model_dir: Path, tmp_path: Path, mode: str) -> None:
     # Dropout is on, so the state of the generators has to be restored too.
     config = sft_config(
@@ -345,6 +346,7 @@ def test_a_model_that_sees_is_trained_on_the_images_of_its_work_folder(vision_di
     assert "is not in" in failed["detail"]
 
 
+@pytest.mark.long
 def test_five_kills_while_a_checkpoint_is_written_cost_the_steps_that_none_covers_and_no_byte(
     model_dir: Path, batch_files: dict[int, Path], tmp_path: Path
 ) -> None:

@@ -9,15 +9,21 @@ from typing import Any
 import pytest
 
 from synth.blobs import BlobStore
-from synth.bus.history.job_log import JobHistory, append_decided, read_job
-from synth.bus.worker import Lease
+from synth.bus.history.job_log import JobHistory, append_decided, read_job, start_attempt
+from synth.bus.kv.task_failures import TaskFailures
+from synth.bus.publish import Publisher
+from synth.bus.tasks.lease import Lease
 from synth.errors import Transient
 from synth.events import (
+    BlobRef,
+    CheckpointSaved,
     JobCancelRequested,
     JobCreated,
+    JobFailed,
     JobPaused,
     JobPauseRequested,
     JobResumed,
+    JobStarted,
     JobSucceeded,
     JobValidated,
     JobVerified,
@@ -55,6 +61,28 @@ class OwnedJob:
     async def history(self) -> JobHistory:
         return await read_job(await self._bus_as("gateway"), self.org, self.job)
 
+    def _task(self, term: int) -> Task:
+        return Task(kind="train", pool="default", org=self.org, job_id=self.job, term=term)
+
+    async def give_up(self, reason: str) -> None:
+        """As the worker does with a task that has failed too often."""
+
+        async def train(attempt: Attempt, job: RlJob | SftJob) -> JobSucceeded | JobPaused:
+            raise AssertionError("nobody is to train")
+
+        owner = TrainTaskOwner(await self._bus_as("trainer"), self._blobs, self._settings, train)
+        await owner.give_up(self._task(0), reason)
+
+    async def save_checkpoint(self, *, step: int) -> None:
+        """As an attempt of the job does."""
+        bus = await self._bus_as("trainer")
+        _, fence = await start_attempt(bus, self.org, self.job, worker="w")
+        assert fence is not None
+        tree = BlobRef(uri=f"blob://jobs/{self.job}/checkpoint", size=1, sha256="0")
+        model = ModelRef(id=f"fft:tiny-qwen3:{self.job}:step_{step}", tree=tree)
+        saved = CheckpointSaved(step=step, version=step, attempt=1, tree=tree, size=1, model=model)
+        await Publisher(bus).fenced(saved, fence=fence, id=str(step))
+
     async def run(self, training: Training, *, term: int = 0) -> None:
         """Give a trainer the job's task of this term; its training is the test's."""
 
@@ -62,10 +90,11 @@ class OwnedJob:
             return await training(attempt)
 
         bus = await self._bus_as("trainer")
-        task = Task(kind="train", pool="default", org=self.org, job_id=self.job, term=term)
+        task = self._task(term)
         no_message: Any = None
+        lease = Lease(task, no_message, failures=TaskFailures(bus, task))
         async with asyncio.timeout(20):
-            await TrainTaskOwner(bus, self._blobs, self._settings, train).run(task, Lease(task, no_message))
+            await TrainTaskOwner(bus, self._blobs, self._settings, train).run(task, lease)
 
 
 @pytest.fixture
@@ -103,6 +132,15 @@ async def paused(job: OwnedJob, *, term: int = 0) -> None:
     await job.run(at_once, term=term)
 
 
+async def test_an_attempt_says_how_many_devices_it_has_and_one_that_is_given_up_has_none(make_job):
+    job = await make_job(ranks=3)
+    await paused(job)
+    assert (await job.history()).last(JobStarted).devices == 3
+    given_up = await make_job(ranks=3)
+    await given_up.give_up("it kills its worker")
+    assert (await given_up.history()).last(JobStarted).devices == 0
+
+
 async def test_a_job_that_is_paused_is_let_go_of_and_goes_on_in_its_next_term(make_job):
     job = await make_job()
 
@@ -119,6 +157,20 @@ async def test_a_job_that_is_paused_is_let_go_of_and_goes_on_in_its_next_term(ma
     await job.run(succeed, term=1)
     history = await job.history()
     assert (history.state, history.attempt, history.term) == (State.SUCCEEDED, 2, 1)
+
+
+async def test_a_training_that_is_given_up_is_paused_at_its_checkpoint_or_fails(make_job):
+    without, saved = await make_job(), await make_job()
+    await saved.save_checkpoint(step=3)
+    for job in (without, saved):
+        await job.give_up("6 times in a row its worker failed")
+    failed = (await without.history()).last(JobFailed)
+    assert failed is not None
+    assert failed.code == "trainer_crashed"
+    assert "6 times in a row" in failed.problem.what
+    paused_at = (await saved.history()).last(JobPaused)
+    assert paused_at is not None
+    assert paused_at.step == 3
 
 
 async def test_tasks_of_a_paused_job_and_of_a_term_that_is_over_are_void(make_job):
@@ -184,7 +236,7 @@ async def test_an_attempt_that_dies_while_it_pauses_leaves_the_pause_to_the_next
 
 
 async def test_attempts_that_ended_with_a_pause_are_no_crashes(make_job):
-    job = await make_job(crashes=2)
+    job = await make_job()
     for term in range(4):
         await paused(job, term=term)
         await job.append(JobResumed())

@@ -19,7 +19,7 @@ from synth.trainer.owner.attempt import Attempt
 from synth.trainer.owner.history import AttemptHistory
 from synth.trainer.owner.rollout_feed import RolloutFeed
 from synth.validator.validate import validate
-from tests.service.jobs import RL, make_model_dir
+from tests.service.jobs import RL, make_model_dir, unclaimed
 
 #: Seconds of silence, which the end of the test waits for once.
 SILENCE_S = 2.0
@@ -82,7 +82,7 @@ async def test_each_rollout_begins_the_wait_for_a_batch_anew(bus_as, blobs, clus
         for index in range(5):
             await marks.arrived.wait()
             marks.arrived.clear()
-            await publisher.once(rollout(index), org=org, key=id, id=f"r{index}")
+            await publisher.fenced(rollout(index), fence=unclaimed(org, id), id=f"r{index}")
         with pytest.raises(Transient, match=r"wait for batch 1: no rollout came in for 2 s \(SYNTH_BATCH_WAIT_S\)"):
             await waiting
     finally:

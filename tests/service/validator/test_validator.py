@@ -41,13 +41,26 @@ async def test_a_right_sft_file_becomes_a_resolved_job(validator, bus_as):
     assert (job.model, job.training_file, job.steps) == ("tiny-qwen3", "file_1", 5)
 
 
-async def test_a_job_may_start_from_a_fine_tuned_model_of_a_known_base(validator, bus_as):
-    found = await outcome(bus_as, RL, model="fft:tiny-qwen3:job_abc", task_url="http://127.0.0.1:8001")
+def test_a_job_may_start_from_a_fine_tuned_model_of_a_known_base(cluster_dir):
+    created = JobCreated(
+        config=RL,
+        config_name="job.toml",
+        body_sha256="0",
+        model="fft:tiny-qwen3:job_abc",
+        task_url="http://127.0.0.1:8001",
+    )
+    found = validate(created, Registry(make_model_dir(cluster_dir)))
     assert isinstance(found, JobValidated), found
     job = job_from_data(found.job)
     assert isinstance(job, RlJob)
     assert (job.model, job.base_model) == ("fft:tiny-qwen3:job_abc", "tiny-qwen3")
     assert job.rollout.task_url == "http://127.0.0.1:8001"
+
+
+async def test_a_job_that_starts_from_what_is_not_there_is_rejected(validator, bus_as):
+    found = await outcome(bus_as, RL, model="fft:tiny-qwen3:job_abc", task_url="http://127.0.0.1:8001")
+    assert isinstance(found, JobRejected)
+    assert [p.what for p in found.problems] == ["the model 'fft:tiny-qwen3:job_abc' has not been published"]
 
 
 async def test_every_problem_is_named_at_once_with_its_place(validator, bus_as):

@@ -6,9 +6,9 @@ import time
 
 import pytest
 
-from synth.bus.kv.secrets import EnvironmentKey
+from synth.bus.kv.environment_keys import EnvironmentKey
 from synth.errors import Problem, UserError
-from synth.http_guard import GuardPolicy, guarded_client
+from synth.outbound.http_guard import GuardPolicy, guarded_client
 from synth.verifier.task_app import TaskAppCheck, VerifiedTaskApp, task_name
 from tests.service.verifier.task_apps import Call, good, hang, opened_by, scripted
 

@@ -39,6 +39,7 @@ from synth.models import Registry
 from synth.validator.validate import validate
 from synth.verifier.files import wait_for_file
 from synth.work import Task
+from tests.keyrings import secrets_of
 from tests.service.jobs import RL, SFT, create, make_model_dir, upload, wait_for
 from tests.service.process import running
 from tests.service.verifier.task_apps import good, opened_by, plays, scripted
@@ -102,10 +103,10 @@ async def queued(bus: Connection, org: str, count: int) -> list[tuple[str, int |
 async def test_an_rl_job_gets_its_collector_and_its_engine(verifier, bus_as, models_dir):
     gateway = await bus_as("gateway")
     org = new_org_id()
-    secrets = SecretStore(gateway, "test-cluster-secret")
-    key_id = await secrets.add_environment_key(org, "env_right")
-    await secrets.add_environment_key(org, "env_wrong")
+    secrets = SecretStore(gateway, secrets_of("gateway"))
     async with scripted(opened_by("env_right")) as app:
+        key_id = (await secrets.add_environment_key(org, "env_right", origin=app.url)).id
+        await secrets.add_environment_key(org, "env_wrong", origin=app.url)
         org, job = await validated(bus_as, models_dir, RL, org=org, task_url=app.url)
         found = await outcome(gateway, org, job)
     assert found == JobVerified(
@@ -193,7 +194,7 @@ async def test_an_sft_job_waits_for_its_file_and_goes_to_the_trainer(verifier, b
 
 async def test_an_sft_job_that_waited_too_long_for_its_file_is_refused(bus_as, settings_of, blobs, models_dir):
     """As a second verifier finds it, long after the first one began to wait."""
-    from synth.http_guard import guarded_client
+    from synth.outbound.http_guard import guarded_client
     from synth.verifier.handlers import VerifierHandlers
     from synth.verifier.settings import VerifierSettings
 
@@ -202,7 +203,7 @@ async def test_an_sft_job_that_waited_too_long_for_its_file_is_refused(bus_as, s
     org, job = await validated(bus_as, models_dir, SFT, org=org, training_file=file)
     settings = VerifierSettings(file_wait_s=0.0)
     async with guarded_client(settings.guard) as client:
-        secrets = SecretStore(bus, "test-cluster-secret")
+        secrets = SecretStore(bus, secrets_of("gateway"))
         handlers = VerifierHandlers(bus, secrets, Registry(models_dir), client, settings, asyncio.Event())
         event = (await read_job(bus, org, job)).facts[1]
         assert isinstance(event.event, JobValidated)
@@ -279,7 +280,7 @@ async def test_a_job_that_was_withdrawn_meanwhile_gets_no_tasks(verifier, bus_as
 @pytest.mark.parametrize("started", [False, True])
 async def test_a_redelivery_queues_what_a_dead_verifier_did_not(bus_as, settings_of, models_dir, started):
     """The verifier before us appended its fact and died; no service runs here, the handler is called as it is."""
-    from synth.http_guard import guarded_client
+    from synth.outbound.http_guard import guarded_client
     from synth.verifier.handlers import VerifierHandlers
     from synth.verifier.settings import VerifierSettings
 
@@ -290,7 +291,7 @@ async def test_a_redelivery_queues_what_a_dead_verifier_did_not(bus_as, settings
         await start_attempt(await bus_as("rollouts"), org, job, worker="w")
     before = await read_job(bus, org, job)
     async with guarded_client(VerifierSettings().guard) as client:
-        secrets = SecretStore(bus, "test-cluster-secret")
+        secrets = SecretStore(bus, secrets_of("gateway"))
         handlers = VerifierHandlers(bus, secrets, Registry(models_dir), client, VerifierSettings(), asyncio.Event())
         event = before.facts[1]
         assert isinstance(event.event, JobValidated)

@@ -77,3 +77,17 @@ def test_the_key_of_a_judge_is_read_from_standard_input_and_sent_once(tmp_path: 
         {"name": "mine", "key": "sk-1", "url": "https://judge.example/v1"}
     ]
     assert (empty.returncode, "the key is empty" in empty.stderr) == (2, True)
+
+
+def test_a_bus_key_is_printed_alone_and_has_no_scopes_to_choose(tmp_path: Path):
+    bus_key = MADE | {"key": "synth_bus_new", "bus": True, "scopes": ["read"]}
+    with backend_that(lambda _: Answer(201, bus_key)) as (backend, client):
+        surroundings = {"SYNTH_API_KEY": "k", "BACKEND_BASE_URL": client.root}
+        made = synthctl("keys", "create", "--bus", "--name", "ci", cwd=tmp_path, **surroundings)
+        wide = synthctl("keys", "create", "--bus", "--scopes", "write", cwd=tmp_path, **surroundings)
+    assert (made.returncode, made.stdout) == (0, "synth_bus_new\n")
+    assert "hears your organisation's events on the bus" in made.stderr
+    assert [json.loads(request.body) for request in backend.requests] == [
+        {"name": "ci", "bus": True, "expires_in_s": None}
+    ]
+    assert (wide.returncode, "--bus without --scopes" in wide.stderr) == (2, True)

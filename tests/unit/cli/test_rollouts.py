@@ -11,9 +11,9 @@ from rich.console import Console
 
 from synth.api.rollouts import GroupMember, RolloutDetail, RolloutSummary, RolloutTraining
 from synth.api.schemas import EventView
+from synth.cli.foreign_text.plain_text import printable
 from synth.cli.tui.progress import describe
 from synth.cli.tui.rollout.listing import print_rollouts
-from synth.cli.tui.rollout.plain_text import printable
 from synth.cli.tui.rollout.transcript import lines, print_rollout
 from synth.errors import Problem
 from synth.events import FailedTries

@@ -26,7 +26,7 @@ def publishers(subject: str) -> set[str]:
     def covers(allowed: str) -> bool:
         return subject.startswith(allowed.removesuffix(">")) if allowed.endswith(">") else subject == allowed
 
-    return {service for service in SERVICES if any(covers(a) for a in may_publish(service))}
+    return {service for service in SERVICES if any(covers(a) for a in may_publish(service, ("default",)))}
 
 
 @pytest.mark.parametrize("spec", CATALOGUE.values(), ids=list(CATALOGUE))
@@ -54,7 +54,7 @@ def test_lifecycle_facts_alone_are_compare_and_set(spec):
 
 def test_what_ends_a_job_or_its_term_is_followed_by_those_that_collect_and_serve():
     # Both follow `job.*` of their job until its status is over; a job that is rejected or refused has no tasks yet.
-    ending = (TERMINAL_FACTS | {"job.paused", RESUMED}) - {"job.rejected", "job.refused"}
+    ending = (TERMINAL_FACTS | {"job.paused", "job.parked", RESUMED}) - {"job.rejected", "job.refused"}
     followers = {
         spec.type
         for spec in CATALOGUE.values()
@@ -70,7 +70,11 @@ def test_every_queue_reading_has_its_consumer_and_there_is_no_other():
         for spec in CATALOGUE.values()
         for reader, reading in spec.reads.items()
         if reading is Reading.QUEUE
-    } | {(WORK, task_queue_name(kind, pool), f"work.{kind}.{pool}.>") for kind in TASKS for pool in ("default", "gpu")}
+    }
+    wanted |= {(WORK, f"retry-{queue}", f"work.retry.{queue}.>") for _, queue, _ in wanted}
+    wanted |= {
+        (WORK, task_queue_name(kind, pool), f"work.{kind}.{pool}.>") for kind in TASKS for pool in ("default", "gpu")
+    }
     found = {(c.stream, c.name, c.config.filter_subject) for c in topology(pools=("default", "gpu")).consumers}
     assert found == wanted
 

@@ -16,7 +16,7 @@ from synth.events import FileReady, FileRejected
 from synth.files.image_source import ImageSource
 from synth.files.rewrite import Rewriter
 from synth.files.settings import FilesSettings
-from synth.http_guard import guarded_client
+from synth.outbound.http_guard import guarded_client
 from tests.image_server import GIF, PNG, data_uri, images
 
 

@@ -16,7 +16,8 @@ def test_every_chat_path_requires_inference(path: str) -> None:
 
 @pytest.mark.parametrize("slash", ["", "/"])
 def test_a_slash_changes_no_scope(slash: str) -> None:
-    assert required_scopes("POST", f"/api/environment-keys{slash}") == (Scope.WRITE, Scope.INFERENCE)
+    assert required_scopes("POST", f"/api/environment-keys{slash}") == (Scope.WRITE,)
+    assert required_scopes("POST", f"/api/judge/v1/score{slash}") == (Scope.WRITE, Scope.INFERENCE)
     assert required_scopes("POST", f"/api/keys{slash}") == (Scope.KEYS,)
     assert required_scopes("DELETE", f"/api/organisations/o{slash}") == (Scope.OPERATOR,)
     assert required_scopes("POST", f"/v1/files{slash}") == (Scope.WRITE,)

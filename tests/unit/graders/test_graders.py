@@ -173,6 +173,7 @@ def test_one_grader_without_a_key_has_its_name():
         (_multi("a", a=_check("is", "x")), "grader.graders.a.operation", "Input should be"),
         (_multi("a", **{"a b": _check("eq", "x")}), "grader.graders.a b", "no name"),
         ({"type": "multi", "name": "m", "calculate_output": "1"}, "grader.graders", "has none"),
+        (_multi("a0", **{f"a{n}": _check("eq", "x") for n in range(33)}), "grader.graders", "33 graders"),
     ],
 )
 def test_a_wrong_grader_is_refused_at_its_field(grader: dict[str, Any], where: str, what: str):

@@ -15,7 +15,6 @@ from starlette.requests import Request
 
 from synth.blobs import BlobStore
 from synth.errors import InvalidKey, Problem, Transient, UserError
-from synth.http_guard import GuardPolicy, guarded_client
 from synth.images.source import ImageLimits
 from synth.inference.api.app import build_api
 from synth.inference.api.completion import ModelBinding
@@ -26,10 +25,15 @@ from synth.inference.chat.prompts import ChatFormat
 from synth.inference.engines.protocol import Engine
 from synth.inference.recording.recorder import Recorder
 from synth.inference.serving.model_pool import ServedModel
-from synth.keys import Cid, mint_cid, read_cid
+from synth.keys import Cid, internal_token, mint_cid, read_cid
+from synth.outbound.http_guard import GuardPolicy, guarded_client
+from synth.service_secrets import Purpose
 from synth.trajectories import CompletionRecord, closed_from_bytes, records_from_bytes
+from tests.keyrings import CLUSTER_SECRET, secrets_of
 
-SECRET, TOKEN, KEY = "cluster", "internal", "synth_live_x"
+EARLIER = "the secret before a rotation"
+SECRETS, KEY = secrets_of("inference", CLUSTER_SECRET, EARLIER), "synth_live_x"
+CREDENTIALS, INTERNAL = SECRETS[Purpose.CREDENTIALS], SECRETS[Purpose.INTERNAL]
 CHAT_BODY: dict[str, Any] = {"model": "whatever", "messages": [{"role": "user", "content": "What is 12 + 34?"}]}
 API_KEY_HEADERS = {"Authorization": f"Bearer {KEY}"}
 
@@ -78,9 +82,9 @@ def read_images(**settings: Any) -> ChatImages:
 def serve(
     engine: Engine, chat: ChatFormat, limits: RequestLimits | None = None, images: ChatImages | None = None
 ) -> tuple[Starlette, Recorder, OneModel]:
-    recorder = Recorder(lambda text: read_cid(text, SECRET, now=0))
+    recorder = Recorder(lambda text: read_cid(text, CREDENTIALS, now=0))
     router = OneModel(engine, chat)
-    app = build_api(router, recorder, authenticate, internal_token=TOKEN, images=images or read_images(), limits=limits)
+    app = build_api(router, recorder, authenticate, internal=INTERNAL, images=images or read_images(), limits=limits)
     return app, recorder, router
 
 
@@ -88,7 +92,7 @@ def credential(rollout: str = "job_1_t0_0", *, calls: int = 50, version: int | N
     expires = int(time.time()) + seconds
     return mint_cid(
         Cid(rollout_id=rollout, nonce=1, replica="r", version=version, calls=calls, ends=expires, expires=expires),
-        SECRET,
+        CREDENTIALS,
     )
 
 
@@ -121,7 +125,7 @@ class Served:
         assert events[-1] == "[DONE]", got.text
         return [json.loads(event) for event in events[:-1]]
 
-    async def close(self, cid: str, token: str = TOKEN) -> httpx.Response:
+    async def close(self, cid: str, token: str = internal_token(INTERNAL)) -> httpx.Response:
         return await self.http.post(
             "/internal/rollouts/close", json={"cids": [cid]}, headers={"Authorization": f"Bearer {token}"}
         )

@@ -339,3 +339,19 @@ def test_the_kind_is_read_from_the_algorithm_before_anything_else() -> None:
     assert load_job('task_app_url = "http://x"\nnum_episodes = 3\n[rollout]\n', name="x").kind == "eval"
     assert load_job('type = "rl"\n[model]\nbase = "x"\n', name="x").kind == "rl"
     assert load_job('[filter]\ndb = "x"\n', name="x").kind == "filter"
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        # What is verified would be at `/?x=/health`, what is played at `/rollout?x=`, or the other way round.
+        ("http://127.0.0.1:8001/?x=", "it has a query"),
+        ("http://127.0.0.1:8001/#", "it has a fragment"),
+        ("http://app.example@127.0.0.1:8001", "it has a user's name"),
+        ("http://app.example/\\u001b[2J", "characters that a URL may not have"),
+    ],
+)
+def test_a_task_apps_address_holds_nothing_but_host_port_and_path(url: str, said: str, registry: Registry) -> None:
+    (problem,) = problems(RL.replace("http://127.0.0.1:8001", url), registry)
+    assert said in problem.what
+    assert problem.where == "job.toml:2 [services].task_url"

@@ -25,7 +25,11 @@ ALLOWED: dict[State | None, dict[str, State]] = {
         "job.refused": State.REJECTED,
         "job.withdrawn": State.CANCELLED,
     },
-    State.VERIFIED: {"job.started": State.STARTED, "job.withdrawn": State.CANCELLED},
+    State.VERIFIED: {
+        "job.started": State.STARTED,
+        "job.withdrawn": State.CANCELLED,
+        "job.parked": State.PAUSED,
+    },
     State.STARTED: {
         "job.started": State.STARTED,
         "job.cancel_requested": State.CANCELLING,
@@ -36,6 +40,7 @@ ALLOWED: dict[State | None, dict[str, State]] = {
     },
     State.CANCELLING: {
         "job.started": State.CANCELLING,
+        "job.cancel_requested": State.CANCELLING,
         "job.cancelled": State.CANCELLED,
         "job.failed": State.FAILED,
     },

@@ -172,12 +172,12 @@ decision 999
 """
 SOUND = """\
 shared/synth/work.py
-bus/worker.py
+bus/tasks/worker.py
 tests/unit/
 shared/synth/*.py
 services/synth/<service>/app.py
 the file services/synth/gateway/settings.py.
-synth.bus.worker
+synth.bus.tasks.worker
 synth.service.run
 python -m contracts.layout
 configs/rl.toml:14 is a place in a user's file

@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 import yaml
 
-from synth.bus.server.embedded import deployed_config, password_variable
+from synth.bus.server.deployed import ISSUER_VARIABLE, password_variable
 from synth.bus.server.topology import SERVICES
 from synth.runtime.settings import ServiceSettings
+from synth.service_secrets import NEEDS, secrets_variable
 
 ROOT = Path(__file__).parents[3]
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
@@ -44,11 +45,21 @@ def test_a_container_installs_its_services_extra_and_runs_as_its_user(name: str)
     assert service["depends_on"]["bus-init"]["condition"] == "service_completed_successfully"
 
 
+@pytest.mark.parametrize("name", COMPOSE["services"])
+def test_a_container_has_no_privileges_and_bounds_for_its_memory_and_its_files(name: str):
+    service = COMPOSE["services"][name]
+    assert service["read_only"] is True
+    assert service["cap_drop"] == ["ALL"]
+    assert service["security_opt"] == ["no-new-privileges:true"]
+    assert service["mem_limit"]
+    assert not {"privileged", "cap_add", "devices", "pid"} & service.keys()
+
+
 @pytest.mark.parametrize("name", OURS)
 def test_a_container_sets_only_what_some_service_reads(name: str):
     shared = {f"SYNTH_{field.upper()}" for field in ServiceSettings.model_fields}
     own = _settings_of(OURS[name]["environment"]["SYNTH_NATS_USER"])
-    unknown = set(OURS[name]["environment"]) - shared - own - {"SYNTH_ALLOWED_CIDRS"}
+    unknown = set(OURS[name]["environment"]) - shared - own
     assert not unknown
 
 
@@ -131,6 +142,18 @@ def test_make_takes_the_build_of_vllm_that_the_machine_can_use(tmp_path: Path):
         assert f"--requirement deploy/vllm-{build}.txt" in said.stdout
 
 
+def test_no_private_network_may_be_called_until_the_operator_allows_it():
+    allowing = {
+        name: s["environment"]["SYNTH_ALLOWED_CIDRS"]
+        for name, s in OURS.items()
+        if "SYNTH_ALLOWED_CIDRS" in s["environment"]
+    }
+    # Files and inference fetch images: those come from the public internet alone, whatever task apps may be.
+    assert set(allowing) == {"verifier", "rollouts", "judge"}
+    assert set(allowing.values()) == {"${SYNTH_ALLOWED_CIDRS:-}"}
+    assert "SYNTH_ALLOWED_CIDRS=" in (ROOT / "deploy/env.example").read_text().splitlines()
+
+
 def test_nothing_but_the_gateway_is_published_and_that_on_loopback():
     published = {name: s["ports"] for name, s in COMPOSE["services"].items() if "ports" in s}
     assert list(published) == ["gateway"]
@@ -138,8 +161,12 @@ def test_nothing_but_the_gateway_is_published_and_that_on_loopback():
 
 
 def test_the_deployed_bus_has_the_users_and_permissions_of_the_catalogue():
-    assert (ROOT / "deploy/nats.conf").read_text() == deployed_config(), (
-        "the catalogue has changed: write deploy/nats.conf anew with synth.bus.server.embedded.deployed_config()"
+    pools = COMPOSE["services"]["bus-init"]["environment"]["SYNTH_POOLS"]
+    command = [sys.executable, "-m", "synth.synthd", "bus", "config"]
+    environment = {**os.environ, "SYNTH_POOLS": pools}
+    printed = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+    assert (ROOT / "deploy/nats.conf").read_text() == printed, (
+        f"the catalogue has changed: SYNTH_POOLS={pools} synthd bus config > deploy/nats.conf"
     )
 
 
@@ -148,10 +175,22 @@ def test_every_user_of_the_bus_has_a_password_of_its_own():
     for service in containers.values():
         variable = password_variable(service["environment"]["SYNTH_NATS_USER"])
         assert service["environment"]["SYNTH_NATS_PASSWORD"] == f"${{{variable}}}"
-    wanted = {password_variable(user) for user in ("bus", *SERVICES)}
+    wanted = {ISSUER_VARIABLE, *(password_variable(user) for user in ("bus", *SERVICES))}
     assert set(COMPOSE["services"]["nats"]["environment"]) == wanted
     example = (ROOT / "deploy/env.example").read_text().splitlines()
     assert wanted <= {line.partition("=")[0] for line in example}
+
+
+def test_only_the_operator_has_the_clusters_secret_and_each_container_what_its_service_needs():
+    for service in (COMPOSE["services"]["bus-init"], *OURS.values()):
+        environment = service["environment"]
+        assert not [name for name in environment if name.startswith("SYNTH_CLUSTER_SECRET")]
+        user = environment["SYNTH_NATS_USER"]
+        given = environment.get("SYNTH_SECRETS", "").removesuffix(":-}").removesuffix("}").removeprefix("${")
+        assert given == (secrets_variable(user) if NEEDS[user] else "")
+    example = (ROOT / "deploy/env.example").read_text()
+    assert "`synthd secrets`" in example
+    assert "SYNTH_CLUSTER_SECRET" not in example
 
 
 def _settings_of(service: str) -> set[str]:

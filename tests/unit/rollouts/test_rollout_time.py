@@ -14,6 +14,7 @@ from synth.errors import Transient
 from synth.jobs.rewards import RewardSettings
 from synth.rollouts.jobs.rollout_runner import RolloutRunner
 from synth.rollouts.rewards.scoring import EnvironmentFailed, Rewarded, TaskAppReply, score
+from tests.keyrings import credentials
 from tests.unit.rollouts.clients.test_task_app import SETTINGS
 from tests.unit.rollouts.rewards.test_scoring import SAMPLED
 
@@ -51,7 +52,7 @@ def runner(stalling: Any, *, wait_s: float = 60.0) -> RolloutRunner:
         recorder=stalling,
         replicas=SimpleNamespace(),  # type: ignore[arg-type]
         versions=SimpleNamespace(),  # type: ignore[arg-type]
-        secret="secret",
+        credentials=credentials(),
         public_url=None,
         replica_wait_s=wait_s,
         grace_s=0.02,

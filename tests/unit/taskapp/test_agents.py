@@ -14,11 +14,12 @@ from synth.keys import Cid, mint_cid
 from synth.taskapp.contract import RolloutResponse
 from synth.taskapp.llm import PolicyFailure
 from synth.taskapp.sdk import Episode
+from tests.keyrings import credentials
 from tests.unit.taskapp.echo_app import CID, app_with, play
 from tests.unit.taskapp.scripted_llm import ScriptedLlm, completion
 
 SIGNED = mint_cid(
-    Cid(rollout_id="job_1_t0_0", nonce=1, replica="r", version=None, calls=9, ends=2**40, expires=2**40), "secret"
+    Cid(rollout_id="job_1_t0_0", nonce=1, replica="r", version=None, calls=9, ends=2**40, expires=2**40), credentials()
 )
 
 

@@ -119,7 +119,7 @@ async def test_a_body_cut_anywhere_arrives_whole(tmp_path: Path):
             yield body[at : at + size]
             at += size
 
-    received = await receive_form(pieces(), "multipart/form-data; boundary=b", tmp_path, limit=1 << 30)
+    received = await received_at(tmp_path, pieces())
     assert received.path.read_bytes() == content
     assert (received.sha256, received.size) == (hashlib.sha256(content).hexdigest(), len(content))
     assert (received.name, received.purpose) == ("x", "eval")
@@ -132,5 +132,35 @@ async def test_nothing_is_left_of_an_upload_that_is_too_large(tmp_path: Path):
             yield b"x" * 65536
 
     with pytest.raises(ApiError, match="larger than"):
-        await receive_form(endless(), "multipart/form-data; boundary=b", tmp_path, limit=5 << 20)
+        await received_at(tmp_path, endless(), limit=5 << 20)
     assert list(tmp_path.iterdir()) == []
+
+
+async def test_fields_of_a_form_do_not_fill_the_memory(tmp_path: Path):
+    async def endless():
+        while True:
+            yield b'--b\r\nContent-Disposition: form-data; name="f"\r\n\r\n' + b"x" * 60_000 + b"\r\n"
+
+    with pytest.raises(ApiError, match="more than 32 fields"):
+        await received_at(tmp_path, endless())
+    assert list(tmp_path.iterdir()) == []
+
+
+async def test_a_body_that_does_not_say_its_length_ends_where_the_room_does(tmp_path: Path):
+    async def endless():
+        yield b'--b\r\nContent-Disposition: form-data; name="file"; filename="x"\r\n\r\n'
+        while True:
+            yield b"x" * 65536
+
+    def check_room() -> None:
+        if sum(file.stat().st_size for file in tmp_path.iterdir()) > 4 << 20:
+            raise ApiError(503, "no room")
+
+    with pytest.raises(ApiError, match="no room"):
+        await received_at(tmp_path, endless(), check_room=check_room)
+    assert list(tmp_path.iterdir()) == []
+
+
+async def received_at(folder: Path, chunks, *, limit: int = 1 << 30, check_room=lambda: None):
+    form = "multipart/form-data; boundary=b"
+    return await receive_form(chunks, form, folder, limit=limit, check_room=check_room)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 
+import pytest
+
 from synth.bus.history.job_log import append_as_owner, read_job
 from synth.bus.publish import Publisher
 from synth.bus.replay import replay
@@ -82,7 +84,7 @@ async def test_a_job_shows_what_its_events_say(start_gateway, client_of, bus_as)
     for k in (1, 2):
         await job_histories.step(trainer, fence, k, of=2, loss=1.0 / k, reward=k)
     evaluated = EvalCompleted(model="m", instances=3, values={"reward": 0.5}, step=2)
-    await Publisher(rollouts).once(evaluated, org=user.org, key=id, id="e2")
+    await Publisher(rollouts).fenced(evaluated, fence=fence, id="e2")
     result = ModelRef(id=f"rl:tiny:{id}")
     await Publisher(trainer).fenced(ModelPublished(model=result, kind="full", step=2), fence=fence, id="m")
     await job_histories.succeed(trainer, fence, steps=2)
@@ -193,7 +195,9 @@ async def test_a_job_that_nobody_owns_is_withdrawn(user, bus_as):
     assert [f.type for f in history.facts] == ["job.created", "job.withdrawn"]
 
 
-async def test_a_started_job_is_asked_to_stop_and_its_owner_ends_it(user, bus_as):
+@pytest.mark.parametrize(("seconds", "asked"), [(600.0, 1), (0.0, 2)], ids=["a double click", "asked again"])
+async def test_a_started_job_is_asked_to_stop_and_its_owner_ends_it(user, bus_as, monkeypatch, seconds, asked):
+    monkeypatch.setattr("synth.gateway.commands.control._SAME_REQUEST_S", seconds)
     id = (await user.submit())["id"]
     trainer, fence = await job_histories.begin(bus_as, user.org, id)
     for _ in range(2):
@@ -203,7 +207,7 @@ async def test_a_started_job_is_asked_to_stop_and_its_owner_ends_it(user, bus_as
     await until_state(user, id, "cancelled")
     history = await read_job(trainer, user.org, id)
     assert history.state is State.CANCELLED
-    assert [f.type for f in history.facts].count("job.cancel_requested") == 1
+    assert [f.type for f in history.facts].count("job.cancel_requested") == asked
 
 
 async def test_a_finished_job_cannot_be_cancelled(user, bus_as):

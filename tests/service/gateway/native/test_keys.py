@@ -12,7 +12,7 @@ from fastapi.routing import iter_route_contexts
 
 from synth.bus.replay import replay_messages
 from synth.gateway.app import describe_api
-from synth.gateway.auth import required_scopes
+from synth.gateway.auth import FEEDS_PATH, required_scopes
 from synth.keys import mistyped, new_api_key
 
 OPEN_TO_THE_WORLD = {
@@ -57,6 +57,10 @@ async def test_every_route_needs_a_key_with_some_scope(start_gateway, client_of)
                     # The credential in the path says what it opens; a key beside it opens nothing.
                     assert reply.status_code == 401, (method, path)
                     continue
+                if path == FEEDS_PATH:
+                    # For bus keys alone, whatever scopes another key has.
+                    assert (reply.status_code, "is no bus key" in reply.text) == (401, True), reply.text
+                    continue
                 assert reply.status_code == 403, (method, path, reply.text)
                 if method != "HEAD":
                     assert f"lacks the scope {', '.join(required_scopes(method, path))}" in reply.json()["detail"]
@@ -69,19 +73,28 @@ async def test_every_route_needs_a_key_with_some_scope(start_gateway, client_of)
     ("scopes", "allowed"),
     [
         (["read"], {"GET /api/jobs"}),
-        (["write"], {"POST /api/jobs"}),
+        (["write"], {"POST /api/jobs", "POST /api/environment-keys"}),
         (["inference"], {"POST /v1/chat/completions"}),
         (["keys"], {"GET /api/keys", "GET /api/%6Beys"}),
         (["operator"], {"GET /api/organisations"}),
-        (["read", "write"], {"GET /api/jobs", "POST /api/jobs"}),
-        (["write", "inference"], {"POST /api/jobs", "POST /v1/chat/completions", "POST /api/environment-keys"}),
+        (["read", "write"], {"GET /api/jobs", "POST /api/jobs", "POST /api/environment-keys"}),
+        (
+            ["write", "inference"],
+            {
+                "POST /api/jobs",
+                "POST /v1/chat/completions",
+                "POST /api/environment-keys",
+                "POST /api/judge/v1/score",
+            },
+        ),
     ],
 )
 async def test_a_key_may_do_what_its_scopes_say_and_no_more(user, scopes, allowed):
     made = (await user.http.post("/api/keys", json={"scopes": scopes})).json()
     headers = {"Authorization": f"Bearer {made['key']}"}
     paths = ("GET /api/jobs", "GET /api/keys", "GET /api/%6Beys", "GET /api/organisations")
-    for asked in (*paths, "POST /api/jobs", "POST /v1/chat/completions", "POST /api/environment-keys"):
+    posts = ("POST /api/jobs", "POST /v1/chat/completions", "POST /api/environment-keys", "POST /api/judge/v1/score")
+    for asked in (*paths, *posts):
         method, path = asked.split()
         body = {"config": "", "model": "nope"} if method == "POST" else None
         reply = await user.http.request(method, path, headers=headers, json=body)
@@ -182,6 +195,28 @@ async def test_an_expired_key_says_when_it_expired(start_gateway, client_of, bus
     assert reply.status_code == 401
     assert "expired at" in reply.json()["detail"]
     assert {k["state"] for k in (await user.http.get("/api/keys")).json()["data"]} == {"live", "expired"}
+
+
+async def test_a_key_that_ends_leaves_none_behind_that_ends_later(start_gateway, client_of):
+    running = await start_gateway()
+    user = await client_of(running)
+    forever = (await user.http.post("/api/keys", json={})).json()
+    brief = (await user.http.post("/api/keys", json={"scopes": ["inference", "keys"], "expires_in_s": 600})).json()
+    async with at(running, brief["key"]) as http:
+        for body in ({"scopes": ["inference"]}, {"url": True}):
+            made = (await http.post("/api/keys", json=body)).json()
+            assert made["expires_at"] == brief["expires_at"], body
+            soon = (await http.post("/api/keys", json=body | {"expires_in_s": 60})).json()
+            assert soon["expires_at"] < brief["expires_at"]
+            refused = await http.post("/api/keys", json=body | {"expires_in_s": 3600})
+            assert (refused.status_code, refused.json()["error"]["problems"][0]["where"]) == (422, "body.expires_in_s")
+        other = (await user.http.post("/api/keys", json={"scopes": ["keys"]})).json()
+        refused = await http.post(f"/api/keys/{other['id']}/rotate")
+        assert (refused.status_code, "lives longer" in refused.text) == (403, True)
+        # Of scopes that it lacks, it is told so first; itself it may rotate, to its own end.
+        assert (await http.post(f"/api/keys/{forever['id']}/rotate")).status_code == 403
+        again = (await http.post(f"/api/keys/{brief['id']}/rotate")).json()
+        assert again["expires_at"] == brief["expires_at"]
 
 
 async def test_an_operator_makes_organisations_and_their_keys(start_gateway, client_of):

@@ -23,10 +23,9 @@ from synth.events import ModelPublished, ModelRef
 from synth.gateway.chat_proxy.proxy import InferenceProxy
 from synth.gateway.errors import ApiError
 from synth.keys import Cid, internal_token, mint_cid
+from tests.keyrings import credentials, internal, secrets_of
 from tests.service.gateway import job_histories
 from tests.service.gateway.conftest import Server, listen
-
-SECRET = "test-cluster-secret"
 
 
 class Echo:
@@ -172,7 +171,7 @@ async def test_a_base_is_downloaded_from_its_folder_and_nothing_beside_it(user, 
 
 async def test_a_chat_that_nobody_can_answer_says_when_to_try_again(settings_of, bus_as):
     bus = await bus_as("gateway")
-    proxy = InferenceProxy(ReplicaTable(bus), cluster_secret=SECRET, timeout_s=1)
+    proxy = InferenceProxy(ReplicaTable(bus), secrets=secrets_of("gateway"), timeout_s=1)
     with pytest.raises(ApiError, match="no inference replica") as refused:
         await proxy.forward(Request({"type": "http", "headers": []}), b"{}", org="org_1", model="m")
     assert refused.value.status == 503
@@ -186,7 +185,7 @@ async def test_a_chat_goes_to_the_replica_that_serves_the_model(user, replica):
     said = reply.json()
     assert said["body"] == {"model": "tiny-a", "messages": [], "n": 1}
     assert said["headers"]["x-synth-org"] == user.org
-    assert said["headers"]["authorization"] == f"Bearer {internal_token(SECRET)}"
+    assert said["headers"]["authorization"] == f"Bearer {internal_token(internal())}"
     assert user.key not in reply.text
 
 
@@ -272,7 +271,7 @@ async def test_a_rollout_is_answered_by_the_replica_that_records_it(start_gatewa
     await chat_until_ok(user, model="tiny-f")
     ends = int(time.time()) + 60
     cid = Cid(rollout_id="job_1_t1_0", nonce=1, replica="records-1", version=None, calls=9, ends=ends, expires=ends)
-    text = mint_cid(cid, SECRET)
+    text = mint_cid(cid, credentials())
     user.http.headers.pop("Authorization")
     for query in (text, f"{text}/v1/chat/completions"):
         reply = await user.http.post("/v1/chat/completions", params={"cid": query}, json={"model": "any"})
@@ -311,7 +310,7 @@ async def test_a_rollout_is_answered_by_the_replica_that_records_it(start_gatewa
     assert "/rollouts/{credential}/v1/chat/completions" in metrics
     assert text not in metrics
     assert forged not in metrics
-    elsewhere = mint_cid(msgspec.structs.replace(cid, replica="records-0"), SECRET)
+    elsewhere = mint_cid(msgspec.structs.replace(cid, replica="records-0"), credentials())
     gone = await user.http.post("/v1/chat/completions", params={"cid": elsewhere}, json={"model": "any"})
     assert gone.status_code == 503
 

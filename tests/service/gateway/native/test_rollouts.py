@@ -25,6 +25,7 @@ from synth.trajectories import BatchMeta, Branch, RolloutBatch, RolloutMeta
 from synth.transcripts.transcript import Transcript, TranscriptTurn
 from tests.service.gateway.job_histories import begin, step, verify
 from tests.service.gateway.wait import wait_until_shown
+from tests.service.jobs import unclaimed
 
 NOWHERE = BlobRef(uri="blob://jobs/gone", size=9, sha256="0")
 
@@ -34,8 +35,7 @@ class Story:
 
     def __init__(self, bus: Any, trainer: Any, fence: Any, blobs: BlobStore, org: str, job: str) -> None:
         self._rollouts, self._trainer, self._fence = Publisher(bus), Publisher(trainer), fence
-        self._blobs, self._org, self._job = blobs, org, job
-        self._batch_seq = 0
+        self._blobs, self._job, self._claim = blobs, job, unclaimed(org, job)
 
     async def request(self, iteration: int, *, mode: str = "train", oldest: int = 0) -> None:
         size = 1 if mode == "eval" else 2
@@ -72,18 +72,18 @@ class Story:
             "tries": 1,
         }
         event = RolloutCompleted(**self._common(iteration, index, mode) | fields | changes)
-        await self._rollouts.once(event, org=self._org, key=self._job, id=f"c{event.rollout_id}")
+        await self._rollouts.fenced(event, fence=self._claim, id=f"c{event.rollout_id}")
 
     async def judge(self, iteration: int, index: int, reward: float | None, *, mode: str = "train") -> int:
         fields = {k: v for k, v in self._common(iteration, index, mode).items() if k not in ("group", "seed")}
         problem = None if reward is not None else Problem(what="prose")
         event = RolloutJudged(**fields, reward=reward, environment=0.5, problem=problem)
-        return await self._rollouts.once(event, org=self._org, key=self._job, id=f"j{event.rollout_id}")
+        return await self._rollouts.fenced(event, fence=self._claim, id=f"j{event.rollout_id}")
 
     async def fail(self, iteration: int, index: int, **changes: Any) -> None:
         fields = {"problem": Problem(what="HTTP 500: no"), "tries": 2}
         event = RolloutFailed(**self._common(iteration, index, "train") | fields | changes)
-        await self._rollouts.once(event, org=self._org, key=self._job, id=f"f{event.rollout_id}")
+        await self._rollouts.fenced(event, fence=self._claim, id=f"f{event.rollout_id}")
 
     async def batch(self, iteration: int, metas: list[RolloutMeta], *, blob: BlobRef | None = None) -> None:
         """With a sequence for each rollout that has an advantage."""
@@ -100,9 +100,7 @@ class Story:
         event = RolloutBatched(
             iteration=iteration, batch=blob, sequences=built.sequences, groups_kept=1, groups_dropped=1, values={}
         )
-        self._batch_seq = await self._rollouts.chained(
-            event, org=self._org, key=self._job, id=str(iteration), after=self._batch_seq
-        )
+        await self._rollouts.fenced(event, fence=self._claim, id=str(iteration))
 
     def meta(self, iteration: int, index: int, reward: float, advantage: float | None, **changes: Any) -> RolloutMeta:
         id = f"{self._job}_t{iteration}_{index}"

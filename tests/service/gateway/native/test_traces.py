@@ -14,12 +14,13 @@ from synth.bus.publish import Publisher
 from synth.events import JobValidated, JobVerified, ModelRef, RolloutCompleted, RolloutJudged
 from synth.gateway import watchdog
 from synth.gateway.commands.expire import expire_traces
-from synth.gateway.read_model import traces as read_model
+from synth.gateway.read_model.tables import traces as read_model
 from synth.judging.contract import CriterionScore, Review, RolloutReview
 from synth.transcripts.transcript import TaskAppAnswer, Transcript, TranscriptStep, TranscriptTurn
 from tests.service.gateway.job_histories import append, begin, succeed
 from tests.service.gateway.native.test_rollouts import NOWHERE
 from tests.service.gateway.wait import wait_until_shown
+from tests.service.jobs import unclaimed
 
 
 def said(answer: str, *, reward: float = 1.0) -> Transcript:
@@ -71,7 +72,7 @@ class Jobs:
         }
         event = RolloutCompleted(**fields | changes)
         publisher = Publisher(await self.bus_as("rollouts"))
-        seq = await publisher.once(event, org=self.user.org, key=job, id=event.rollout_id)
+        seq = await publisher.fenced(event, fence=unclaimed(self.user.org, job), id=event.rollout_id)
         await wait_until_shown(self.user, seq)
         return seq
 
@@ -83,7 +84,8 @@ class Jobs:
             rollout_id=f"{job}_e0_{index}", iteration=0, mode="eval", index=index, review=body, **scores
         )
         publisher = Publisher(await self.bus_as("rollouts"))
-        await wait_until_shown(self.user, await publisher.once(event, org=self.user.org, key=job, id=f"j{index}"))
+        seq = await publisher.fenced(event, fence=unclaimed(self.user.org, job), id=f"j{index}")
+        await wait_until_shown(self.user, seq)
 
 
 @pytest.fixture

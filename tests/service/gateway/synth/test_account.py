@@ -14,6 +14,7 @@ from synth.bus.kv.secrets import SecretStore
 from synth.bus.publish import Publisher
 from synth.bus.rpc import VERIFY, KeyResult, TaskAppReport, VerifyTaskApp, serve_questions
 from synth.events import ModelPublished, ModelRef
+from tests.keyrings import secrets_of
 from tests.service.gateway import job_histories
 from tests.service.gateway.wait import wait_until_shown
 from tests.service.process import running as running_service
@@ -40,7 +41,7 @@ async def test_a_sealed_key_is_opened_and_kept(user, bus_as, prefix):
     assert reply.status_code == 201
     assert reply.json()["name"] == "ENVIRONMENT_API_KEY"
     assert "env_secret_1" not in reply.text
-    stored = await SecretStore(await bus_as("gateway"), "test-cluster-secret").environment_keys(user.org)
+    stored = await SecretStore(await bus_as("gateway"), secrets_of("gateway")).environment_keys(user.org)
     assert [(k.id, k.key) for k in stored] == [(reply.json()["id"], "env_secret_1")]
     present = (await user.http.get(f"{prefix}/env-keys/verify")).json()
     assert (present["present"], present["ids"]) == (True, [reply.json()["id"]])
@@ -78,7 +79,7 @@ async def test_a_key_that_cannot_be_opened_or_used_is_one_clear_400(user):
     assert (await user.http.post("/api/v1/env-keys", json=longest)).status_code == 201
 
 
-async def test_a_task_app_is_looked_at_with_every_environment_key(user, settings_of, tmp_path):
+async def test_a_task_app_is_looked_at_with_the_environment_keys_that_it_may_be(user, settings_of, tmp_path):
     settings = settings_of("verifier")
     extra: dict[str, Any] = {"SYNTH_ALLOW_LOOPBACK": "1", "SYNTH_RETRY_FOR_S": "0.2", "SYNTH_CALL_DEADLINE_S": "2"}
     ids = [
@@ -101,11 +102,13 @@ async def test_a_task_app_is_looked_at_with_every_environment_key(user, settings
         async with scripted(opened_by("another")) as app:
             locked = await user.http.post("/api/api/rl/verify_task_app", json={"endpoint_base_url": app.url})
         assert locked.json()["any_ok"] is False
-        assert "refuses every environment key of your organisation (2)" in locked.json()["detail"]
+        assert f"refuses every environment key of your organisation for {app.url} (1)" in locked.json()["detail"]
+        assert [key["origin"] for key in (await user.http.get("/api/environment-keys")).json()["data"]].count(None) == 1
 
 
 async def test_a_look_at_something_that_is_no_address_is_a_400(user):
-    for url in ("", "ftp://x", "nonsense", "http://", "http://[::bad"):
+    bad = ("", "ftp://x", "nonsense", "http://", "http://[::bad", "http://a?b", "http://a/#", "http://good@inside/")
+    for url in bad:
         reply = await user.http.post("/api/rl/verify_task_app", json={"endpoint_base_url": url})
         assert reply.status_code == 400, url
         assert reply.json()["error"]["param"] == "endpoint_base_url"
@@ -188,38 +191,37 @@ async def test_fine_tuned_models_are_listed_for_every_client(user, bus_as):
 async def test_the_environment_key_of_one_organisation_opens_a_chat_and_nothing_else(start_gateway, client_of):
     running = await start_gateway()
     user, other = await client_of(running), await client_of(running)
-    await user.http.post("/api/environment-keys", json={"key": "env_chat_1"})
-    async with httpx.AsyncClient(base_url=running.service.url, headers={"X-API-Key": "env_chat_1"}) as http:
+    await user.http.post("/api/environment-keys", json={"key": "env_chat_0123456789"})
+    async with httpx.AsyncClient(base_url=running.service.url, headers={"X-API-Key": "env_chat_0123456789"}) as http:
         body = {"model": "nowhere", "messages": []}
         opened = await http.post("/api/inference/v1/chat/completions", json=body)
         assert opened.status_code != 401
         assert (await http.get("/api/jobs")).status_code == 401
-        unknown = await http.post("/chat/completions", json=body, headers={"X-API-Key": "env_chat_2"})
+        unknown = await http.post("/chat/completions", json=body, headers={"X-API-Key": "env_chat_9876543210"})
         assert unknown.status_code == 401
         assert "environment key" in unknown.json()["detail"]
         bearer = {"Authorization": "Bearer nobodys"}
         assert (await http.post("/v1/chat/completions", json=body, headers=bearer)).status_code == 401
     # As the bearer, which is how a client sends its `api_key`.
-    async with with_bearer(running, "env_chat_1") as http:
+    async with with_bearer(running, "env_chat_0123456789") as http:
         for path in ("/v1/chat/completions", "/v1/chat/completions/", "/v1/"):
             assert (await http.post(path, json=body)).status_code == opened.status_code
         for path in ("/api/jobs", "/api/me", "/v1/models"):
             assert (await http.get(path)).status_code == 401
         assert (await http.post("/api/keys", json={"name": "x", "scopes": ["read"]})).status_code == 401
-    # An API key is never taken for an environment key, also where one organisation stored another's as such.
+    # An API key is never taken for an environment key: it would be sent to a task app.
     mine = user.http.headers["Authorization"].removeprefix("Bearer ")
-    await other.http.post("/api/environment-keys", json={"key": mine})
-    async with with_bearer(running, mine) as http:
-        assert (await http.get("/api/me")).json() == (await user.http.get("/api/me")).json()
+    refused = await other.http.post("/api/environment-keys", json={"key": mine})
+    assert (refused.status_code, "this is an API key" in refused.json()["detail"]) == (400, True)
+    assert mine not in refused.text
     revoked = (await user.http.post("/api/keys", json={"name": "old", "scopes": ["inference"]})).json()
-    await other.http.post("/api/environment-keys", json={"key": revoked["key"]})
     await user.http.delete(f"/api/keys/{revoked['id']}")
     async with with_bearer(running, revoked["key"]) as http:
         refused = await http.post("/v1/chat/completions", json=body)
         assert (refused.status_code, "revoked" in refused.json()["detail"]) == (401, True)
-    await user.http.post("/api/environment-keys", json={"key": "env_shared"})
-    await other.http.post("/api/environment-keys", json={"key": "env_shared"})
-    for headers in ({"X-API-Key": "env_shared"}, {"Authorization": "Bearer env_shared"}):
+    await user.http.post("/api/environment-keys", json={"key": "env_shared_0123456789"})
+    await other.http.post("/api/environment-keys", json={"key": "env_shared_0123456789"})
+    for headers in ({"X-API-Key": "env_shared_0123456789"}, {"Authorization": "Bearer env_shared_0123456789"}):
         async with httpx.AsyncClient(base_url=running.service.url, headers=headers) as http:
             refused = await http.post("/v1/chat/completions", json=body)
         assert refused.status_code == 401

@@ -14,6 +14,7 @@ from synth.errors import Problem
 from synth.events import EvalCompleted, FileRejected, JobCancelled, JobRejected, LineProblem, TrainStep
 from tests.service.gateway import job_histories
 from tests.service.gateway.wait import wait_until_shown
+from tests.service.jobs import unclaimed
 
 RL = {
     "job_type": "rl",
@@ -48,7 +49,7 @@ async def get(user, path: str, **params: object) -> dict:
 
 async def evaluated(bus_as, org: str, job: str, *, step: int, **values: float) -> None:
     event = EvalCompleted(model=job, instances=2, values=values, step=step, iteration=step)
-    await Publisher(await bus_as("rollouts")).once(event, org=org, key=job, id=f"e{step}")
+    await Publisher(await bus_as("rollouts")).fenced(event, fence=unclaimed(org, job), id=f"e{step}")
 
 
 async def test_an_rl_job_is_created_with_all_that_clients_read(user):

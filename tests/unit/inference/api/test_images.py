@@ -18,12 +18,12 @@ import pytest
 import torch
 
 from synth.events import BlobRef
-from synth.http_guard import GuardPolicy, guarded_client
 from synth.inference.api.images import LEFT_OUT, ChatImages
 from synth.inference.api.requests import JobSampling
 from synth.inference.chat.prompts import ChatFormat
 from synth.inference.engines.settings import EngineSettings
 from synth.inference.engines.transformers import TransformersEngine
+from synth.outbound.http_guard import GuardPolicy, guarded_client
 from synth.trajectories import CompletionRecord, build_branches
 from tests.image_server import data_uri, images
 from tests.unit.inference.one_model_service import Served, credential, read_images

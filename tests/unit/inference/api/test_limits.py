@@ -72,8 +72,8 @@ async def test_a_body_that_is_too_large_names_its_setting(served: Served, declar
     content = body if declared else pieces()
     got = await served.http.post("/v1/chat/completions", content=content, headers=API_KEY_HEADERS)
     error = got.json()["error"]
-    assert (got.status_code, error["param"]) == (400, "body")
-    assert "at most 2000" in error["message"]
+    assert (got.status_code, error["param"]) == (413, "body")
+    assert "at most 2,000" in error["message"]
     assert "SYNTH_MAX_REQUEST_BYTES" in error["message"]
 
 
@@ -81,3 +81,19 @@ async def test_more_choices_than_may_be_asked_for_name_their_setting(served: Ser
     message = (await served.ask(None, model="tiny", n=4)).json()["error"]["message"]
     assert "1 to 3" in message
     assert "SYNTH_MAX_CHOICES" in message
+
+
+@pytest.mark.parametrize(
+    ("path", "bearer"),
+    [("/v1/chat/completions", "nobody"), ("/internal/rollouts/close", "nobody"), ("/v1/chat/completions", "trace_x")],
+)
+async def test_nobodys_body_is_not_read(served: Served, path: str, bearer: str) -> None:
+    read: list[bytes] = []
+
+    async def watched() -> AsyncIterator[bytes]:
+        read.append(b"x")
+        yield b"x"
+
+    headers = {"Authorization": f"Bearer {bearer}"}
+    assert (await served.http.post(path, content=watched(), headers=headers)).status_code == 401
+    assert not read

@@ -18,9 +18,10 @@ from synth.inference.engines.transformers import TransformersEngine
 from synth.inference.recording.recorder import Recorder
 from synth.inference.serving.teacher import check_same_tokenizer
 from synth.inference.tokenizers import load_tokenizer
-from synth.keys import internal_token, read_cid
+from synth.keys import read_cid
 from synth.rollouts.clients.teacher import TeacherClient
-from tests.unit.inference.one_model_service import SECRET, OneModel, authenticate, read_images
+from tests.keyrings import internal
+from tests.unit.inference.one_model_service import CREDENTIALS, EARLIER, INTERNAL, OneModel, authenticate, read_images
 from tests.unit.inference.tiny_model import plain_logprobs
 
 JOB = "job_taught"
@@ -30,12 +31,12 @@ JOB = "job_taught"
 async def teacher(engine: TransformersEngine, model_dir: Path) -> AsyncIterator[TeacherClient]:
     app = build_api(
         OneModel(engine, ChatFormat(load_tokenizer(model_dir))),
-        Recorder(lambda text: read_cid(text, SECRET, now=0)),
+        Recorder(lambda text: read_cid(text, CREDENTIALS, now=0)),
         authenticate,
-        internal_token=internal_token(SECRET),
+        internal=INTERNAL,
         images=read_images(),
     )
-    client = TeacherClient(SECRET, timeout_s=20, transport=httpx.ASGITransport(app))
+    client = TeacherClient(INTERNAL, timeout_s=20, transport=httpx.ASGITransport(app))
     yield client
     await client.aclose()
 
@@ -84,10 +85,13 @@ async def test_a_job_that_is_not_served_here_may_be_soon(teacher: TeacherClient)
         await teacher.score("http://test", "job_other", ids(4))
 
 
-async def test_only_a_service_of_the_cluster_may_ask(engine: TransformersEngine, teacher: TeacherClient):
-    stranger = TeacherClient("another", timeout_s=5, transport=teacher._http._transport)  # type: ignore[arg-type]
+async def test_only_a_service_of_the_cluster_may_ask_also_one_from_before_a_rotation(teacher: TeacherClient):
+    transport: Any = teacher._http._transport
+    stranger = TeacherClient(internal("another cluster secret"), timeout_s=5, transport=transport)
     with pytest.raises(Transient, match="401"):
         await stranger.score("http://test", JOB, ids(4))
+    before = TeacherClient(internal(EARLIER), timeout_s=20, transport=transport)
+    assert len(await before.score("http://test", JOB, ids(4))) == 4
 
 
 def test_models_of_one_tokenizer_may_teach_each_other_and_others_are_refused_by_token(model_dir: Path, tmp_path: Path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 
 import pytest
 
@@ -10,10 +11,10 @@ from synth.inference.engines.sampling_time import OpenTimes, QueuedTimes, Sampli
 
 
 class Clock:
-    """The clock of the event loop, moved by hand."""
+    """The clock of the event loop, moved by hand. It begins at a whole second, so that sums of its moves are exact."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self.now = loop.time()
+        self.now = math.ceil(loop.time())
         self._loop = loop
 
     async def move(self, seconds: float) -> None:

@@ -13,8 +13,9 @@ from synth.errors import InvalidKey, Transient
 from synth.inference.recording.recorder import CallBudgetExceeded, ChoiceRecording, CidClosed, Recorder
 from synth.keys import Cid, mint_cid, read_cid
 from synth.trajectories import CompletionRecord, records_from_bytes
+from tests.keyrings import credentials
 
-SECRET = "s"
+SECRET = credentials()
 
 
 class Clock:

@@ -13,8 +13,9 @@ from synth.errors import Transient
 from synth.keys import internal_token
 from synth.rollouts.clients.recorder import RecorderClient
 from synth.trajectories import ClosedRollout, CompletionRecord, closed_to_bytes, records_to_bytes
+from tests.keyrings import internal
 
-SECRET = "secret"
+SECRET = internal()
 
 
 def sampled(cid: str) -> bytes:

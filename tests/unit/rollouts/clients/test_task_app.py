@@ -9,9 +9,9 @@ from typing import Any, Literal
 import msgspec
 import pytest
 
-from synth.http_guard import GuardPolicy
 from synth.ids import RolloutId
 from synth.jobs.resolved import RolloutSettings, Sampling
+from synth.outbound.http_guard import GuardPolicy
 from synth.rollouts.clients.task_app import TaskAppClient
 from synth.rollouts.collection.types import CollectRequest, RolloutSpec
 from synth.rollouts.rewards.scoring import TaskAppReply
@@ -33,7 +33,11 @@ SETTINGS = RolloutSettings(
 
 
 async def play(
-    settings: RolloutSettings, mode: Literal["train", "eval"] = "train", *, answer: bytes = b"{}"
+    settings: RolloutSettings,
+    mode: Literal["train", "eval"] = "train",
+    *,
+    answer: bytes = b"{}",
+    max_answer_bytes: int = 1000,
 ) -> tuple[dict[str, Any], TaskAppReply]:
     """The body that a task app on loopback gets for one rollout, and what becomes of its answer."""
     bodies: list[dict[str, Any]] = []
@@ -54,7 +58,8 @@ async def play(
             job_id="job_1",
             key="k",
             limit=1,
-            max_answer_bytes=1000,
+            max_answer_bytes=max_answer_bytes,
+            max_answer_depth=100,
             answer_within_s=60.0,
             guard=GuardPolicy(allow_loopback=True),
         )
@@ -76,6 +81,15 @@ async def test_an_answer_that_is_too_large_names_the_setting():
     _, reply = await play(SETTINGS, answer=b"x" * 1001)
     assert (reply.status, reply.body) == (0, "the answer is larger than 1000 bytes (SYNTH_MAX_ANSWER_BYTES)")
     _, reply = await play(SETTINGS, answer=b"x" * 1000)
+    assert reply.status == 200
+
+
+@pytest.mark.parametrize("depth", [101, 480, 100_000])
+async def test_an_answer_that_is_nested_too_deeply_is_the_environments_fault(depth: int):
+    _, reply = await play(SETTINGS, answer=b"[" * depth + b"]" * depth, max_answer_bytes=1 << 20)
+    assert reply.status == 0
+    assert reply.body == "the answer is nested deeper than 100 levels (SYNTH_MAX_ANSWER_DEPTH)"
+    _, reply = await play(SETTINGS, answer=b'{"a":' * 100 + b"1" + b"}" * 100)
     assert reply.status == 200
 
 

@@ -172,7 +172,7 @@ import sys
 from pathlib import Path
 from tests.unit.trainer.learner.data.test_token_cache import encode, load_tokenizer
 encode(Path(sys.argv[1]), load_tokenizer(Path(sys.argv[3])), Path(sys.argv[2]),
-       chunk_bytes=100_000, processes=2, progress=lambda done, of: print(done, flush=True))
+       chunk_bytes=25_000, processes=2, progress=lambda done, of: print(done, flush=True))
 print("end", flush=True)
 """
 
@@ -186,7 +186,7 @@ def child(path: Path, folder: Path, model_dir: Path) -> subprocess.Popen[str]:
 def test_what_is_killed_while_it_tokenises_costs_the_chunks_in_the_works(
     tokenizer: Any, model_dir: Path, tmp_path: Path, to: str
 ) -> None:
-    path, folder = write_rows(tmp_path / "large.jsonl", addition_rows(20_000)), tmp_path / "c"
+    path, folder = write_rows(tmp_path / "large.jsonl", addition_rows(5_000)), tmp_path / "c"
     size = path.stat().st_size
     before: dict[str, int] = {}
     with child(path, folder, model_dir) as process:
@@ -199,10 +199,10 @@ def test_what_is_killed_while_it_tokenises_costs_the_chunks_in_the_works(
         ended = [line.strip() for line in process.stdout]
     assert before
     assert (ended[-1:] == ["end"]) == (to != "the process")
-    again = encode(path, tokenizer, folder, chunk_bytes=100_000)
+    again = encode(path, tokenizer, folder, chunk_bytes=25_000)
     after = chunks(folder)
     assert {name: after[name] for name in before} == before
-    assert again.counts["rows"] == 20_000
+    assert again.counts["rows"] == 5_000
     assert not list(folder.glob("*/.*"))
 
 
@@ -211,14 +211,14 @@ def _child_of(pid: int) -> int:
 
 
 def test_two_processes_at_once_make_each_chunk_once(tokenizer: Any, model_dir: Path, tmp_path: Path) -> None:
-    path, folder = write_rows(tmp_path / "large.jsonl", addition_rows(10_000)), tmp_path / "c"
+    path, folder = write_rows(tmp_path / "large.jsonl", addition_rows(2_500)), tmp_path / "c"
     with child(path, folder, model_dir) as first:
         assert first.stdout is not None
         first.stdout.readline()
         said: list[int] = []
-        data = encode(path, tokenizer, folder, chunk_bytes=100_000, progress=lambda done, of: said.append(done))
+        data = encode(path, tokenizer, folder, chunk_bytes=25_000, progress=lambda done, of: said.append(done))
         assert first.stdout.read().endswith("end\n")
-    assert data.counts["rows"] == 10_000
+    assert data.counts["rows"] == 2_500
     assert said
     assert [int(name[:6]) for name in chunks(folder)] == list(range(len(chunks(folder))))
 

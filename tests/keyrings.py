@@ -1,0 +1,25 @@
+"""The secrets of a service, and of one purpose, from the cluster secret of a test."""
+
+from __future__ import annotations
+
+from synth.service_secrets import Keyring, Purpose, ServiceSecrets
+
+CLUSTER_SECRET = "test-cluster-secret"
+
+
+def secrets_of(service: str = "gateway", cluster_secret: str = CLUSTER_SECRET, *earlier: str) -> ServiceSecrets:
+    return ServiceSecrets.derive(service, cluster_secret, earlier)
+
+
+def keyring(purpose: Purpose, cluster_secret: str = CLUSTER_SECRET, *earlier: str) -> Keyring:
+    return secrets_of("gateway", cluster_secret, *earlier)[purpose]
+
+
+def credentials(cluster_secret: str = CLUSTER_SECRET, *earlier: str) -> Keyring:
+    """What rollout credentials are signed with."""
+    return keyring(Purpose.CREDENTIALS, cluster_secret, *earlier)
+
+
+def internal(cluster_secret: str = CLUSTER_SECRET, *earlier: str) -> Keyring:
+    """What the bearer of calls between services follows from."""
+    return keyring(Purpose.INTERNAL, cluster_secret, *earlier)

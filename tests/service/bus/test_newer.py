@@ -1,0 +1,97 @@
+"""Work that a newer version made: an older process leaves it, says so, and a newer one does it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import msgspec
+import pytest
+
+from synth.bus.connection import Connection
+from synth.bus.history.job_log import read_job
+from synth.bus.replay import follow, replay
+from synth.errors import NewerVersion, Permanent
+from synth.events.catalogue import CATALOGUE
+from synth.work import Task
+from tests.service.bus.own_server import OwnServer, is_queued, left_in
+from tests.service.bus.owners import Owner, a_task, finish, gone, queue, working
+from tests.service.bus.test_delivery import QUEUE, Handler, settled, submit, validator, well
+
+
+async def append_raw(bus: Connection, subject: str, body: bytes, *, schema: int = 2) -> None:
+    await bus.js.publish(subject, body, headers={"Synth-Schema": str(schema)})
+
+
+CREATED = b'{"config":"c","config_name":"newer","body_sha256":"0"}'
+
+
+async def until(bus: Connection, condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(20):
+        while not condition():
+            await bus.nc.flush()
+
+
+async def test_an_event_of_a_newer_schema_is_left_to_a_newer_process_and_is_no_dead_letter(own: OwnServer, monkeypatch):
+    bus = await own.provision()
+    old, new = Handler(well, enough=1), Handler(well, enough=2)
+    async with validator(own, old):
+        older = own.opened[-1]
+        await append_raw(bus, "job.created.org_a.job_1", CREATED)
+        await until(bus, lambda: older.newer.problem() is not None)
+        await submit(own, "later")
+        assert "job.created at 1 (schema 2)" in str(older.newer.problem())
+        assert await left_in(bus, *QUEUE) != (0, 0)
+        # What the next release is: the same code with a newer schema of this event.
+        newer = msgspec.structs.replace(CATALOGUE["job.created"], version=2)
+        monkeypatch.setitem(CATALOGUE, "job.created", newer)
+        async with validator(own, new):
+            await asyncio.wait_for(new.enough.wait(), 20)
+            await settled(own)
+    assert old.seen == []
+    assert sorted(new.names) == ["later", "newer"]
+    assert (await bus.js.stream_info("DEAD")).state.messages == 0
+
+
+async def test_a_task_whose_log_has_a_newer_fact_goes_back_and_its_queue_is_left_alone(own: OwnServer):
+    bus = await own.provision()
+    await append_raw(bus, "job.teleported.org_a.job_1", b'{"to":"mars"}', schema=1)
+
+    async def read(task: Task, lease) -> None:
+        await read_job(bus, task.org, task.job_id)
+
+    older = Owner(read)
+    async with working(own, older, capacity=2) as (worker, _):
+        await queue(own, 1)
+        await older.has_begun(1)
+        await until(bus, lambda: own.opened[-2].newer.problem() is not None)
+        await until(bus, lambda: worker.running == 0)
+        await queue(own, 2)
+        assert await is_queued(bus, a_task(1).subject)
+        newer = Owner(finish)
+        async with working(own, newer):
+            await newer.has_begun(2)
+            await gone(own, a_task(2))
+    assert older.begun == ["job_1"]
+    assert sorted(newer.begun) == ["job_1", "job_2"]
+
+
+async def first(events: Awaitable) -> object:
+    async with asyncio.timeout(10):
+        return await events
+
+
+@pytest.mark.parametrize(
+    ("body", "schema", "error"),
+    [(b'{"iteration":1}', 2, NewerVersion), (b"\xff no JSON", 1, Permanent)],
+)
+async def test_who_acts_on_what_it_follows_is_told_of_what_it_cannot_read(own: OwnServer, body, schema, error):
+    bus = await own.provision()
+    await append_raw(bus, "rollout.batch.org_a.job_1", body, schema=schema)
+    subjects = ["rollout.batch.org_a.job_1"]
+    with pytest.raises(error, match=r"rollout\.batch at 1"):
+        await first(anext(follow(bus.nc, subjects)))
+    with pytest.raises(error, match=r"rollout\.batch at 1"):
+        await replay(bus.nc, subjects, whole=True)
+    # Who only shows it sees that it is there.
+    assert (await first(anext(follow(bus.nc, subjects, unreadable_too=True)))).seq == 1  # type: ignore[attr-defined]

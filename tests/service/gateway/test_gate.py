@@ -1,0 +1,99 @@
+"""How much of a request the gateway takes in before it says no."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from tests.service.gateway.conftest import Client
+from tests.service.gateway.raw_http import PATIENCE_S, connect
+
+LIMIT = 100_000
+
+
+@pytest.fixture
+async def user(start_gateway, client_of) -> Client:
+    return await client_of(await start_gateway(max_json_bytes=LIMIT))
+
+
+async def unmeasured() -> AsyncIterator[bytes]:
+    for _ in range(64):
+        yield b" " * 65536
+
+
+async def test_a_body_that_says_how_large_it_is_is_refused_before_it_is_read(user: Client):
+    reply = await user.http.post("/api/jobs", content=b" " * (LIMIT + 1))
+    assert reply.status_code == 413
+    assert "larger than 100,000 bytes" in reply.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("path", ["/api/jobs", "/v1/fine_tuning/jobs"])
+async def test_a_body_that_does_not_say_it_is_refused_where_it_passes_the_limit(user: Client, path: str):
+    reply = await user.http.post(path, content=unmeasured(), headers={"Content-Type": "application/json"})
+    assert reply.status_code == 413
+    assert "larger than 100,000 bytes" in reply.json()["detail"]
+
+
+async def test_a_body_within_the_limit_is_read(user: Client):
+    reply = await user.http.post("/api/jobs", json={"config": " " * (LIMIT - 100)})
+    assert reply.status_code == 201
+
+
+async def test_the_name_of_a_chats_model_is_short(user: Client):
+    reply = await user.http.post("/v1/chat/completions", json={"model": "ft:" + "x" * 600, "messages": []})
+    assert (reply.status_code, reply.json()["error"]["param"]) == (400, "model")
+    assert "603 characters" in reply.json()["error"]["message"]
+
+
+async def test_a_file_and_a_chat_have_limits_of_their_own(user: Client):
+    large = b"x" * (LIMIT * 2)
+    assert (await user.http.post("/api/files", files={"file": ("a.jsonl", large)})).status_code == 201
+    chat = {"model": "nothing", "messages": [{"role": "user", "content": large.decode()}]}
+    assert (await user.http.post("/v1/chat/completions", json=chat)).status_code != 413
+
+
+@pytest.mark.parametrize("path", ["/api/jobs", "/v1/fine_tuning/jobs", "/api/files", "/v1/chat/completions", "/api/x"])
+async def test_who_has_no_key_is_told_before_a_byte_of_the_body_is_awaited(user: Client, path: str):
+    lines = [f"POST {path} HTTP/1.1", "Host: here", "Content-Type: application/json", "Content-Length: 50000"]
+    reader, writer = await connect(str(user.http.base_url))
+    writer.write("\r\n".join([*lines, "", ""]).encode())
+    answer = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), PATIENCE_S)
+    writer.close()
+    assert answer.startswith(b"HTTP/1.1 401")
+
+
+async def test_bodies_together_have_a_bound_and_one_organisation_has_half_of_it(start_gateway, client_of):
+    running = await start_gateway(http_buffered_bytes=1 << 20)
+    greedy, other = await client_of(running), await client_of(running)
+    lines = ["POST /api/jobs HTTP/1.1", "Host: here", f"Authorization: Bearer {greedy.key}", "Content-Length: 500000"]
+    reader, writer = await connect(running.service.url)
+    writer.write("\r\n".join([*lines, "", ""]).encode() + b" " * 499_999)
+    large = {"config": " " * 200_000}
+    reply = await greedy.http.post("/api/jobs", json=large)
+    while reply.status_code == 201:
+        # Until the gateway has read the half-sent one.
+        reply = await greedy.http.post("/api/jobs", json=large)
+    assert reply.status_code == 503
+    assert int(reply.headers["Retry-After"]) > 0
+    assert "SYNTH_HTTP_BUFFERED_BYTES" in reply.json()["detail"]
+    assert (await other.http.post("/api/jobs", json=large)).status_code == 201
+    writer.write(b" ")
+    assert (await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), PATIENCE_S)).startswith(b"HTTP/1.1 4")
+    assert (await greedy.http.post("/api/jobs", json=large)).status_code == 201
+    writer.close()
+
+
+@pytest.mark.parametrize("boundary", ["b" * 300, "b" * 5000, '"', "ü", ""])
+async def test_a_boundary_that_is_none_is_refused(user: Client, boundary: str):
+    headers = {b"Content-Type": f"multipart/form-data; boundary={boundary}".encode()}
+    reply = await user.http.post("/api/files", content=b"--b\r\n\r\n", headers=headers)
+    assert reply.status_code == 400, reply.text
+    assert reply.json()["error"]["problems"]
+
+
+async def test_a_form_with_endless_headers_is_refused(user: Client):
+    form = b'--b\r\nContent-Disposition: form-data; name="' + b"n" * 100_000
+    headers = {"Content-Type": "multipart/form-data; boundary=b"}
+    assert (await user.http.post("/api/files", content=form, headers=headers)).status_code == 400

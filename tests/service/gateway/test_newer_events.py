@@ -1,0 +1,91 @@
+"""A gateway that meets events of a newer version says so, goes on, and shows them once it is upgraded."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+
+import httpx
+import msgspec
+import pytest
+from pydantic import SecretStr
+
+from synth.events.catalogue import CATALOGUE
+from synth.runtime.settings import ServiceSettings
+from tests.service.bus.own_server import OwnServer
+from tests.service.gateway import job_histories
+
+
+@pytest.fixture
+async def own(tmp_path) -> AsyncIterator[OwnServer]:
+    """A nats-server of this test alone: what no gateway here can read would make those of other tests unhealthy."""
+    server = OwnServer.at(tmp_path)
+    server.start()
+    yield server
+    await server.close()
+
+
+@pytest.fixture
+def settings_of(own: OwnServer, tmp_path):
+    def make(service: str) -> ServiceSettings:
+        secret = SecretStr("test-cluster-secret")
+        changes = {"cluster_secret": secret, "blob_url": f"file:{tmp_path / 'blobs'}", "work_dir": tmp_path / "work"}
+        return own.settings(service).model_copy(update=changes)
+
+    return make
+
+
+@pytest.fixture
+async def bus_admin(own: OwnServer):
+    return await own.provision()
+
+
+@pytest.fixture
+def bus_as(own: OwnServer):
+    return own.connect
+
+
+async def test_what_it_cannot_read_it_names_and_an_upgraded_one_reads_the_log_again(
+    start_gateway, client_of, bus_as, monkeypatch, tmp_path
+):
+    path = tmp_path / "shared.db"
+    running = await start_gateway(read_model_path=path)
+    user = await client_of(running)
+    id = (await user.submit())["id"]
+    trainer, fence = await job_histories.begin(bus_as, user.org, id)
+    await job_histories.step(trainer, fence, 1)
+    step = {"step": 2, "of": 100, "attempt": 1, "values": {"loss": 0.5}}
+    # As the next release writes it.
+    subject = f"train.step.{user.org}.{id}"
+    ack = await trainer.js.publish(subject, json.dumps(step).encode(), headers={"Synth-Schema": "2"})
+
+    async def healthz() -> httpx.Response:
+        async with httpx.AsyncClient(base_url=running.service.url) as http:
+            return await http.get("/healthz")
+
+    async with asyncio.timeout(20):
+        while (await user.http.get(f"/api/jobs/{id}")).json()["last_seq"] < ack.seq:
+            continue
+    assert (await user.http.get(f"/api/jobs/{id}")).json()["step"] == 1
+    health = await healthz()
+    assert health.status_code == 503
+    async with httpx.AsyncClient(base_url=running.service.url) as http:
+        # A restart would change nothing.
+        assert (await http.get("/livez")).status_code == 200
+    assert f"train.step (schema 2, since {ack.seq})" in health.json()["unhealthy"]["version"]
+    shown = (await user.http.get(f"/api/jobs/{id}/events")).json()["events"]
+    assert shown[-1]["data"] == step
+    await running.stop()
+    # The same version again has the same gap, and says so still.
+    running = await start_gateway(read_model_path=path)
+    assert "version" in (await healthz()).json()["unhealthy"]
+    await running.stop()
+    newer = msgspec.structs.replace(CATALOGUE["train.step"], version=2)
+    monkeypatch.setitem(CATALOGUE, "train.step", newer)
+    running = await start_gateway(read_model_path=path)
+    user = await client_of(running, user.key)
+    async with asyncio.timeout(20):
+        while (await user.http.get(f"/api/jobs/{id}")).json()["step"] != 2:
+            continue
+    assert "version" not in (await healthz()).json()["unhealthy"]

@@ -1,0 +1,86 @@
+"""What somebody with a service's credential may say on the bus, and no service would."""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import dataclass, field
+
+from synth.bus.server.permissions import may_publish
+from synth.bus.server.topology import DEFAULT_POOL, SERVICES
+from tests.soak.hostile.values import RAW_NUMBERS, TEXTS, nested, text, value
+
+_MOST_BYTES = 900_000
+
+
+@dataclass(frozen=True)
+class Message:
+    """One message. thief: the service whose credential is used."""
+
+    thief: str
+    subject: str
+    body: bytes
+    headers: dict[str, str] = field(default_factory=dict[str, str])
+
+
+def bus_message(rng: random.Random, *, orgs: list[str], keys: list[str]) -> Message:
+    """A message to a subject that the server lets its sender publish to.
+
+    orgs, keys: organisations, and ids of jobs and files, that there are; others are made up.
+    """
+    thief = rng.choice(SERVICES)
+    pattern = rng.choice(may_publish(thief, (DEFAULT_POOL,)))
+    tail = [rng.choice(orgs), rng.choice([*keys, f"job_{rng.randrange(1 << 40):x}", "file_x", _token(rng)])]
+    if pattern.startswith("work."):
+        kind = pattern.split(".")[1]
+        term = rng.choice(("0", "1", "-1", "9" * 20, "x"))
+        subject = ".".join(["work", kind, rng.choice(("default", "gpu")), *tail, term])
+    elif pattern.endswith(".>"):
+        made = tail if rng.random() < 0.7 else [_token(rng) for _ in range(rng.randint(1, 4))]
+        subject = pattern.removesuffix(">") + ".".join(made)
+    else:
+        subject = pattern
+    return Message(thief, subject, _body(rng)[:_MOST_BYTES], _headers(rng))
+
+
+def _token(rng: random.Random) -> str:
+    """One part of a subject: any characters but those that NATS itself refuses."""
+    made = "".join(c for c in text(rng)[:60] if c.isprintable() and c not in " .*>\\")
+    return made.encode("utf-8", "ignore").decode() or "x"
+
+
+def _body(rng: random.Random) -> bytes:
+    match rng.randrange(6):
+        case 0:
+            return rng.choice((b"", b"{}", b"null", b"[]", b"0", b'""', rng.randbytes(200), b"\xff" * 1000))
+        case 1:
+            return nested(rng)
+        case 2:
+            return b'{"attempt": ' + rng.choice(RAW_NUMBERS).encode() + b"}"
+        case 3:
+            return json.dumps({rng.choice(TEXTS): "x" * rng.choice((10, 800_000))}).encode()
+        case _:
+            return json.dumps(_event(rng)).encode()
+
+
+def _event(rng: random.Random) -> dict[str, object]:
+    """Fields that many events have, with values of any type."""
+    names = ("attempt", "worker", "step", "of", "values", "problem", "code", "name", "blob", "rows", "version", "steps")
+    names += ("rollout_id", "reward", "iteration", "mode", "config", "job", "origins", "source", "seq", "letter", "org")
+    made: dict[str, object] = {name: value(rng, 2) for name in rng.sample(names, rng.randint(0, 12))}
+    if rng.random() < 0.3:
+        made["blob"] = {"uri": rng.choice(("file:///etc/passwd", "../../x", "blob://x", "")), "size": -1, "sha256": "z"}
+    return made
+
+
+def _headers(rng: random.Random) -> dict[str, str]:
+    made: dict[str, str] = {}
+    if rng.random() < 0.4:
+        made["Synth-Schema"] = rng.choice(("1", "2", "999999999", "-1", "9" * 100, "x", "٣"))
+    if rng.random() < 0.3:
+        made["traceparent"] = rng.choice(("00-" + "0" * 32 + "-" + "0" * 16 + "-01", "x" * 5000, "00-zz"))
+    if rng.random() < 0.3:
+        made["Nats-Msg-Id"] = f"{rng.random()}"
+    if rng.random() < 0.2:
+        made["Synth-Reason"] = rng.choice(("\x1b[2J", "r" * 5000, ""))
+    return made

@@ -1,0 +1,137 @@
+"""A service without one of its guards: what the checker of histories must find then.
+
+`python -m tests.soak.unguarded GUARD SERVICE` runs `synthd SERVICE` with the guard removed. Each guard answers to kinds
+of faults; a storm of these kinds alone must break a promise without it, else the checker proves nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from synth import blobs
+from synth.bus import publish
+from synth.bus.history import fencing, ownership
+from synth.bus.kv.replicas import ReplicaTable
+from synth.bus.tasks.lease import Lease
+from synth.events.catalogue import Event
+from synth.synthd import main
+
+
+@dataclass(frozen=True)
+class Guard:
+    """remove: takes it out of this process. faults: the kinds that it is there for; victims: of them, all when empty.
+
+    at_least_s: how long each lasts. job_s: how long a job may take, as one that is lost takes for ever.
+    """
+
+    remove: Callable[[], None]
+    faults: tuple[str, ...]
+    victims: tuple[str, ...] = ()
+    at_least_s: float = 0.0
+    job_s: float | None = None
+
+
+def _fence() -> None:
+    """An owner that was given up is not told, and the server lets it append."""
+
+    async def fenced(self: publish.Publisher, event: Event, *, fence: publish.Fence, id: str, ttl: float | None = None):
+        # A name of its own, too: the server would take the second owner's fact for a repetition of the first one's.
+        own = f"{id}:{fence.seq}"
+        return await self._append(event, fence.org, fence.job_id, own, publish._ttl(ttl), lost=publish.Fenced)
+
+    async def never(bus: object, fence: object) -> None:
+        await asyncio.Event().wait()
+
+    publish.Publisher.fenced = fenced  # type: ignore[method-assign]
+    fencing.lost = never  # type: ignore[assignment]
+    ownership.lost = never  # type: ignore[assignment]
+
+
+def _identity() -> None:
+    """An append that is tried again has another id each time."""
+    send = publish.Publisher._send
+
+    async def sends(self: publish.Publisher, subject: str, body: bytes, headers: dict[str, str], **options: Any) -> int:
+        return await send(self, subject, body, _NewIds(headers), **options)
+
+    publish.Publisher._send = sends  # type: ignore[method-assign]
+
+
+class _NewIds(dict[str, str]):
+    """Headers whose message id is another one each time that they are copied."""
+
+    def keys(self):  # type: ignore[no-untyped-def]
+        self[publish.MSG_ID] = uuid.uuid4().hex
+        return super().keys()
+
+
+def _redelivery() -> None:
+    """A task leaves the queue when it begins, so nobody is given it when its owner dies or is drained."""
+    make = Lease.__init__
+    acknowledging: set[asyncio.Future[Any]] = set()
+
+    def begins(self: Lease, task: Any, msg: Any, **options: Any) -> None:
+        make(self, task, msg, **options)
+        acknowledging.add(asyncio.ensure_future(msg.ack()))
+
+    async def nothing(self: Lease, *args: Any, **options: Any) -> None:
+        return
+
+    Lease.__init__ = begins  # type: ignore[method-assign]
+    Lease.keep = Lease.done = Lease.give_back = nothing  # type: ignore[method-assign]
+
+
+def _clocks() -> None:
+    """The end of a rollout is taken from one machine's clock, and compared with another's."""
+
+    def own(self: ReplicaTable, replica: object) -> float:
+        return time.time()
+
+    ReplicaTable.clock_of = own  # type: ignore[method-assign]
+
+
+def _whole_blobs() -> None:
+    """A blob is named though it could not be written."""
+    write = blobs.BlobStore._write_local
+    take = blobs.BlobStore._take_local
+
+    def writes(self: blobs.BlobStore, key: str, body: bytes) -> None:
+        with contextlib.suppress(OSError):
+            write(self, key, body)
+
+    def takes(self: blobs.BlobStore, key: str, path: Path, move: bool) -> None:
+        with contextlib.suppress(OSError):
+            take(self, key, path, move)
+
+    blobs.BlobStore._write_local = writes  # type: ignore[method-assign]
+    blobs.BlobStore._take_local = takes  # type: ignore[method-assign]
+
+
+def _nothing() -> None:
+    """The guard is in the job's file."""
+
+
+#: Name → what is removed. "retries": the jobs' own budget of retries, which the workload leaves out.
+GUARDS: dict[str, Guard] = {
+    "fence": Guard(_fence, ("freeze", "partition", "cut"), victims=("rollouts", "trainer"), at_least_s=12.0),
+    "identity": Guard(
+        _identity, ("kill the leader of the log", "freeze the leader of the log", "cut a server of the bus off")
+    ),
+    "redelivery": Guard(_redelivery, ("kill", "drain"), victims=("rollouts", "trainer"), job_s=150.0),
+    "clocks": Guard(_clocks, ("wrong clock",), victims=("inference",), at_least_s=15.0),
+    "whole blobs": Guard(_whole_blobs, ("disk full",)),
+    "retries": Guard(_nothing, ("failing answers", "nonsense for an answer", "hanging answers")),
+}
+
+
+if __name__ == "__main__":
+    GUARDS[sys.argv[1]].remove()
+    main([sys.argv[2]])
