@@ -3,9 +3,10 @@ PYTHON ?= python3.11
 SEED ?= 0
 PORT ?= 8000
 ENGINE ?= transformers
+FAULTS ?= 200
 BIN := .venv/bin
 .DEFAULT_GOAL := help
-.PHONY: help install install-vllm install-synth-ai demo demo-vision test lint unit service test-clients test-docs test-vllm long chaos contracts precommit tax clean
+.PHONY: help install install-vllm install-synth-ai demo demo-vision test lint unit service test-clients test-docs test-vllm long chaos soak hostile contracts precommit tax clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
@@ -47,13 +48,13 @@ lint: .venv/installed ## ruff, pyright, import-linter, the layout
 	@$(BIN)/python -m contracts.layout
 
 unit: .venv/installed ## the tests that start no process
-	@$(BIN)/pytest tests/unit --numprocesses 2
+	@$(BIN)/pytest tests/unit -m "not long" --numprocesses 2
 
 service: .venv/installed ## one service and a real NATS, then a whole cluster
-	@$(BIN)/pytest tests/service tests/e2e -m "not long" --numprocesses 2 --dist loadfile
+	@$(BIN)/pytest tests/service tests/e2e -m "not long and not soak" --numprocesses 2 --dist loadfile
 
 long: .venv/installed ## what takes too long for `make test`: the tour of every command, one device by turns, …
-	@$(BIN)/pytest tests/service tests/e2e -m long --numprocesses 2 --dist loadfile
+	@$(BIN)/pytest tests/unit tests/service tests/e2e -m long --numprocesses 2 --dist loadfile
 
 # The published clients as their users have them: each in an environment of its own, outside ours.
 CLIENTS := synth-ai-0.2.16 synth-ai-0.2.23 openai-1 openai-2 openai pydantic-ai
@@ -73,8 +74,15 @@ test-vllm: .venv/installed .venv-vllm/installed ## the vLLM engine, and a cluste
 	@.venv-vllm/bin/python -m pytest tests/vllm
 	@$(BIN)/pytest tests/vllm_cluster --numprocesses 2 --dist loadfile
 
-chaos: .venv/installed ## kill every service in turn during a long RL job
-	@$(BIN)/pytest tests/chaos
+chaos: .venv/installed ## kill, hang and stop what runs jobs, and the bus, in their middle
+	@$(BIN)/pytest tests/chaos -m "not soak"
+
+soak: .venv/installed ## 200 seeded faults on two of every service and three bus servers, a check of all that the log says; and what takes minutes to learn
+	@$(BIN)/python -m tests.soak --faults $(FAULTS) --seed $(SEED)
+	@$(BIN)/pytest tests/e2e tests/chaos -m soak
+
+hostile: .venv/installed ## 10,000 inputs that no friend would send, at services that run
+	@$(BIN)/python -m tests.soak.hostile --seed $(SEED)
 
 contracts: .venv/installed ## write the generated documents of docs/
 	@$(BIN)/python -m contracts
