@@ -18,7 +18,7 @@ import sys
 from collections.abc import Awaitable, Callable
 from datetime import timedelta
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 from nats.errors import Error as NatsError
 from nats.js.errors import Error as JetStreamError
@@ -42,6 +42,7 @@ from synth.erasure.orphans import delete_orphans, find_orphans
 from synth.errors import SynthError, UserError
 from synth.ids import OrgId
 from synth.runtime import logs
+from synth.runtime.process_end import run_and_end
 from synth.runtime.settings import ServiceSettings
 from synth.service_secrets import NEEDS, SERVICE_SECRETS, ServiceSecrets, secrets_variable
 
@@ -49,6 +50,11 @@ _USAGE = f"usage: synthd {{{'|'.join(SERVICES)}}}  |  synthd bus init|check|conf
 _USAGE += "  |  synthd bus backup DIR|restore DIR  |  synthd bus archive DIR ORG [JOB]  |  synthd bus erase ORG [JOB]"
 _USAGE += "  |  synthd bus orphans [--delete]"
 _USAGE += "  |  synthd bus reseal  |  synthd secrets [SERVICE]"
+
+
+def program() -> NoReturn:
+    """The process `synthd`."""
+    run_and_end(main)
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -259,4 +265,4 @@ async def _copy_cluster(
 
 
 if __name__ == "__main__":
-    main()
+    program()

@@ -50,7 +50,8 @@ def running(
         _wait_healthy(process, port, log)
         yield process
         process.send_signal(signal.SIGTERM)
-        assert str(process.wait(10)) == ends, log.read_text()
+        code = str(process.wait(10))
+        assert code == ends, f"{name} ended with {code}, and said:\n{log.read_text()}"
     finally:
         process.kill()
         process.wait(10)

@@ -31,6 +31,7 @@ from synth.bus.replay import replay, replay_messages
 from synth.bus.server.topology import DEAD
 from synth.events import ModelPublished, RolloutBatched
 from synth.jobs.lifecycle import TERMINAL_FACTS
+from synth.runtime.process_end import run_and_end
 from synth.trainer.errors import TrainingFailed
 from synth.trajectories import RolloutBatch
 from synth.transcripts.batch_header import BatchMeta
@@ -308,4 +309,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_and_end(lambda: sys.exit(main()))

@@ -1,5 +1,5 @@
 """`python -m synth.cli` is `synthctl`."""
 
-from synth.cli.app import main
+from synth.cli.app import program
 
-main()
+program()

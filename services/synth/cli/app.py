@@ -7,7 +7,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 from typer.exceptions import TyperException
@@ -20,6 +20,7 @@ from synth.cli.commands.task_app import deploy, listing, play, serve
 from synth.cli.connect import Backend, EnvFiles
 from synth.cli.errors import ExitCode
 from synth.cli.tui.stdio import end_quietly_without_reader
+from synth.runtime.process_end import run_and_end
 
 # One line a paragraph: the terminal wraps them.
 _HELP = "\n\n".join(
@@ -134,6 +135,11 @@ app.add_typer(config.app, name="config", rich_help_panel="Things")
 app.add_typer(keys.app, name="keys", rich_help_panel="Access")
 app.add_typer(keys.orgs_app, name="orgs", rich_help_panel="Access")
 app.add_typer(dead.app, name="dead", rich_help_panel="Cluster")
+
+
+def program() -> NoReturn:
+    """The process `synthctl`."""
+    run_and_end(main)
 
 
 def main() -> None:
