@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from datetime import UTC, datetime
+from functools import partial
 
 from synth.blobs import BlobStore
 from synth.bus.connection import Connection
@@ -40,6 +41,7 @@ _LOOKING_SHARE = 0.25
 _LOOKING_EVERY_S = 10.0
 #: Appends that are under way at one time.
 _AT_ONCE = 64
+_Append = Callable[[], Awaitable[int]]
 
 
 def missing_service(row: JobRow) -> str | None:
@@ -96,25 +98,22 @@ async def say_heartbeats(
 ) -> None:
     """Append a heartbeat for each of these jobs that is live and has shown no event for a while."""
     slot = int(now.timestamp() // _SLOT_S)
-    due: list[Awaitable[int]] = []
+    due: list[_Append] = []
     for id in watched:
         row = model.find("jobs", JobRow, id)
         if row is None or row.job.state in TERMINAL:
             continue
         if (now - row.last_shown_at).total_seconds() >= settings.heartbeat_after_s:
             beat = Heartbeat(state=row.job.state)
-            due.append(publisher.once(beat, org=row.org, key=id, id=f"hb:{slot}", ttl=_HEARTBEAT_TTL_S))
-        if len(due) == _AT_ONCE:
-            await asyncio.gather(*due)
-            due.clear()
-    await asyncio.gather(*due)
+            due.append(partial(publisher.once, beat, org=row.org, key=id, id=f"hb:{slot}", ttl=_HEARTBEAT_TTL_S))
+    await _append_all(due)
 
 
 async def say_waiting(model: ReadModel, publisher: Publisher, settings: GatewaySettings, now: datetime) -> None:
     """Append `queue.waiting` for each job that has waited for a service for so long that it is due, with its place."""
     after_s, positions = settings.waiting_after_s, dict[str, int]()
     async for page in live_jobs(model, states=WAITING):
-        due: list[Awaitable[int]] = []
+        due: list[_Append] = []
         for row in page:
             missing = missing_service(row)
             if missing is None:
@@ -126,6 +125,10 @@ async def say_waiting(model: ReadModel, publisher: Publisher, settings: GatewayS
             if slot > said:
                 event = QueueWaiting(need=missing, pool=settings.pool, position=position, seconds=round(waited, 1))
                 id = f"{missing}:{int(row.state_since.timestamp())}:{slot}"
-                due.append(publisher.once(event, org=row.org, key=row.job.id, id=id))
-        for first in range(0, len(due), _AT_ONCE):
-            await asyncio.gather(*due[first : first + _AT_ONCE])
+                due.append(partial(publisher.once, event, org=row.org, key=row.job.id, id=id))
+        await _append_all(due)
+
+
+async def _append_all(due: Sequence[_Append]) -> None:
+    for first in range(0, len(due), _AT_ONCE):
+        await asyncio.gather(*(append() for append in due[first : first + _AT_ONCE]))
