@@ -102,21 +102,30 @@ class BusServers:
             await server.wait_healthy()
 
     async def leader(self, stream: str) -> BusServer:
-        """The server that leads a stream now."""
+        """The server that leads a stream, once there is one."""
+        found: list[BusServer] = []
+
+        async def said() -> bool:
+            found.extend(await self._leaders(stream))
+            return bool(found)
+
+        await until(said, seconds=_HEALTHY_S, what=f"a server says who leads {stream}")
+        return found[0]
+
+    async def _leaders(self, stream: str) -> list[BusServer]:
+        """Who leads a stream, as the first server that knows one has it."""
         async with httpx.AsyncClient(timeout=5, trust_env=False) as http:
             for server in self.servers:
+                url = f"http://127.0.0.1:{server.config.http_port}/jsz"
                 try:
-                    reply = await http.get(
-                        f"http://127.0.0.1:{server.config.http_port}/jsz", params={"streams": "true"}
-                    )
+                    reply = await http.get(url, params={"streams": "true"})
                 except httpx.HTTPError:
                     continue
                 for account in reply.json().get("account_details", []):
                     for detail in account.get("stream_detail", []):
                         if detail["name"] == stream and detail.get("cluster", {}).get("leader"):
-                            name = str(detail["cluster"]["leader"])
-                            return self.servers[int(name.removeprefix("bus-"))]
-        raise TimeoutError(f"no server says who leads {stream}")
+                            return [self.servers[int(str(detail["cluster"]["leader"]).removeprefix("bus-"))]]
+        return []
 
     def partition(self, server: BusServer, link: Link) -> None:
         """Cut what the others say to one server, and what it says to them, at its proxy."""

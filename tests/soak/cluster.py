@@ -36,6 +36,7 @@ ROOT = Path(__file__).parents[2]
 REPLICAS = 2
 MODEL = "tiny-qwen3"
 _START_S = 180.0
+_APP_ENDS_S = 10.0
 _ASK_S = 20.0
 #: How long a client tries both gateways in turn before it says that the platform is away.
 _PATIENCE_S = 120.0
@@ -126,8 +127,7 @@ class SoakCluster:
                 stdout=log,
                 stderr=log,
             )
-        self._closing.callback(app.wait, 10)
-        self._closing.callback(app.terminate)
+        self._closing.callback(_end_app, app)
         return port
 
     @property
@@ -175,6 +175,16 @@ class SoakCluster:
     async def stop(self) -> None:
         """End all of it, the last first."""
         await self._closing.aclose()
+
+
+def _end_app(app: subprocess.Popen[bytes]) -> None:
+    """End the task app, which waits a while for the rollouts that are under way, whoever asked for them."""
+    app.terminate()
+    try:
+        app.wait(_APP_ENDS_S)
+    except subprocess.TimeoutExpired:
+        app.kill()
+        app.wait(_APP_ENDS_S)
 
 
 async def _end(runners: list[asyncio.Task[None]]) -> None:

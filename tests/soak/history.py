@@ -34,6 +34,7 @@ _AFTER_THE_END = (
     "watch.heartbeat",
     "job.deleted",
     "model.deleted",
+    "model.leased",
     "policy.loaded",
 )
 
