@@ -80,9 +80,29 @@ async def test_two_servers_cannot_hold_three_replicas_and_say_so(tmp_path):
         try:
             for _ in range(2):
                 with pytest.raises(UserError, match=r"SYNTH_BUS_REPLICAS.*too few nats-servers.*3 replicas"):
-                    await provision(bus.js, topology(replicas=3))
+                    await provision(bus.js, topology(replicas=3), patience_s=0.5)
                 # What is there already is refused its replicas in the same words.
                 await provision(bus.js, topology())
+        finally:
+            await bus.close()
+    finally:
+        await cluster.stop()
+
+
+async def test_a_server_that_comes_late_is_waited_for(tmp_path):
+    cluster = BusServers(tmp_path, users := new_users())
+    try:
+        await cluster.start(late=1)
+        settings = ServiceSettings(
+            nats_url=cluster.servers[0].config.url, nats_user="bus", nats_password=SecretStr(users["bus"])
+        )
+        bus = await connect(settings, "bus")
+        try:
+            with pytest.raises(UserError, match=r"too few nats-servers.*3 replicas"):
+                await provision(bus.js, topology(replicas=3), patience_s=0)
+            cluster.servers[2].start()
+            await provision(bus.js, topology(replicas=3), patience_s=120)
+            assert await drift(bus.js, topology(replicas=3)) == []
         finally:
             await bus.close()
     finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import secrets
 import shutil
 import socket
@@ -17,6 +18,10 @@ from pathlib import Path
 from synth.bus.server.authorization import authorization
 from synth.bus.server.topology import DEFAULT_POOL, MAX_PAYLOAD_BYTES, SERVICES
 from synth.errors import Problem, UserError
+
+#: Below those that systems give to outgoing connections: 32768 and up on Linux, 49152 and up elsewhere.
+_PORTS = range(10_000, 32_768)
+_TRIES = 1000
 
 
 @dataclass(frozen=True)
@@ -67,10 +72,21 @@ def new_users() -> dict[str, str]:
 
 
 def free_port() -> int:
-    """A loopback port that is free now."""
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return int(s.getsockname()[1])
+    """A loopback port that is free now, for a server that binds it a moment later.
+
+    It is below those that the kernel gives to outgoing connections, so that none of these takes it meanwhile. Raises
+    `OSError` where there is none.
+    """
+    draw = random.SystemRandom()
+    for _ in range(_TRIES):
+        port = draw.choice(_PORTS)
+        with socket.socket() as s:
+            try:
+                s.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port
+    raise OSError(f"of {_TRIES} ports of 127.0.0.1 from {_PORTS[0]} to {_PORTS[-1]} none was free")
 
 
 def binary() -> Path:

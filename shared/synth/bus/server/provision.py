@@ -29,24 +29,24 @@ _TOO_FEW_SERVERS = (10074, 10005)
 _DUPLICATES_S = 120.0
 
 
-async def provision(js: JetStreamContext, topology: BusTopology) -> None:
+async def provision(js: JetStreamContext, topology: BusTopology, *, patience_s: float = _PATIENCE_S) -> None:
     """Create what is missing and update what differs: running it twice changes nothing.
 
-    Replicas are added where there are too few, and never taken away. Raises `UserError` for more than there
-    are servers.
-
-    Servers that are electing their leaders are waited for, `_PATIENCE_S` at most; then their error is raised.
+    Replicas are added where there are too few, and never taken away. Servers that are electing their leaders, or have
+    not all found each other yet, are waited for, `patience_s` seconds at most; then their error is raised: `UserError`
+    for more replicas than there are servers.
     """
-    deadline = time.monotonic() + _PATIENCE_S
+    deadline = time.monotonic() + patience_s
     while True:
         try:
             await _provision(js, topology)
             break
         except APIError as error:
-            if error.err_code in _TOO_FEW_SERVERS:
-                one = error.err_code == _TOO_FEW_SERVERS[0]
+            one = error.err_code == _TOO_FEW_SERVERS[0]
+            too_few = error.err_code in _TOO_FEW_SERVERS
+            if too_few and (one or time.monotonic() > deadline):
                 raise UserError(_too_few_servers(topology.replicas, one=one)) from error
-            if not isinstance(error, ServiceUnavailableError) or time.monotonic() > deadline:
+            if not too_few and (not isinstance(error, ServiceUnavailableError) or time.monotonic() > deadline):
                 raise
             log.warning("the bus is not ready", error=repr(error))
             await asyncio.sleep(0.5)
