@@ -67,7 +67,9 @@ def draw(rng: random.Random, choice: Choice, busy: set[str]) -> Fault | None:
     victim = rng.choice(choice.victims or _VICTIMS[kind])
     if victim in _SERVICES:
         victim = f"{victim}-{rng.randrange(2)}"
-    seconds = max(rng.uniform(*_SECONDS[kind]), choice.at_least_s)
+    least, most = _SECONDS[kind]
+    least = max(least, choice.at_least_s)
+    seconds = rng.uniform(least, max(most, least + 1))
     # Two of the three servers must stand, so the bus is one victim: without a majority it promises nothing.
     if victim in busy:
         return None

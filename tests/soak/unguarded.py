@@ -22,6 +22,8 @@ from synth.bus.history import fencing, ownership
 from synth.bus.kv.replicas import ReplicaTable
 from synth.bus.tasks.lease import Lease
 from synth.events.catalogue import Event
+from synth.inference.engines.protocol import Delta
+from synth.inference.engines.sampling_time import SamplingTime
 from synth.synthd import main
 
 
@@ -90,12 +92,27 @@ def _redelivery() -> None:
 
 
 def _clocks() -> None:
-    """The end of a rollout is taken from one machine's clock, and compared with another's."""
+    """The end of a rollout is taken from one machine's clock, and compared with another's; and a call whose end is
+    over there is answered with nothing, as the policy's own."""
 
     def own(self: ReplicaTable, replica: object) -> float:
         return time.time()
 
     ReplicaTable.clock_of = own  # type: ignore[method-assign]
+    if sys.argv[2] != "inference":
+        return
+    from synth.inference.engines.transformers import TransformersEngine
+
+    generate = TransformersEngine.generate
+
+    async def generates(self: TransformersEngine, *given: Any, time: SamplingTime, **options: Any):
+        if time.seconds_left <= 0:
+            yield Delta([], [], [], "length", out_of_time=True)
+            return
+        async for delta in generate(self, *given, time=time, **options):
+            yield delta
+
+    TransformersEngine.generate = generates  # type: ignore[method-assign]
 
 
 def _whole_blobs() -> None:
