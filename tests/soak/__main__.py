@@ -13,6 +13,7 @@ import argparse
 import asyncio
 import contextlib
 import random
+import signal
 import sys
 import tempfile
 import time
@@ -52,6 +53,7 @@ _REPLAYED = 3
 _FAULT_S = 20.0
 _TELLING_S = 30.0
 _CHECKING_S = 3.0
+_TOLD_TO_END = 128 + signal.SIGTERM
 
 console = Console(width=140)
 
@@ -205,6 +207,10 @@ async def run(folder: Path, plan: Plan) -> Run:
     if guard and guard.job_s:
         workload.job_s = guard.job_s
     its = Run(plan, cluster, Storm(random.Random(rng.random()), choice), workload, log)
+    # Nothing that was started outlives the harness.
+    running = asyncio.current_task()
+    assert running is not None
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, running.cancel)
     telling = asyncio.create_task(its.keep_telling())
     try:
         async with asyncio.timeout(plan.deadline_s):
@@ -301,7 +307,11 @@ def main() -> int:
         patience, until = 60 * chosen.patience, chosen.until_violation
         plan = Plan(chosen.seed, minutes, chosen.faults, chosen.without, patience, until)
         with ends_within(plan.deadline_s + CLEANING_S):
-            its = asyncio.run(run(folder.absolute(), plan))
+            try:
+                its = asyncio.run(run(folder.absolute(), plan))
+            except asyncio.CancelledError:
+                console.print("[red]told to end")
+                return _TOLD_TO_END
     for violation in its.found:
         console.print(f"[red]{violation}", soft_wrap=True)
     console.print(its.summary())
