@@ -139,8 +139,9 @@ def _nothing() -> None:
 #: Name → what is removed. "retries": the jobs' own budget of retries, which the workload leaves out.
 GUARDS: dict[str, Guard] = {
     "fence": Guard(_fence, ("freeze", "partition", "cut"), victims=("rollouts", "trainer"), at_least_s=12.0),
+    # An acknowledgement that waits for longer than its asker does; what an owner appends is fenced as well.
     "identity": Guard(
-        _identity, ("kill the leader of the log", "freeze the leader of the log", "cut a server of the bus off")
+        _identity, ("partition",), victims=("gateway", "validator", "verifier", "files", "inference"), at_least_s=8.0
     ),
     "redelivery": Guard(_redelivery, ("kill", "drain"), victims=("rollouts", "trainer"), job_s=150.0),
     "clocks": Guard(_clocks, ("wrong clock",), victims=("inference",), at_least_s=15.0),
