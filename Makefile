@@ -47,6 +47,9 @@ lint: .venv/installed ## ruff, pyright, import-linter, the layout
 	@PYTHONPATH=shared:services $(BIN)/lint-imports
 	@$(BIN)/python -m contracts.layout
 
+# Two processes that compute on two threads each would wait for each other on two cores.
+unit: export OMP_NUM_THREADS := 1
+
 unit: .venv/installed ## the tests that start no process
 	@$(BIN)/pytest tests/unit -m "not long" --numprocesses 2
 
