@@ -105,17 +105,19 @@ class BusServers:
 
     async def leader(self, stream: str) -> BusServer:
         """The server that leads a stream, once there is one."""
-        found: list[BusServer] = []
+        leader: BusServer | None = None
 
-        async def said() -> bool:
-            found.extend(await self._leaders(stream))
-            return bool(found)
+        async def known() -> bool:
+            nonlocal leader
+            leader = await self._leader_now(stream)
+            return leader is not None
 
-        await until(said, seconds=_HEALTHY_S, what=f"a server says who leads {stream}")
-        return found[0]
+        await until(known, seconds=_HEALTHY_S, what=f"a server says who leads {stream}")
+        assert leader is not None
+        return leader
 
-    async def _leaders(self, stream: str) -> list[BusServer]:
-        """Who leads a stream, as the first server that knows one has it."""
+    async def _leader_now(self, stream: str) -> BusServer | None:
+        """Who leads a stream, as the first server that knows it says."""
         async with httpx.AsyncClient(timeout=5, trust_env=False) as http:
             for server in self.servers:
                 url = f"http://127.0.0.1:{server.config.http_port}/jsz"
@@ -126,8 +128,8 @@ class BusServers:
                 for account in reply.json().get("account_details", []):
                     for detail in account.get("stream_detail", []):
                         if detail["name"] == stream and detail.get("cluster", {}).get("leader"):
-                            return [self.servers[int(str(detail["cluster"]["leader"]).removeprefix("bus-"))]]
-        return []
+                            return self.servers[int(str(detail["cluster"]["leader"]).removeprefix("bus-"))]
+        return None
 
     def partition(self, server: BusServer, link: Link) -> None:
         """Cut what the others say to one server, and what it says to them, at its proxy."""

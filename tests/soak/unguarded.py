@@ -24,6 +24,7 @@ from synth.bus.tasks.lease import Lease
 from synth.events.catalogue import Event
 from synth.inference.engines.protocol import Delta
 from synth.inference.engines.sampling_time import SamplingTime
+from synth.runtime.process_end import run_and_end
 from synth.synthd import main
 
 
@@ -152,4 +153,4 @@ GUARDS: dict[str, Guard] = {
 
 if __name__ == "__main__":
     GUARDS[sys.argv[1]].remove()
-    main([sys.argv[2]])
+    run_and_end(lambda: main([sys.argv[2]]))

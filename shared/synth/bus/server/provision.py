@@ -42,11 +42,12 @@ async def provision(js: JetStreamContext, topology: BusTopology, *, patience_s: 
             await _provision(js, topology)
             break
         except APIError as error:
-            one = error.err_code == _TOO_FEW_SERVERS[0]
-            too_few = error.err_code in _TOO_FEW_SERVERS
-            if too_few and (one or time.monotonic() > deadline):
-                raise UserError(_too_few_servers(topology.replicas, one=one)) from error
-            if not too_few and (not isinstance(error, ServiceUnavailableError) or time.monotonic() > deadline):
+            late = time.monotonic() > deadline
+            if error.err_code in _TOO_FEW_SERVERS:
+                one = error.err_code == _TOO_FEW_SERVERS[0]
+                if one or late:
+                    raise UserError(_too_few_servers(topology.replicas, one=one)) from error
+            elif late or not isinstance(error, ServiceUnavailableError):
                 raise
             log.warning("the bus is not ready", error=repr(error))
             await asyncio.sleep(0.5)
