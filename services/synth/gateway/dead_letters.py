@@ -8,6 +8,7 @@ They are few, and an operator's alone: the read model does not keep them.
 from __future__ import annotations
 
 import asyncio
+from contextlib import aclosing
 from datetime import UTC, datetime
 
 import msgspec
@@ -18,7 +19,7 @@ from synth.api.dead_letters import DeadLetter, DeadLetterPayload
 from synth.bus.connection import Connection
 from synth.bus.reading import read_across_reconnects
 from synth.bus.recorded import Recorded, delivery_numbers
-from synth.bus.replay import StreamFollower, replay
+from synth.bus.replay import read_stream, replay
 from synth.bus.server.topology import DEAD
 from synth.errors import Transient
 from synth.events import LetterDropped, LetterRetried
@@ -35,13 +36,11 @@ async def list_letters(bus: Connection, *, after: int, limit: int, open_only: bo
     """The letters behind sequence `after`, oldest first, and whether there are more. Raises `Transient`."""
     decisions = await _read_decisions(bus)
     found: list[DeadLetter] = []
-    follower = StreamFollower(bus.nc, ["dead.>"], after=after, stream=DEAD, headers_only=True)
+    letters = read_stream(bus.nc, ["dead.>"], after=after, stream=DEAD, headers_only=True)
     try:
-        async with asyncio.timeout(_TIMEOUT_S):
-            if await follower.open_patiently() == 0:
-                return found, False
-            async for msg in follower.messages():
-                seq, _, nanoseconds, pending = delivery_numbers(msg.reply)
+        async with asyncio.timeout(_TIMEOUT_S), aclosing(letters):
+            async for msg in letters:
+                seq, _, nanoseconds, _ = delivery_numbers(msg.reply)
                 # Cut, as the time of a letter that is read by itself is.
                 seconds, rest = divmod(nanoseconds, 1_000_000_000)
                 created = datetime.fromtimestamp(seconds, UTC).replace(microsecond=rest // 1000)
@@ -51,13 +50,9 @@ async def list_letters(bus: Connection, *, after: int, limit: int, open_only: bo
                     found.append(letter)
                 if len(found) > limit:
                     return found[:limit], True
-                if pending == 0:
-                    return found, False
     except TimeoutError as error:
         raise Transient(f"the bus did not answer a read of the dead letters: {error!r}") from error
-    finally:
-        await follower.close()
-    raise AssertionError("a follow never ends")
+    return found, False
 
 
 async def read_letter(bus: Connection, id: int) -> DeadLetterPayload | None:

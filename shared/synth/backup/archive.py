@@ -23,7 +23,7 @@ from synth.backup.named_blobs import NamedBlobs
 from synth.blobs import BlobMissing, BlobStore, Manifest, blob_key
 from synth.bus.connection import Connection
 from synth.bus.recorded import Recorded, from_delivery
-from synth.bus.replay import StreamFollower
+from synth.bus.replay import read_stream
 from synth.errors import Problem, UserError
 from synth.events import BlobRef, JobCreated
 from synth.jobs.lifecycle import TERMINAL, JobStatus
@@ -163,17 +163,8 @@ class _Lines:
 
 async def _events(bus: Connection, subject: str) -> AsyncGenerator[tuple[Msg, Recorded]]:
     """What the log has under a subject now, in its order."""
-    follower = StreamFollower(bus.nc, [subject])
-    try:
-        if not await follower.open_patiently():
-            return
-        async for message in follower.messages():
-            event = from_delivery(message)
-            yield message, event
-            if not event.pending:
-                return
-    finally:
-        await follower.close()
+    async for message in read_stream(bus.nc, [subject]):
+        yield message, from_delivery(message)
 
 
 def _line(message: Msg, event: Recorded) -> bytes:

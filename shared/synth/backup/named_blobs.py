@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -11,7 +12,7 @@ import msgspec
 
 from synth.bus.connection import Connection
 from synth.bus.recorded import from_delivery
-from synth.bus.replay import StreamFollower
+from synth.bus.replay import read_stream
 from synth.events import BlobExpired, FileDeleted, JobDeleted, ModelDeleted
 from synth.events.catalogue import Event
 
@@ -57,19 +58,13 @@ class NamedBlobs:
 async def read_named_blobs(bus: Connection, last_seq: int) -> NamedBlobs:
     """Read the log up to a sequence."""
     named = NamedBlobs()
-    follower = StreamFollower(bus.nc, [">"])
-    try:
-        if not last_seq or not await follower.open_patiently():
-            return named
-        async for message in follower.messages():
+    async with aclosing(read_stream(bus.nc, [">"])) as messages:
+        async for message in messages:
             recorded = from_delivery(message)
-            if recorded.seq <= last_seq:
-                named.add(recorded.key, recorded.event)
-            if recorded.seq >= last_seq or not recorded.pending:
-                return named
-    finally:
-        await follower.close()
-    raise AssertionError("a follower never ends by itself")
+            if recorded.seq > last_seq:
+                break
+            named.add(recorded.key, recorded.event)
+    return named
 
 
 def _references(value: Any, name: str = "") -> Iterator[tuple[str, dict[str, Any]]]:

@@ -2,7 +2,8 @@
 
 Invariants. A follower yields each event once, in stream order, from the sequence after its cursor; when the server,
 the connection or its consumer goes away it opens a new consumer at its cursor. Nothing is acknowledged: a reader
-keeps its place itself, so any number of them cost the bus nothing but the delivery.
+keeps its place itself, so any number of them cost the bus nothing but the delivery. A finite replay ends where the
+leader of the stream says that it ends.
 """
 
 # nats-py annotates parts of itself not at all.
@@ -11,7 +12,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from typing import Any, cast
 
 from nats.aio.client import Client
@@ -32,6 +34,11 @@ _ORPHAN_S = 30.0
 _REQUEST_S = 3.0
 _BUFFER = 4096
 _STALLED = "Nats-Consumer-Stalled"
+_AGAIN_S = 0.2
+#: Between two looks at a server that lags behind the leader.
+_LAG_S = 0.1
+#: The server's code of "no message found".
+_NO_MESSAGE = 10037
 
 
 class StreamFollower:
@@ -102,7 +109,7 @@ class StreamFollower:
             if not self._nc.is_closed:
                 await subscription.unsubscribe()
 
-    async def messages(self) -> AsyncIterator[Msg]:
+    async def messages(self) -> AsyncGenerator[Msg]:
         """Each message once, in order, for ever; reopens by itself."""
         if self._subscription is None:
             await self._reopen("start")
@@ -142,7 +149,7 @@ class StreamFollower:
                 return await self.open()
             except (NatsError, NoStreamResponseError, OSError) as error:
                 log.warning("follow cannot open", error=repr(error), filters=self._filters)
-                await asyncio.sleep(0.2)
+                await asyncio.sleep(_AGAIN_S)
 
     async def _reopen(self, why: str) -> None:
         if why != "start":
@@ -207,18 +214,75 @@ async def replay_messages(
     timeout: float = 60,
 ) -> list[Msg]:
     """Like `replay`, of any stream, as the messages that they are."""
-    follower = StreamFollower(nc, filters, after=after, stream=stream, last=last_per_subject)
     found: list[Msg] = []
     try:
         async with asyncio.timeout(timeout):
-            if await follower.open_patiently() == 0:
-                return found
-            async for msg in follower.messages():
+            async for msg in read_stream(nc, filters, stream=stream, after=after, last_per_subject=last_per_subject):
                 found.append(msg)
-                if delivery_numbers(msg.reply)[3] == 0:
-                    break
     except TimeoutError as error:
         raise Transient(f"the bus did not answer a replay of {filters}: {error!r}") from error
+    if not last_per_subject:
+        return found
+    latest = {msg.subject: msg for msg in found}
+    return sorted(latest.values(), key=lambda msg: delivery_numbers(msg.reply)[0])
+
+
+async def read_stream(
+    nc: Client,
+    filters: list[str],
+    *,
+    stream: str = EVENTS,
+    after: int = 0,
+    last_per_subject: bool = False,
+    headers_only: bool = False,
+) -> AsyncGenerator[Msg]:
+    """The messages that the stream has on these subjects when this begins, in stream order; newer ones may follow.
+
+    The server that a reader is connected to may lag behind the leader, and knows only what it has itself: the reading
+    ends at the message that the leader said is the last one. Waits without a deadline for a bus that is away. Raises
+    `Transient` where the stream cannot be read.
+
+    last_per_subject: only the last one of each subject, and any that was written in its place meanwhile. headers_only:
+    without the bodies.
+    """
+    follower = StreamFollower(nc, filters, after=after, stream=stream, last=last_per_subject, headers_only=headers_only)
+    try:
+        last = await _last_seq(nc, filters, stream)
+        while True:
+            pending = await follower.open_patiently()
+            if pending:
+                async with aclosing(follower.messages()) as messages:
+                    async for msg in messages:
+                        yield msg
+                        if delivery_numbers(msg.reply)[3] == 0:
+                            break
+            if follower.cursor >= last:
+                return
+            log.info("the server lags behind the leader", stream=stream, cursor=follower.cursor, last=last)
+            await asyncio.sleep(_LAG_S)
+            # The message may have been deleted since.
+            last = min(last, await _last_seq(nc, filters, stream))
     finally:
         await follower.close()
-    return found
+
+
+async def _last_seq(nc: Client, filters: list[str], stream: str) -> int:
+    """The sequence of the last message on these subjects, as the leader of the stream knows it; 0 where none is."""
+    return max(await asyncio.gather(*(_last_seq_of_one(nc, subject, stream) for subject in filters)))
+
+
+async def _last_seq_of_one(nc: Client, subject: str, stream: str) -> int:
+    question = json.dumps({"last_by_subj": subject}).encode()
+    while True:
+        try:
+            reply = await nc.request(f"$JS.API.STREAM.MSG.GET.{stream}", question, timeout=_REQUEST_S)
+            break
+        except (NatsError, OSError) as error:
+            log.warning("the leader does not say what is last", error=repr(error), stream=stream, subject=subject)
+            await asyncio.sleep(_AGAIN_S)
+    answer = cast(dict[str, Any], json.loads(reply.data))
+    if "error" not in answer:
+        return int(answer["message"]["seq"])
+    if answer["error"].get("err_code") == _NO_MESSAGE:
+        return 0
+    raise Transient(f"cannot read {stream}: {answer['error'].get('description')}")

@@ -24,7 +24,7 @@ from synth.blobs import BlobStore
 from synth.bus.connection import Connection
 from synth.bus.kv.secrets import SecretStore
 from synth.bus.recorded import delivery_numbers
-from synth.bus.replay import StreamFollower
+from synth.bus.replay import read_stream
 from synth.bus.server.topology import DEAD, EVENTS, SECRETS
 from synth.errors import Problem, Transient, UserError
 from synth.ids import OrgId
@@ -143,21 +143,13 @@ async def _require_no_blobs(blobs: BlobStore, folders: Collection[str], *, where
 async def _read_subjects(bus: Connection, stream: str, filters: list[str]) -> dict[int, str]:
     """The subject of each message, by its sequence. Raises `Transient` when the bus does not answer."""
     found: dict[int, str] = {}
-    follower = StreamFollower(bus.nc, filters, stream=stream, headers_only=True)
     try:
         async with asyncio.timeout(_READ_S):
-            if await follower.open_patiently() == 0:
-                return found
-            async for message in follower.messages():
-                seq, _, _, pending = delivery_numbers(message.reply)
-                found[seq] = message.subject
-                if pending == 0:
-                    return found
+            async for message in read_stream(bus.nc, filters, stream=stream, headers_only=True):
+                found[delivery_numbers(message.reply)[0]] = message.subject
     except TimeoutError as error:
         raise Transient(f"the bus did not answer a read of {stream}: {error!r}") from error
-    finally:
-        await follower.close()
-    raise AssertionError("a follower never ends by itself")
+    return found
 
 
 async def _erase(bus: Connection, stream: str, sequences: list[int], report: Report) -> int:

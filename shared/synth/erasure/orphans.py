@@ -17,7 +17,7 @@ from synth.backup.named_blobs import NamedBlobs
 from synth.blobs import BlobStore
 from synth.bus.connection import Connection
 from synth.bus.recorded import UnknownEvent, from_delivery
-from synth.bus.replay import StreamFollower
+from synth.bus.replay import read_stream
 from synth.errors import Problem, UserError
 from synth.jobs.lifecycle import TERMINAL_FACTS
 
@@ -75,26 +75,18 @@ def _job_of(key: str) -> str:
 async def _read_log(bus: Connection) -> tuple[NamedBlobs, set[str], tuple[str, ...]]:
     """The blobs that the log names, the jobs that have not ended, and how what damaged events name begins."""
     named, running, damaged = NamedBlobs(), set[str](), set[str]()
-    follower = StreamFollower(bus.nc, [">"])
-    try:
-        if not await follower.open_patiently():
-            return named, running, ()
-        async for message in follower.messages():
-            recorded = from_delivery(message)
-            if isinstance(recorded.event, UnknownEvent):
-                if recorded.event.newer:
-                    raise _unreadable(recorded.type, recorded.seq)
-                damaged.update(uri.removesuffix(_TREE) for uri in _URI.findall(str(recorded.event.body)))
-            named.add(recorded.key, recorded.event)
-            if recorded.type == "job.created":
-                running.add(recorded.key)
-            elif recorded.type in TERMINAL_FACTS:
-                running.discard(recorded.key)
-            if not recorded.pending:
-                return named, running, tuple(damaged)
-    finally:
-        await follower.close()
-    raise AssertionError("a follower never ends by itself")
+    async for message in read_stream(bus.nc, [">"]):
+        recorded = from_delivery(message)
+        if isinstance(recorded.event, UnknownEvent):
+            if recorded.event.newer:
+                raise _unreadable(recorded.type, recorded.seq)
+            damaged.update(uri.removesuffix(_TREE) for uri in _URI.findall(str(recorded.event.body)))
+        named.add(recorded.key, recorded.event)
+        if recorded.type == "job.created":
+            running.add(recorded.key)
+        elif recorded.type in TERMINAL_FACTS:
+            running.discard(recorded.key)
+    return named, running, tuple(damaged)
 
 
 def _unreadable(type_: str, seq: int) -> UserError:

@@ -84,10 +84,10 @@ async def next_dead_letter(bus: Connection) -> DeadLetter:
     follower = StreamFollower(bus.nc, ["dead.>"], stream="DEAD")
     messages = follower.messages()
     try:
-        msg = await anext(messages)  # type: ignore[arg-type]
+        msg = await anext(messages)
         return DeadLetter(msg.subject, msg.data, msg.headers or {})
     finally:
-        await messages.aclose()  # type: ignore[attr-defined]
+        await messages.aclose()
         await follower.close()
 
 
