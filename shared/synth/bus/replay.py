@@ -1,9 +1,9 @@
 """Reading the log: a finite replay, and an ordered follow that never ends.
 
 Invariants. A follower yields each event once, in stream order, from the sequence after its cursor; when the server,
-the connection or its consumer goes away it opens a new consumer at its cursor. Nothing is acknowledged: a reader
-keeps its place itself, so any number of them cost the bus nothing but the delivery. A finite replay ends where the
-leader of the stream says that it ends.
+the connection, its consumer or a message goes away it opens a new consumer at its cursor. Nothing is acknowledged: a
+reader keeps its place itself, so any number of them cost the bus nothing but the delivery. A finite replay ends where
+the leader of the stream says that it ends.
 """
 
 # nats-py annotates parts of itself not at all.
@@ -34,6 +34,8 @@ _ORPHAN_S = 30.0
 _REQUEST_S = 3.0
 _BUFFER = 4096
 _STALLED = "Nats-Consumer-Stalled"
+#: In a heartbeat: how many messages the consumer has sent.
+_DELIVERED = "Nats-Last-Consumer"
 _AGAIN_S = 0.2
 #: Between two looks at a server that lags behind the leader.
 _LAG_S = 0.1
@@ -64,8 +66,10 @@ class StreamFollower:
         self._stream = stream
         self._last = last
         self._headers_only = headers_only
-        self._queue: asyncio.Queue[Msg] = asyncio.Queue(_BUFFER)
+        # None: messages behind those before it are lost.
+        self._queue: asyncio.Queue[Msg | None] = asyncio.Queue(_BUFFER)
         self._expected = 1
+        self._received = 0
         self._inbox = ""
         self._subscription: Any = None
         self._signs = 0
@@ -75,6 +79,7 @@ class StreamFollower:
         await self.close()
         self._queue = asyncio.Queue(_BUFFER)
         self._expected = 1
+        self._received = 0
         self._inbox = self._nc.new_inbox()
         self._subscription = await self._nc.subscribe(self._inbox, cb=self._arrived)
         config: dict[str, object] = {
@@ -123,6 +128,9 @@ class StreamFollower:
                 if self._signs == signs:
                     await self._reopen("silence")
                 continue
+            if msg is None:
+                await self._reopen("loss")
+                continue
             seq, consumer_seq, _, _ = delivery_numbers(msg.reply)
             if consumer_seq != self._expected:
                 await self._reopen("gap")
@@ -133,12 +141,17 @@ class StreamFollower:
 
     async def _arrived(self, msg: Msg) -> None:
         self._signs += 1
+        headers = msg.headers or {}
         if msg.subject != self._inbox or msg.reply.startswith("$JS.ACK"):
+            self._received += 1
             await self._queue.put(msg)
         elif msg.reply:
             # Flow control: answered only now, when everything before it is in the queue.
             await msg.respond(b"")
-        elif stalled := (msg.headers or {}).get(_STALLED):
+        elif int(headers.get(_DELIVERED, 0)) > self._received:
+            # A heartbeat behind messages that went with a connection: no later one need ever come to show the gap.
+            await self._queue.put(None)
+        elif stalled := headers.get(_STALLED):
             # A heartbeat of a consumer that waits for such an answer: its question, or ours, was lost in a reconnect.
             await self._nc.publish(stalled)
 

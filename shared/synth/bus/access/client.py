@@ -1,8 +1,10 @@
-"""The client of every connection to the bus: TLS where it is asked for, whatever the server says, and nkeys."""
+"""The client of every connection to the bus: TLS where it is asked for, nkeys, and when a server is held for dead."""
 
 # nats-py annotates parts of itself not at all.
 # pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false, reportUnknownVariableType=false
 from __future__ import annotations
+
+from typing import Any
 
 from synth.bus.access.nkeys import UserKey
 from synth.bus.access.tls import PlainTextServer
@@ -14,6 +16,11 @@ class BusClient(HeedingClient):
 
     Invariant: where it was given `tls`, no credential and no message leaves it in plain text, at a reconnect neither.
     """
+
+    async def _process_msg(self, *message: Any, **named: Any) -> None:
+        # A server whose messages come is there: its answer to a ping stands behind them, for as long as they take.
+        self._pings_outstanding = 0
+        await super()._process_msg(*message, **named)
 
     async def _process_connect_init(self) -> None:
         try:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,6 @@ from typing import Any
 import pytest
 
 from synth.blobs import BlobStore
-from synth.bus.connection import Connection, connect
 from synth.bus.dead_letters import publish_dead_letter
 from synth.bus.kv.secrets import SecretStore
 from synth.bus.publish import Publisher
@@ -21,7 +19,6 @@ from synth.erasure.orphans import delete_orphans, find_orphans
 from synth.errors import UserError
 from synth.events import JobDeleted
 from tests.service.gateway import job_histories
-from tests.service.own_bus import Bus, provisioned
 
 MARKER = "a-name-that-must-go"
 
@@ -30,31 +27,6 @@ def files_with(home: Path, text: str) -> list[str]:
     """The files below a folder that hold these bytes."""
     found = (path for path in home.rglob("*") if path.is_file() and text.encode() in path.read_bytes())
     return [path.relative_to(home).as_posix() for path in found]
-
-
-@pytest.fixture
-async def bus_as(own_bus: Bus) -> AsyncIterator[Any]:
-    """Connects to a bus of this test's own, whose whole store it looks through."""
-    await provisioned(own_bus)
-    opened: list[Connection] = []
-
-    async def dial(service: str) -> Connection:
-        opened.append(await connect(own_bus.settings(service), service))
-        return opened[-1]
-
-    yield dial
-    for bus in opened:
-        await bus.close()
-
-
-@pytest.fixture
-def settings_of(own_bus: Bus) -> Any:
-    return own_bus.settings
-
-
-@pytest.fixture
-def bus_admin() -> None:
-    """`bus_as` has provisioned."""
 
 
 def silent(line: str) -> None:
