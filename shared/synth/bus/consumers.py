@@ -15,6 +15,8 @@ from synth.runtime import logs
 
 log = logs.get("consumers")
 
+_AGAIN_S = 1.0
+
 
 async def watch_consumers(
     bus: Connection, queues: list[tuple[str, str]], stop: asyncio.Event, *, every_s: float = 5.0
@@ -28,11 +30,25 @@ async def watch_consumers(
             await check_consumers(bus, queues)
         except (NatsError, TimeoutError) as error:
             log.warning("cannot look at the consumers", error=repr(error))
+        await _pause(stop, every_s)
+
+
+async def wait_for_consumers(
+    bus: Connection, queues: list[tuple[str, str]], stop: asyncio.Event, *, buckets: list[str]
+) -> None:
+    """Return when the bus says that these durables and KV buckets are there, or at `stop`; waits while it is away.
+
+    Raises `Permanent` when one is not there: who must do without it would notice only much later.
+    """
+    while not stop.is_set():
         try:
-            async with asyncio.timeout(every_s):
-                await stop.wait()
-        except TimeoutError:
-            continue
+            await check_consumers(bus, queues)
+            for name in buckets:
+                await _check_bucket(bus, name)
+            return
+        except (NatsError, TimeoutError) as error:
+            log.warning("the start waits: cannot look at the consumers", error=repr(error))
+        await _pause(stop, _AGAIN_S)
 
 
 async def check_consumers(bus: Connection, queues: list[tuple[str, str]]) -> None:
@@ -44,9 +60,16 @@ async def check_consumers(bus: Connection, queues: list[tuple[str, str]]) -> Non
             raise Permanent(f"the consumer {queue} is gone; run `synthd bus init`") from error
 
 
-async def check_bucket(bus: Connection, name: str) -> None:
-    """Raise `Permanent` when this KV bucket is not there; who must do without it would notice only much later."""
+async def _check_bucket(bus: Connection, name: str) -> None:
     try:
         await bus.js.key_value(name)
     except NotFoundError as error:
         raise Permanent(f"the bucket {name} is not there; run `synthd bus init`") from error
+
+
+async def _pause(stop: asyncio.Event, seconds: float) -> None:
+    try:
+        async with asyncio.timeout(seconds):
+            await stop.wait()
+    except TimeoutError:
+        pass

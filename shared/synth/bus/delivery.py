@@ -33,7 +33,7 @@ from nats.js.errors import NotFoundError
 from synth.bus.access.broker import BusBroker
 from synth.bus.cancellation import cancel_until_ended
 from synth.bus.connection import Connection, connect_options, inbox_of
-from synth.bus.consumers import check_bucket, check_consumers, watch_consumers
+from synth.bus.consumers import wait_for_consumers, watch_consumers
 from synth.bus.dead_letters import internal_problem, original_of, publish_dead_letter
 from synth.bus.held_deliveries import HeldDeliveries, times_delivered
 from synth.bus.lost_tries import Suspect, hold_place
@@ -236,9 +236,9 @@ async def serve_events(broker: NatsBroker, bus: Connection, reader: Role, stop: 
     queues = [(EVENTS, queue_name(reader, type)) for type in types]
     queues += [(WORK, retry_queue_name(reader, type)) for type in types]
     # Before the start: FastStream would make a durable that is missing, with settings that are not the topology's.
-    await check_consumers(bus, queues)
-    if queues:
-        await check_bucket(bus, EVENT_TRIES)
+    await wait_for_consumers(bus, queues, stop, buckets=[EVENT_TRIES] if queues else [])
+    if stop.is_set():
+        return
     await broker.start()
     try:
         await watch_consumers(bus, queues, stop)

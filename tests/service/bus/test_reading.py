@@ -9,7 +9,9 @@ from dataclasses import replace
 import pytest
 
 from synth.bus.connection import Connection, connect
+from synth.bus.consumers import wait_for_consumers
 from synth.bus.kv.secrets import SecretStore
+from synth.bus.server.topology import SECRETS
 from synth.errors import Transient
 from synth.events import FileUploaded
 from synth.gateway.read_model.event_log import read_last, read_page
@@ -83,3 +85,22 @@ async def test_a_bus_that_never_answers_is_told(broken):
     way.breaks = 1000
     with pytest.raises(Transient, match="did not answer a read"):
         await read_page(bus, "file.*.org_none.>", after=0, limit=10)
+
+
+async def test_a_service_that_starts_waits_for_a_bus_that_does_not_answer(broken):
+    way, bus = broken
+    way.breaks = 2
+    async with asyncio.timeout(30):
+        await wait_for_consumers(bus, [], asyncio.Event(), buckets=[SECRETS])
+    assert way.breaks == 0
+
+
+async def test_a_service_that_is_told_to_end_waits_for_no_bus(broken):
+    way, bus = broken
+    way.breaks = 1000
+    stop = asyncio.Event()
+    waiting = asyncio.create_task(wait_for_consumers(bus, [], stop, buckets=[SECRETS]))
+    await asyncio.wait([waiting], timeout=0.7)
+    assert not waiting.done()
+    stop.set()
+    await asyncio.wait_for(waiting, 20)
