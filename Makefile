@@ -3,10 +3,14 @@ PYTHON ?= python3.11
 SEED ?= 0
 PORT ?= 8000
 ENGINE ?= transformers
+MINUTES ?= 10
 FAULTS ?= 200
 BIN := .venv/bin
+# Python compiles what it imports, and keeps it: to compile all that is installed takes half as long as to install it.
+unexport PYTHONDONTWRITEBYTECODE
+PIP := --quiet --disable-pip-version-check --no-compile
 .DEFAULT_GOAL := help
-.PHONY: help install install-vllm install-synth-ai demo demo-vision test lint unit service test-clients test-docs test-vllm long chaos soak hostile contracts precommit tax clean
+.PHONY: help install install-vllm install-synth-ai demo demo-vision test lint unit service test-clients test-docs test-vllm long chaos storm soak hostile contracts precommit tax clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
@@ -15,7 +19,7 @@ help: ## show this list
 .venv/installed: pyproject.toml constraints.txt
 	@start=$$(date +%s); \
 	$(PYTHON) -m venv .venv && \
-	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[cluster,demo,dev]' && \
+	$(BIN)/pip install $(PIP) --constraint constraints.txt --editable '.[cluster,demo,dev]' && \
 	echo $$(( $$(date +%s) - start )) > .venv/installed && \
 	echo "installed in $$(cat .venv/installed) s"
 
@@ -26,8 +30,8 @@ install: .venv/installed ## make .venv with everything in it
 VLLM ?= $(shell nvidia-smi -L 2>/dev/null | grep -q '^GPU' && echo cuda || echo cpu)
 .venv-vllm/installed: pyproject.toml deploy/vllm-$(VLLM).txt
 	@$(PYTHON) -m venv .venv-vllm && \
-	.venv-vllm/bin/pip install --quiet --disable-pip-version-check --no-deps --requirement deploy/vllm-$(VLLM).txt && \
-	.venv-vllm/bin/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable . && \
+	.venv-vllm/bin/pip install $(PIP) --no-deps --requirement deploy/vllm-$(VLLM).txt && \
+	.venv-vllm/bin/pip install $(PIP) --no-deps --no-build-isolation --editable . && \
 	touch $@
 
 install-vllm: .venv-vllm/installed ## make .venv-vllm, where inference runs vLLM (VLLM=cuda|cpu; by itself what the machine has)
@@ -63,7 +67,7 @@ long: .venv/installed ## what takes too long for `make test`: the tour of every 
 CLIENTS := synth-ai-0.2.16 synth-ai-0.2.23 openai-1 openai-2 openai pydantic-ai
 .venv-clients/%/installed: tests/clients/requirements/%.txt
 	@$(PYTHON) -m venv .venv-clients/$* && \
-	.venv-clients/$*/bin/pip install --quiet --disable-pip-version-check --requirement $< && touch $@
+	.venv-clients/$*/bin/pip install $(PIP) --requirement $< && touch $@
 
 install-synth-ai: .venv-clients/synth-ai-0.2.23/installed ## make .venv-clients/synth-ai-0.2.23, with the published client
 
@@ -79,6 +83,9 @@ test-vllm: .venv/installed .venv-vllm/installed ## the vLLM engine, and a cluste
 
 chaos: .venv/installed ## kill, hang and stop what runs jobs, and the bus, in their middle
 	@$(BIN)/pytest tests/chaos -m "not soak"
+
+storm: .venv/installed ## ten minutes of seeded faults on two of every service and three bus servers (MINUTES=n SEED=n)
+	@$(BIN)/python -m tests.soak --minutes $(MINUTES) --seed $(SEED)
 
 soak: .venv/installed ## 200 seeded faults on two of every service and three bus servers, a check of all that the log says; and what takes minutes to learn
 	@$(BIN)/python -m tests.soak --faults $(FAULTS) --seed $(SEED)
