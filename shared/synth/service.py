@@ -43,7 +43,7 @@ class Service:
 
     A check that is called "worker" is one whose failure a restart mends.
 
-    ready: set once the service is set up and answers.
+    ready: set once the service is set up.
     """
 
     name: str
@@ -55,6 +55,7 @@ class Service:
     ready: asyncio.Event = field(default_factory=asyncio.Event)
     stop: asyncio.Event = field(default_factory=asyncio.Event)
     checks: dict[str, Check] = field(default_factory=dict[str, Check])
+    _starts: list[asyncio.Event] = field(default_factory=list[asyncio.Event])
     _tasks: list[asyncio.Task[None]] = field(default_factory=list[asyncio.Task[None]])
     _helpers: list[asyncio.Task[None]] = field(default_factory=list[asyncio.Task[None]])
     _closings: list[Callable[[], Awaitable[None]]] = field(default_factory=list[Callable[[], Awaitable[None]]])
@@ -67,6 +68,11 @@ class Service:
     def run(self, name: str, work: Coroutine[Any, Any, None]) -> None:
         """Run a part of the service for its whole life; one that ends before the stop, or fails, ends the process."""
         self._tasks.append(asyncio.create_task(work, name=name))
+
+    def starting(self) -> asyncio.Event:
+        """For a part to set once it does its work: before that the service is not healthy."""
+        self._starts.append(asyncio.Event())
+        return self._starts[-1]
 
     def add_background(self, task: asyncio.Task[None]) -> None:
         """Keep a task running beside the service's parts; a drain cancels it at once."""
@@ -98,7 +104,7 @@ class Service:
 
     async def _healthz(self, request: Request) -> Response:
         problems = self.health()
-        if not self.ready.is_set():
+        if not self.ready.is_set() or not all(started.is_set() for started in self._starts):
             problems["start"] = "not ready yet"
         status = "unhealthy" if problems else "healthy"
         body = {

@@ -70,6 +70,7 @@ def main() -> int:
             # Questions wait at the desk, which shares its rooms among the organisations; here one could keep all out.
             max_concurrent=sys.maxsize,
             within=SERVE_WITHIN_S,
+            started=service.starting(),
         )
 
         async def sweep() -> None:

@@ -35,8 +35,11 @@ def main() -> int:
             service.stop,
             max_concurrent=settings.asks_at_once,
             within=SERVE_WITHIN_S,
+            started=service.starting(),
         )
         service.run("questions", questions)
-        service.run("events", serve_events(broker, service.bus, Role.VALIDATOR, service.stop))
+        service.run(
+            "events", serve_events(broker, service.bus, Role.VALIDATOR, service.stop, started=service.starting())
+        )
 
     return run("validator", settings, setup)

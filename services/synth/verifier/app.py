@@ -51,6 +51,7 @@ def main() -> int:
             max_concurrent=at_once,
             within=within,
             spare=at_once,
+            started=service.starting(),
         )
         jobs = serve_questions(
             service.bus,
@@ -61,10 +62,13 @@ def main() -> int:
             max_concurrent=at_once,
             within=within,
             spare=at_once,
+            started=service.starting(),
         )
         service.add_background(asyncio.create_task(handlers.withdrawals.follow(service.bus)))
         service.run("questions about task apps", task_apps)
         service.run("questions about jobs", jobs)
-        service.run("events", serve_events(broker, service.bus, Role.VERIFIER, service.stop))
+        service.run(
+            "events", serve_events(broker, service.bus, Role.VERIFIER, service.stop, started=service.starting())
+        )
 
     return run("verifier", settings, setup)

@@ -230,8 +230,13 @@ def _on_end(task: asyncio.Task[None]) -> None:
         log.error("delivery failed, it comes back by itself", error=repr(error))
 
 
-async def serve_events(broker: NatsBroker, bus: Connection, reader: Role, stop: asyncio.Event) -> None:
-    """Deliver to the handlers until `stop`, then let the running ones end. Raises when a consumer is missing."""
+async def serve_events(
+    broker: NatsBroker, bus: Connection, reader: Role, stop: asyncio.Event, *, started: asyncio.Event | None = None
+) -> None:
+    """Deliver to the handlers until `stop`, then let the running ones end. Raises when a consumer is missing.
+
+    started: set once events are delivered.
+    """
     types = [spec.type for spec in CATALOGUE.values() if spec.reads.get(reader) is Reading.QUEUE]
     queues = [(EVENTS, queue_name(reader, type)) for type in types]
     queues += [(WORK, retry_queue_name(reader, type)) for type in types]
@@ -240,6 +245,8 @@ async def serve_events(broker: NatsBroker, bus: Connection, reader: Role, stop: 
     if stop.is_set():
         return
     await broker.start()
+    if started is not None:
+        started.set()
     try:
         await watch_consumers(bus, queues, stop)
     finally:

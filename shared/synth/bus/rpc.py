@@ -113,6 +113,8 @@ class Question(Protocol):
 _Q = TypeVar("_Q", bound=Question)
 _A = TypeVar("_A", bound=msgspec.Struct)
 _FAILED = "Synth-Failed"
+_HEARD_S = 5
+_AGAIN_S = 0.5
 
 
 async def ask(bus: Connection, subject: str, question: msgspec.Struct, answer: type[_A], *, within: float) -> _A:
@@ -139,11 +141,13 @@ async def serve_questions(
     max_concurrent: int,
     within: float,
     spare: int = 0,
+    started: asyncio.Event | None = None,
 ) -> None:
     """Answer this question, shared with the service's other replicas, until `stop`; then end what was begun.
 
     max_concurrent: questions that are answered at one time, by turns of those who ask. within: seconds for one, waiting
-    for its turn included. spare: how many more are answered, for organisations that have none of them.
+    for its turn included. spare: how many more are answered, for organisations that have none of them. started: set
+    once questions reach this replica.
     """
     if QUESTIONS[subject][1] != bus.service:
         raise Permanent(f"{subject} is answered by {QUESTIONS[subject][1]}, not by {bus.service}")
@@ -170,6 +174,14 @@ async def serve_questions(
         task.add_done_callback(running.discard)
 
     subscription = await bus.nc.subscribe(subject, queue=bus.service, cb=arrived)
+    while started is not None and not started.is_set() and not stop.is_set():
+        try:
+            # The server has heard of the subscription once it answers what was said after it.
+            await bus.nc.flush(timeout=_HEARD_S)
+            started.set()
+        except (NatsError, TimeoutError, OSError) as error:
+            log.warning("the bus does not hear what is answered here", subject=subject, error=repr(error))
+            await asyncio.sleep(_AGAIN_S)
     await stop.wait()
     try:
         await subscription.drain()
