@@ -4,74 +4,46 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
 from contextlib import aclosing
 from typing import Any
 
-import pytest
 from nats.aio.msg import Msg
 
 from synth.bus.access.client import BusClient
-from synth.bus.connection import Connection, connect
 from synth.bus.publish import Publisher
 from synth.bus.replay import follow
 from synth.events import Heartbeat
 from synth.ids import new_job_id, new_org_id
+from tests.service.bus.way import Way, connection_by
 
 
-class Losing:
-    """A way to the bus. lose: what the bus says next is lost, and with it the connection, once it names this."""
+class Losing(Way):
+    """lose: what the bus says next is lost, and with it the connection, once it names this."""
 
-    def __init__(self, host: str, port: int) -> None:
-        self._host, self._port = host, port
+    lose = b""
+
+    async def hears(self, data: bytes) -> bool:
+        if not self.lose or self.lose not in data:
+            return True
         self.lose = b""
-
-    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        from_bus, to_bus = await asyncio.open_connection(self._host, self._port)
-
-        async def questions() -> None:
-            while data := await reader.read(65536):
-                to_bus.write(data)
-
-        asking = asyncio.create_task(questions())
-        while data := await from_bus.read(65536):
-            if self.lose and self.lose in data:
-                self.lose = b""
-                break
-            writer.write(data)
-        asking.cancel()
-        to_bus.close()
-        writer.close()
+        return False
 
 
-@pytest.fixture
-async def losing(settings_of, bus_admin) -> AsyncIterator[tuple[Losing, Connection]]:
-    """A gateway's connection, and the way that it goes."""
-    settings = settings_of("gateway")
-    host, port = settings.nats_url.removeprefix("nats://").split(":")
-    way = Losing(host, int(port))
-    server = await asyncio.start_server(way.serve, "127.0.0.1", 0)
-    address = server.sockets[0].getsockname()
-    bus = await connect(settings.model_copy(update={"nats_url": f"nats://127.0.0.1:{address[1]}"}), "gateway")
-    yield way, bus
-    await bus.close()
-    server.close()
-
-
-async def test_what_went_with_a_connection_is_read_again_though_nothing_comes_after_it(losing, bus_as):
-    way, bus = losing
+async def test_what_went_with_a_connection_is_read_again_though_nothing_comes_after_it(settings_of, bus_as):
     publisher, org, job = Publisher(await bus_as("gateway")), new_org_id(), new_job_id()
 
     async def write(n: int) -> int:
         return await publisher.once(Heartbeat(state="started"), org=org, key=job, id=str(n))
 
     first = await write(0)
-    async with asyncio.timeout(30), aclosing(follow(bus.nc, [f"watch.heartbeat.{org}.{job}"])) as events:
-        assert (await anext(events)).seq == first
-        way.lose = job.encode()
-        lost = await write(1)
-        assert (await anext(events)).seq == lost
-    assert way.lose == b""
+    subjects = [f"watch.heartbeat.{org}.{job}"]
+    async with asyncio.timeout(30), connection_by(Losing, settings_of("gateway"), "gateway") as (way, bus):
+        async with aclosing(follow(bus.nc, subjects)) as events:
+            assert (await anext(events)).seq == first
+            way.lose = job.encode()
+            lost = await write(1)
+            assert (await anext(events)).seq == lost
+        assert way.lose == b""
 
 
 async def test_a_server_whose_answer_to_a_ping_stands_behind_many_messages_is_not_dead(nats_server):

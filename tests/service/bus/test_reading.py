@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from synth.bus.connection import Connection, connect
+from synth.bus.connection import Connection
 from synth.bus.consumers import wait_for_consumers
 from synth.bus.kv.secrets import SecretStore
 from synth.bus.server.topology import SECRETS
@@ -17,49 +17,29 @@ from synth.events import FileUploaded
 from synth.gateway.read_model.event_log import read_last, read_page
 from synth.keys import new_api_key
 from tests.keyrings import secrets_of
+from tests.service.bus.way import Way, connection_by
 
 ASKED_OF_THE_SERVER = b"$JS.API."
 
 
-class Breaking:
-    """A way to the bus that breaks, as often as it is told to, when the next read passes: its answer never comes."""
+class Breaking(Way):
+    """Breaks, as often as it is told to, when the next read passes: its answer never comes."""
 
-    def __init__(self, host: str, port: int) -> None:
-        self._host, self._port = host, port
-        self.breaks = 0
+    breaks = 0
 
-    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        from_bus, to_bus = await asyncio.open_connection(self._host, self._port)
-
-        async def answers() -> None:
-            while data := await from_bus.read(65536):
-                writer.write(data)
-            writer.close()
-
-        answering = asyncio.create_task(answers())
-        while data := await reader.read(65536):
-            if self.breaks and ASKED_OF_THE_SERVER in data:
-                self.breaks -= 1
-                break
-            to_bus.write(data)
-        answering.cancel()
-        to_bus.close()
-        writer.close()
+    async def says(self, data: bytes) -> bool:
+        if not self.breaks or ASKED_OF_THE_SERVER not in data:
+            return True
+        self.breaks -= 1
+        return False
 
 
 @pytest.fixture
 async def broken(settings_of, bus_admin, monkeypatch) -> AsyncIterator[tuple[Breaking, Connection]]:
     """A gateway's connection, and the way that it goes."""
     monkeypatch.setattr("synth.gateway.read_model.event_log._TIMEOUT_S", 0.5)
-    settings = settings_of("gateway")
-    host, port = settings.nats_url.removeprefix("nats://").split(":")
-    way = Breaking(host, int(port))
-    server = await asyncio.start_server(way.serve, "127.0.0.1", 0)
-    address = server.sockets[0].getsockname()
-    bus = await connect(settings.model_copy(update={"nats_url": f"nats://127.0.0.1:{address[1]}"}), "gateway")
-    yield way, replace(bus, js=bus.nc.jetstream(timeout=0.5))
-    await bus.close()
-    server.close()
+    async with connection_by(Breaking, settings_of("gateway"), "gateway") as (way, bus):
+        yield way, replace(bus, js=bus.nc.jetstream(timeout=0.5))
 
 
 async def test_a_key_is_found_over_a_connection_that_breaks(broken, bus_as):
