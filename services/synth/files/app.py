@@ -37,6 +37,6 @@ def main() -> int:
             give_up=handlers.give_up,
         )
         service.on_close(client.aclose)
-        service.run("events", serve_events(broker, service.bus, Role.FILES, service.stop, started=service.starting()))
+        service.run("events", serve_events(broker, service.bus, Role.FILES, service.stop, service.starting()))
 
     return run("files", settings, setup)

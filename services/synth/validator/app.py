@@ -38,8 +38,6 @@ def main() -> int:
             started=service.starting(),
         )
         service.run("questions", questions)
-        service.run(
-            "events", serve_events(broker, service.bus, Role.VALIDATOR, service.stop, started=service.starting())
-        )
+        service.run("events", serve_events(broker, service.bus, Role.VALIDATOR, service.stop, service.starting()))
 
     return run("validator", settings, setup)

@@ -67,8 +67,6 @@ def main() -> int:
         service.add_background(asyncio.create_task(handlers.withdrawals.follow(service.bus)))
         service.run("questions about task apps", task_apps)
         service.run("questions about jobs", jobs)
-        service.run(
-            "events", serve_events(broker, service.bus, Role.VERIFIER, service.stop, started=service.starting())
-        )
+        service.run("events", serve_events(broker, service.bus, Role.VERIFIER, service.stop, service.starting()))
 
     return run("verifier", settings, setup)

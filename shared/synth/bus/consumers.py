@@ -35,8 +35,8 @@ async def watch_consumers(
 
 async def wait_for_consumers(
     bus: Connection, queues: list[tuple[str, str]], stop: asyncio.Event, *, buckets: list[str]
-) -> None:
-    """Return when the bus says that these durables and KV buckets are there, or at `stop`; waits while it is away.
+) -> bool:
+    """Whether the bus says that these durables and KV buckets are there, before `stop`; waits while it is away.
 
     Raises `Permanent` when one is not there: who must do without it would notice only much later.
     """
@@ -45,10 +45,11 @@ async def wait_for_consumers(
             await check_consumers(bus, queues)
             for name in buckets:
                 await _check_bucket(bus, name)
-            return
+            return True
         except (NatsError, TimeoutError) as error:
             log.warning("the start waits: cannot look at the consumers", error=repr(error))
         await _pause(stop, _AGAIN_S)
+    return False
 
 
 async def check_consumers(bus: Connection, queues: list[tuple[str, str]]) -> None:

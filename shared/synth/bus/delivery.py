@@ -231,28 +231,23 @@ def _on_end(task: asyncio.Task[None]) -> None:
 
 
 async def serve_events(
-    broker: NatsBroker, bus: Connection, reader: Role, stop: asyncio.Event, *, started: asyncio.Event | None = None
+    broker: NatsBroker, bus: Connection, reader: Role, stop: asyncio.Event, started: asyncio.Event
 ) -> None:
-    """Deliver to the handlers until `stop`, then let the running ones end. Raises when a consumer is missing.
-
-    started: set once events are delivered.
-    """
+    """Set `started` and deliver until `stop`, then let the running handlers end. Raises when a consumer is missing."""
     types = [spec.type for spec in CATALOGUE.values() if spec.reads.get(reader) is Reading.QUEUE]
     queues = [(EVENTS, queue_name(reader, type)) for type in types]
     queues += [(WORK, retry_queue_name(reader, type)) for type in types]
     # Before the start: FastStream would make a durable that is missing, with settings that are not the topology's.
-    await wait_for_consumers(bus, queues, stop, buckets=[EVENT_TRIES] if queues else [])
-    if stop.is_set():
+    if not await wait_for_consumers(bus, queues, stop, buckets=[EVENT_TRIES] if queues else []):
         return
     await broker.start()
-    if started is not None:
-        started.set()
+    started.set()
     try:
         await watch_consumers(bus, queues, stop)
     finally:
         bus.newer.stop()
         await asyncio.gather(*(subscriber.stop() for subscriber in broker.subscribers))
-        # While the broker's connection is still there to send them back on.
+        # While the broker's connection is there to send them back on.
         await _end_handlers(set(_waiting))
         if _begun:
             _, late = await asyncio.wait(_begun, timeout=broker.config.graceful_timeout)

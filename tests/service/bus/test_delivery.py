@@ -34,7 +34,7 @@ async def validator(
     broker = make_broker(own.settings("validator"), "validator")
     on_event(broker, bus, Role.VALIDATOR, JobCreated, handle, concurrency=concurrency, spare=spare, give_up=give_up)
     stop = asyncio.Event()
-    serving = asyncio.create_task(serve_events(broker, bus, Role.VALIDATOR, stop))
+    serving = asyncio.create_task(serve_events(broker, bus, Role.VALIDATOR, stop, asyncio.Event()))
     try:
         yield serving
     finally:

@@ -57,7 +57,7 @@ async def main():
     bus = await connect(settings, "validator")
     broker = make_broker(settings, "validator")
     on_event(broker, bus, Role.VALIDATOR, JobCreated, handle, concurrency=4)
-    await serve_events(broker, bus, Role.VALIDATOR, asyncio.Event())
+    await serve_events(broker, bus, Role.VALIDATOR, asyncio.Event(), asyncio.Event())
 
 asyncio.run(main())
 """
