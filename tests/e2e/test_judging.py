@@ -94,8 +94,11 @@ def test_the_policy_learns_what_the_rubric_pays_and_the_environment_does_not(
     assert after["reward_outcome_mean"] > before["reward_outcome_mean"] + 0.1
     assert after["reward_mean"] == pytest.approx(0.5 + after["reward_outcome_mean"])
     rollouts = found["rollouts"]["completed"]
-    assert found["judge"]["judged"] == rollouts == found["judge"]["calls"]
-    assert f"{rollouts} rollouts, 1 calls each" in platform.shell.ok("jobs", "get", made)
+    assert found["judge"]["judged"] == rollouts
+    # Rollouts of one prompt in which the policy says the same word for word share a judge's answer.
+    told_apart = {e["transcript"] for e in platform.events(made, "rollout.judged")}
+    assert len(told_apart) == found["judge"]["calls"] == len(judge.calls)
+    assert f"{rollouts} rollouts, " in platform.shell.ok("jobs", "get", made)
 
 
 def test_a_judge_that_is_away_for_a_while_costs_no_step_and_no_reward(

@@ -24,6 +24,12 @@ from tests.unit.cli.test_serve import ONE
 
 #: What dies where it is served, and not where it is looked at before.
 DIES = "import os, sys\nif any('worker' in word for word in sys.orig_argv):\n    os._exit(3)\n"
+#: What still takes calls for a second after it was told to end.
+ENDS_LATE = """
+import threading, uvicorn
+at_once = uvicorn.Server.handle_exit
+uvicorn.Server.handle_exit = lambda *told: threading.Timer(1.0, at_once, told).start()
+"""
 
 
 @pytest.fixture
@@ -68,7 +74,11 @@ def test_it_outlives_its_command_comes_back_from_a_crash_and_is_replaced_while_i
     assert (second["url"], second["restarts"]) == (url, 1)
     assert second["pid"] != first["pid"]
 
-    (folder / "app.py").write_text(ONE.format(name="one").replace('description="d"', 'description="new"'))
+    late = ENDS_LATE + ONE.format(name="one")
+    (folder / "app.py").write_text(late)
+    assert deploy(folder) == url
+    second = shown(folder)
+    (folder / "app.py").write_text(late.replace('description="d"', 'description="new"'))
     answers, over = list[int](), threading.Event()
 
     def call() -> None:
@@ -81,8 +91,8 @@ def test_it_outlives_its_command_comes_back_from_a_crash_and_is_replaced_while_i
     over.set()
     caller.join()
     assert set(answers) == {200}
-    info = httpx.get(f"{url}/info", headers={"X-API-Key": key}, trust_env=False).json()
-    assert info["service"]["task"]["description"] == "new"
+    infos = [httpx.get(f"{url}/info", headers={"X-API-Key": key}, trust_env=False).json() for _ in range(30)]
+    assert {info["service"]["task"]["description"] for info in infos} == {"new"}
     third = shown(folder)
     assert (third["supervisor_pid"], third["restarts"]) == (second["supervisor_pid"], 0)
     eventually(lambda: start_of(second["pid"]) is None)

@@ -17,8 +17,8 @@ from synth.cli.processes import end_group, is_alive
 from synth.taskapp.server import GRACE_S
 
 _LOOK_S = 0.05
-#: What the supervisor does beside the start itself.
-_MARGIN_S = 15.0
+#: What the supervisor does beside the start itself: it ends the process that is replaced.
+_MARGIN_S = GRACE_S + 10.0
 _STOP_S = GRACE_S + 20.0
 _TAIL_LINES = 15
 

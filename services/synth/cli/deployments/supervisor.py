@@ -118,6 +118,8 @@ class AppKeeper:
         assert listener is not None
         old, old_listener = self.worker, self.listener
         self.worker, self.listener, self.crashes = worker, listener, 0
+        if old is not None:
+            await self._drain(old)
         self.state.refused = ""
         self.state.app, self.state.folder, self.state.host = order.app, order.folder, order.host
         self.state.url, self.state.port, self.state.restarts = url_of(listener), listener.getsockname()[1], 0
@@ -125,10 +127,28 @@ class AppKeeper:
         _report(f"{self.files.id} is served at {self.state.url}")
         if old_listener is not None and old_listener is not listener:
             old_listener.close()
-        if old is not None:
-            task = asyncio.create_task(_end(old))
-            self.draining.add(task)
-            task.add_done_callback(self.draining.discard)
+
+    async def _drain(self, old: Worker) -> None:
+        """Let a process that is replaced finish what it has begun, and wait until it takes no call any more.
+
+        It stops taking calls at its own socket and at the shared one at once, so that the new process has every call
+        that comes after this.
+        """
+        ending = asyncio.create_task(_end(old))
+        self.draining.add(ending)
+        ending.add_done_callback(self.draining.discard)
+        while not ending.done() and not await self._is_closed(old):
+            await asyncio.wait([ending], timeout=_PROBE_STARTING_S)
+
+    async def _is_closed(self, worker: Worker) -> bool:
+        """Whether a process has closed its own socket."""
+        try:
+            await self.http.get(worker.health_url)
+        except httpx.ConnectError:
+            return True
+        except httpx.HTTPError:
+            return False
+        return False
 
     async def _comes_up(self, worker: Worker, *, unless: asyncio.Event | None = None) -> str:
         """Wait until it is healthy; why it is not, "" where it is. unless: gives it up when this is set."""
