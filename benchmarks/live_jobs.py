@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import json
 import socket
+import subprocess
 import sys
 import tempfile
 import time
@@ -19,6 +20,7 @@ from asyncio.events import Handle
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from pathlib import Path
+from types import CoroutineType
 
 import httpx
 import uvicorn
@@ -89,12 +91,10 @@ async def measure(home: Path, jobs: int, seconds: float, watchers: int) -> tuple
         await _fill(admin, org, jobs)
         with _recorded_steps() as steps:
             async with _gateway(settings) as url:
-                client = await asyncio.create_subprocess_exec(
-                    *(sys.executable, "-m", "benchmarks.live_jobs", "--client", url, key),
-                    *("--seconds", str(seconds), "--watchers", str(watchers)),
-                    stdout=asyncio.subprocess.PIPE,
-                )
-                said, _ = await client.communicate()
+                client = [sys.executable, "-m", "benchmarks.live_jobs", "--client", url, key]
+                client += ["--seconds", str(seconds), "--watchers", str(watchers)]
+                # Starting it is no work of the gateway: a thread does it.
+                said = (await asyncio.to_thread(subprocess.run, client, check=True, stdout=subprocess.PIPE)).stdout
         last = (await admin.js.stream_info("EVENTS")).state.last_seq
         beats = (await admin.js.stream_info("EVENTS", subjects_filter="watch.heartbeat.>")).state.subjects or {}
         await admin.close()
@@ -182,13 +182,26 @@ def _recorded_steps():
         run(self)
         cpu = time.thread_time() - cpu
         if cpu > 2e-3:
-            steps.append(Step(repr(self), cpu, time.perf_counter() - begun))
+            steps.append(Step(_named(self), cpu, time.perf_counter() - begun))
 
     Handle._run = timed  # pyright: ignore[reportPrivateUsage]
     try:
         yield steps
     finally:
         Handle._run = run  # pyright: ignore[reportPrivateUsage]
+
+
+def _named(handle: Handle) -> str:
+    """What a handle of the loop has run: of a task its coroutines down to where it stands; else the callback."""
+    callback = handle._callback  # pyright: ignore
+    task = getattr(callback, "__self__", None)
+    if not isinstance(task, asyncio.Task):
+        return repr(callback)
+    coroutine, names = task.get_coro(), list[str]()
+    while isinstance(coroutine, CoroutineType):
+        names.append(f"{coroutine.__name__}:{coroutine.cr_frame.f_lineno if coroutine.cr_frame else 'ended'}")
+        coroutine = coroutine.cr_await
+    return " ".join([*names[:1], *names[1:][-4:]])
 
 
 async def use(url: str, key: str, *, seconds: float, watchers: int) -> None:
