@@ -6,7 +6,9 @@ proves itself.
 `synthd bus backup DIR` saves the log, the keys and the blobs of a running cluster; `synthd bus restore DIR` puts them
 into an empty one. `synthd bus archive DIR ORG [JOB]` copies what there is of an organisation or of a job that has ended
 into a folder, to be kept; `synthd bus erase ORG [JOB]` erases from the log what was deleted. `synthd bus orphans
-[--delete]` lists the blobs that nothing refers to. `synthd bus reseal` seals every stored secret with the current one.
+[--delete]` lists the blobs that nothing refers to. `synthd bus newer [--drop]` lists the events that only a newer
+version could read, and drops them where there is none. `synthd bus reseal` seals every stored secret with the current
+one.
 `synthd secrets SERVICE` prints what one service needs of the cluster's secrets, `synthd secrets` that of all.
 """
 
@@ -38,6 +40,7 @@ from synth.bus.server.deployed import ISSUER_VARIABLE, deployed_config, read_nke
 from synth.bus.server.provision import drift, provision
 from synth.bus.server.topology import DEFAULT_POOL, SERVICES, BusTopology, read_pools, topology
 from synth.erasure.erase import erase_job, erase_organisation
+from synth.erasure.newer_events import drop_newer_events, find_newer_events
 from synth.erasure.orphans import delete_orphans, find_orphans
 from synth.errors import SynthError, UserError
 from synth.ids import OrgId
@@ -48,7 +51,7 @@ from synth.service_secrets import NEEDS, SERVICE_SECRETS, ServiceSecrets, secret
 
 _USAGE = f"usage: synthd {{{'|'.join(SERVICES)}}}  |  synthd bus init|check|config|issuer|nkey USER"
 _USAGE += "  |  synthd bus backup DIR|restore DIR  |  synthd bus archive DIR ORG [JOB]  |  synthd bus erase ORG [JOB]"
-_USAGE += "  |  synthd bus orphans [--delete]"
+_USAGE += "  |  synthd bus orphans [--delete]  |  synthd bus newer [--drop]"
 _USAGE += "  |  synthd bus reseal  |  synthd secrets [SERVICE]"
 
 
@@ -82,6 +85,8 @@ def main(argv: list[str] | None = None) -> None:
             sys.exit(_print_secrets(*service))
         case ["bus", "orphans", *delete] if delete in ([], ["--delete"]):
             sys.exit(asyncio.run(_tidy(lambda parts: _collect(parts, delete=bool(delete)))))
+        case ["bus", "newer", *drop] if drop in ([], ["--drop"]):
+            sys.exit(asyncio.run(_tidy(lambda parts: _list_newer(parts, drop=bool(drop)))))
         case [name] if name in SERVICES:
             sys.exit(importlib.import_module(f"synth.{name}.app").main())
         case _:
@@ -242,6 +247,18 @@ async def _collect(parts: _Parts, *, delete: bool) -> str:
         sys.stdout.write(f"{orphan.size}\t{orphan.uri}\n")
     said = f"{len(found)} blobs that nothing refers to, {sum(orphan.size for orphan in found)} bytes"
     return f"{said}; {await delete_orphans(parts.blobs, found, older_than=older)} deleted" if delete else said
+
+
+async def _list_newer(parts: _Parts, *, drop: bool) -> str:
+    found = await find_newer_events(parts.bus)
+    for event in found:
+        sys.stdout.write(
+            f"{event.seq}\t{event.time.isoformat()}\t{ascii(event.subject)[1:-1]}\tschema {event.schema}\n"
+        )
+    said = f"{len(found)} events that only a newer version can read"
+    if not drop:
+        return said
+    return f"{said}; {await drop_newer_events(parts.bus, found)} dropped: restart the services that met them"
 
 
 def _report(line: str) -> None:

@@ -36,7 +36,9 @@ _TOMBSTONES = frozenset({"job.deleted", "file.deleted"})
 _BEGINNINGS = frozenset({"job.created", "file.uploaded"})
 _AT_ONCE = 32
 _READ_S = 600.0
-_NO_MESSAGE_FOUND = 10043
+_NO_SUCH_SEQUENCE = 10043
+#: What a store says of a message that has been there; the error's code says no more than that it was not deleted.
+_NO_MESSAGE_FOUND = "no message found"
 
 
 @dataclass(frozen=True)
@@ -152,25 +154,27 @@ async def _read_subjects(bus: Connection, stream: str, filters: list[str]) -> di
     return found
 
 
-async def _erase(bus: Connection, stream: str, sequences: list[int], report: Report) -> int:
-    """Have the server overwrite these messages, the newest last: until then the erasure can be seen not to be done."""
-    for first in range(0, len(sequences), _AT_ONCE):
-        await asyncio.gather(*(_erase_one(bus, stream, seq) for seq in sequences[first : first + _AT_ONCE]))
-        if first and first % (_AT_ONCE * 64) == 0:
-            report(f"{first} of {len(sequences)} messages of {stream} are erased")
-    return len(sequences)
-
-
-async def _erase_one(bus: Connection, stream: str, seq: int) -> None:
+async def erase_message(bus: Connection, stream: str, seq: int) -> bool:
+    """Have the server overwrite one message; whether it was there. Raises `Transient` where the bus does not do it."""
     try:
         # It overwrites the bytes before it answers; a purge would only forget where they are.
         await bus.js.delete_msg(stream, seq)
     except APIError as error:
-        if error.err_code == _NO_MESSAGE_FOUND:
-            return
+        if error.err_code == _NO_SUCH_SEQUENCE or error.description == _NO_MESSAGE_FOUND:
+            return False
         raise Transient(f"the bus cannot erase message {seq} of {stream}: {error.description}") from error
     except (NatsError, TimeoutError) as error:
         raise Transient(f"the bus did not answer the erasure of message {seq} of {stream}: {error!r}") from error
+    return True
+
+
+async def _erase(bus: Connection, stream: str, sequences: list[int], report: Report) -> int:
+    """Have the server overwrite these messages, the newest last: until then the erasure can be seen not to be done."""
+    for first in range(0, len(sequences), _AT_ONCE):
+        await asyncio.gather(*(erase_message(bus, stream, seq) for seq in sequences[first : first + _AT_ONCE]))
+        if first and first % (_AT_ONCE * 64) == 0:
+            report(f"{first} of {len(sequences)} messages of {stream} are erased")
+    return len(sequences)
 
 
 def _without_tombstones(subjects: dict[int, str]) -> list[int]:

@@ -11,6 +11,7 @@ import pytest
 from synth.bus.connection import Connection
 from synth.bus.history.job_log import read_job
 from synth.bus.replay import follow, replay
+from synth.erasure.newer_events import drop_newer_events, find_newer_events
 from synth.errors import NewerVersion, Permanent
 from synth.events.catalogue import CATALOGUE
 from synth.work import Task
@@ -51,6 +52,24 @@ async def test_an_event_of_a_newer_schema_is_left_to_a_newer_process_and_is_no_d
     assert old.seen == []
     assert sorted(new.names) == ["later", "newer"]
     assert (await bus.js.stream_info("DEAD")).state.messages == 0
+
+
+async def test_a_queue_that_a_forged_event_has_stopped_goes_on_once_it_is_dropped(own: OwnServer):
+    bus = await own.provision()
+    async with validator(own, Handler(well, enough=1)):
+        older = own.opened[-1]
+        await append_raw(bus, "job.created.org_a.job_1", CREATED, schema=999)
+        await until(bus, lambda: older.newer.problem() is not None)
+    await submit(own, "later")
+    [forged] = await find_newer_events(bus)
+    assert (forged.seq, forged.subject, forged.schema) == (1, "job.created.org_a.job_1", 999)
+    assert await drop_newer_events(bus, [forged, forged]) == 1
+    again = Handler(well, enough=1)
+    async with validator(own, again):
+        await asyncio.wait_for(again.enough.wait(), 20)
+        await settled(own)
+        assert own.opened[-1].newer.problem() is None
+    assert again.names == ["later"]
 
 
 async def test_a_task_whose_log_has_a_newer_fact_goes_back_and_its_queue_is_left_alone(own: OwnServer):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 from collections.abc import AsyncIterator
 
 import httpx
@@ -15,6 +16,7 @@ from synth.events.catalogue import CATALOGUE
 from synth.runtime.settings import ServiceSettings
 from tests.service.bus.own_server import OwnServer
 from tests.service.gateway import job_histories
+from tests.service.process import environment
 
 
 @pytest.fixture
@@ -89,3 +91,47 @@ async def test_what_it_cannot_read_it_names_and_an_upgraded_one_reads_the_log_ag
         while (await user.http.get(f"/api/jobs/{id}")).json()["step"] != 2:
             continue
     assert "version" not in (await healthz()).json()["unhealthy"]
+
+
+async def test_what_only_pretends_to_be_of_a_newer_version_is_listed_dropped_and_no_longer_named(
+    start_gateway, client_of, bus_as, settings_of, tmp_path
+):
+    path = tmp_path / "shared.db"
+    running = await start_gateway(read_model_path=path)
+    user = await client_of(running)
+    id = (await user.submit())["id"]
+    trainer, fence = await job_histories.begin(bus_as, user.org, id)
+    subject = f"train.step.{user.org}.{id}"
+    forged = [(await trainer.js.publish(subject, b"{}", headers={"Synth-Schema": n})).seq for n in ("7", "7", "8")]
+    after = await job_histories.step(trainer, fence, 1)
+    async with asyncio.timeout(20):
+        while (await user.http.get(f"/api/jobs/{id}")).json()["last_seq"] < after:
+            continue
+    await running.stop()
+
+    code, listed = await newer(settings_of)
+    assert code == 0
+    assert [int(line.split("\t")[0]) for line in listed[:-1]] == forged
+    assert listed[0].endswith(f"{subject}\tschema 7")
+    assert listed[-1] == "3 events that only a newer version can read"
+    code, dropped = await newer(settings_of, "--drop")
+    assert (code, dropped[-1].partition("; ")[2]) == (0, "3 dropped: restart the services that met them")
+    assert (await newer(settings_of))[1] == ["0 events that only a newer version can read"]
+
+    running = await start_gateway(read_model_path=path)
+    user = await client_of(running, user.key)
+    async with httpx.AsyncClient(base_url=running.service.url) as http:
+        assert "version" not in (await http.get("/healthz")).json().get("unhealthy", {})
+    async with asyncio.timeout(20):
+        while (await user.http.get(f"/api/jobs/{id}")).json()["step"] != 1:
+            continue
+
+
+async def newer(settings_of, *flags: str) -> tuple[int | None, list[str]]:
+    """`synthd bus newer`: its exit code, and the lines that it printed."""
+    command = (sys.executable, "-m", "synth.synthd", "bus", "newer", *flags)
+    done = await asyncio.create_subprocess_exec(
+        *command, env=environment(settings_of("bus")), stdout=asyncio.subprocess.PIPE
+    )
+    out, _ = await done.communicate()
+    return done.returncode, out.decode().splitlines()

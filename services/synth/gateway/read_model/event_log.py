@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
-from nats.js.api import StreamInfo
+from nats.js.api import RawStreamMsg, StreamInfo
 from nats.js.errors import NotFoundError
 
 from synth.api.schemas import EventView
@@ -117,14 +117,28 @@ async def read_last(bus: Connection, kind: type[Event], org: str, key: str) -> R
 
 async def has_event(bus: Connection, mark: Mark) -> bool:
     """Whether the log holds this very event. Raises `Transient` when the bus does not answer."""
-    try:
-        found = await read_across_reconnects(bus, lambda: bus.js.get_msg(EVENTS, mark.seq))
-    except NotFoundError:
+    found = await _find(bus, mark.seq)
+    if found is None:
         return False
-    except (TimeoutError, NatsError) as error:
-        raise Transient(f"the bus did not answer a read of event {mark.seq}: {error!r}") from error
     assert found.time is not None
     return from_parts(found.subject or "", b"null", found.headers, seq=mark.seq, time=found.time).sign == mark.sign
+
+
+async def holds_all(bus: Connection, sequences: list[int]) -> bool:
+    """Whether the log has an event at each of these places. Raises `Transient` when the bus does not answer."""
+    for seq in sequences:
+        if await _find(bus, seq) is None:
+            return False
+    return True
+
+
+async def _find(bus: Connection, seq: int) -> RawStreamMsg | None:
+    try:
+        return await read_across_reconnects(bus, lambda: bus.js.get_msg(EVENTS, seq))
+    except NotFoundError:
+        return None
+    except (TimeoutError, NatsError) as error:
+        raise Transient(f"the bus did not answer a read of event {seq}: {error!r}") from error
 
 
 class LogSize(NamedTuple):

@@ -17,6 +17,7 @@ import msgspec
 from synth.api.schemas import Checkpoint, Point
 from synth.bus.recorded import Recorded
 from synth.events import BlobExpired, JobCreated, JobDeleted, JobValidated, ModelDeleted, ModelPublished
+from synth.gateway.read_model import database_file
 from synth.gateway.read_model.artifacts import CheckpointRow, ModelRow, project_checkpoint, project_model
 from synth.gateway.read_model.filters import JobFilter
 from synth.gateway.read_model.projected_file import ProjectedFile
@@ -252,6 +253,13 @@ class ReadModel(ProjectedFile):
             f"SELECT row FROM {table} WHERE {where} ORDER BY created {order} LIMIT ?", (*values, limit)
         ).fetchall()
         return [msgspec.json.decode(row, type=kind) for (row,) in found]
+
+    def left_out(self) -> list[int]:
+        """`newer_events.first_events`; [] in a new file, and in one that cannot say it."""
+        try:
+            return newer_events.first_events(self._db)
+        except database_file.ReadError:
+            return []
 
     def newer_problem(self) -> str | None:
         """`newer_events.problem`: what this version leaves out."""

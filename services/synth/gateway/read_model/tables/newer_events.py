@@ -1,7 +1,8 @@
 """The events that the read model was given and could not read, because a newer version wrote them.
 
 The model goes on without what they say, since an API that stands still would be worse, and the gateway says so. The
-first version that opens the file and can read one of them projects the log again.
+first version that opens the file and can read one of them projects the log again, and so does one that finds such an
+event no longer in the log: then only pretence called it newer, and `synthd bus newer --drop` took it out.
 """
 
 from __future__ import annotations
@@ -37,6 +38,11 @@ def can_read_more(db: sqlite3.Connection) -> bool:
     """Whether this version can read an event that the one before it left out."""
     found = db.execute("SELECT type, version FROM newer").fetchall()
     return any(type in CATALOGUE and version <= CATALOGUE[type].version for type, version in found)
+
+
+def first_events(db: sqlite3.Connection) -> list[int]:
+    """The sequence of the first event of each kind that was left out."""
+    return [seq for (seq,) in db.execute("SELECT first FROM newer ORDER BY first")]
 
 
 def problem(db: sqlite3.Connection) -> str | None:

@@ -1,0 +1,41 @@
+"""The events that a newer version wrote, or somebody with a stolen credential who says that one did.
+
+A process leaves the queue of such an event to a newer version. Where there is none, the queue stands still until the
+event is no longer in the log.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+
+from synth.bus.connection import Connection
+from synth.bus.recorded import UnknownEvent, from_delivery
+from synth.bus.replay import read_stream
+from synth.bus.server.topology import EVENTS
+from synth.erasure.erase import erase_message
+
+
+@dataclass(frozen=True)
+class NewerEvent:
+    """An event that this version cannot read. seq: its place in the log; schema: as it says itself."""
+
+    seq: int
+    subject: str
+    schema: int
+    time: datetime
+
+
+async def find_newer_events(bus: Connection) -> list[NewerEvent]:
+    """All of them that are in the log now, oldest first. Raises `Transient` where the log cannot be read."""
+    found: list[NewerEvent] = []
+    async for msg in read_stream(bus.nc, [">"]):
+        recorded = from_delivery(msg)
+        if isinstance(recorded.event, UnknownEvent) and recorded.event.newer:
+            found.append(NewerEvent(recorded.seq, msg.subject, recorded.schema, recorded.time))
+    return found
+
+
+async def drop_newer_events(bus: Connection, events: list[NewerEvent]) -> int:
+    """Remove them from the log; returns how many were still there. What their writers said with them is lost."""
+    return sum([await erase_message(bus, EVENTS, event.seq) for event in events])
