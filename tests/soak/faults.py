@@ -123,6 +123,7 @@ def _bus_link(link: Link) -> _Strike:
 
 
 _kind("partition", seconds=(2, 16), victims=_OWNERS_OFTEN)(_bus_link(Link.FROZEN))
+_kind("one-way partition", seconds=(2, 16), victims=_OWNERS_OFTEN)(_bus_link(Link.ONE_WAY))
 _kind("cut", seconds=(0.5, 12), victims=_OWNERS_OFTEN)(_bus_link(Link.CUT))
 _kind("slow link", seconds=(5, 15), victims=_OWNERS_OFTEN)(_bus_link(Link.SLOW))
 

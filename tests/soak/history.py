@@ -10,10 +10,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from synth.bus.recorded import Recorded, UnknownEvent
+from synth.bus.recorded import Recorded, UnknownEvent, encode
 from synth.events import (
     CheckpointSaved,
     EvalCompleted,
+    FileDeleted,
+    FileReady,
+    FileRejected,
+    FileUploaded,
+    Heartbeat,
     JobStarted,
     PolicyPublished,
     RolloutBatched,
@@ -24,6 +29,7 @@ from synth.events import (
     RolloutRequested,
     TrainStep,
 )
+from synth.events.catalogue import Write, spec_of
 from synth.jobs.lifecycle import TERMINAL_FACTS, IllegalTransition, JobStatus
 from synth.transcripts.batch_header import BatchMeta
 
@@ -80,6 +86,10 @@ def check_log(facts: Sequence[Recorded], seen: Iterable[Recorded]) -> list[Viola
         for first, second in _twice(facts)
     ]
     found += [
+        Violation("each fact is said once", second.key, f"{second.type} at {first.seq} and {second.seq}")
+        for first, second in _said_twice(facts)
+    ]
+    found += [
         Violation("the log has one order", b.key, f"{b.seq} behind {a.seq}")
         for a, b in pairwise(facts)
         if b.seq <= a.seq
@@ -99,6 +109,21 @@ def _twice(facts: Sequence[Recorded]) -> Iterator[tuple[Recorded, Recorded]]:
         if fact.id and fact.id in first:
             yield first[fact.id], fact
         first.setdefault(fact.id, fact)
+
+
+def _said_twice(facts: Sequence[Recorded]) -> Iterator[tuple[Recorded, Recorded]]:
+    """Facts that only their ids protect, and that say the same of the same thing."""
+    first: dict[tuple[str, str, str, bytes], Recorded] = {}
+    for fact in facts:
+        if isinstance(fact.event, UnknownEvent) or spec_of(fact.event).write is not Write.ONCE:
+            continue
+        if isinstance(fact.event, Heartbeat | FileUploaded | FileReady | FileRejected | FileDeleted):
+            # A job is still alive, and a file may be deleted and come again.
+            continue
+        said = (fact.type, fact.org, fact.key, encode(fact.event))
+        if said in first and first[said].id != fact.id:
+            yield first[said], fact
+        first.setdefault(said, fact)
 
 
 def _lifecycle(history: JobHistory) -> Iterator[str]:

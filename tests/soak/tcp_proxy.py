@@ -15,13 +15,15 @@ _SLOW_PIECE = 16 << 10
 class Link(StrEnum):
     """What a link does. CUT: connections end, new ones too. FROZEN: bytes wait, as when the cable is out.
 
-    SLOW: each piece is late. FAILING, NONSENSE: what is posted on new connections is answered with an HTTP 500, or with
-    a body that is no JSON; what is only asked for is passed on, as who verifies an app may refuse it for either.
+    ONE_WAY: what is said arrives, and what is answered waits. SLOW: each piece is late. FAILING, NONSENSE: what is
+    posted on new connections is answered with an HTTP 500, or with a body that is no JSON; what is only asked for is
+    passed on, as who verifies an app may refuse it for either.
     """
 
     OPEN = "open"
     CUT = "cut"
     FROZEN = "frozen"
+    ONE_WAY = "one way"
     SLOW = "slow"
     FAILING = "failing"
     NONSENSE = "nonsense"
@@ -107,7 +109,10 @@ class TcpProxy:
         there, back = await asyncio.open_connection("127.0.0.1", self.target)
         self._writers.add(back)
         back.write(head)
-        ways = [asyncio.create_task(self._pump(reader, back)), asyncio.create_task(self._pump(there, writer))]
+        ways = [
+            asyncio.create_task(self._pump(reader, back, {Link.FROZEN})),
+            asyncio.create_task(self._pump(there, writer, {Link.FROZEN, Link.ONE_WAY})),
+        ]
         try:
             await asyncio.wait(ways)
         finally:
@@ -116,10 +121,10 @@ class TcpProxy:
             self._writers.discard(back)
             back.transport.abort()
 
-    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, waits: set[Link]) -> None:
         with suppress(OSError):
             while piece := await reader.read(_SLOW_PIECE if self._link is Link.SLOW else _PIECE):
-                while self._link is Link.FROZEN:
+                while self._link in waits:
                     await self._changed.wait()
                 if self._link is Link.SLOW:
                     await asyncio.sleep(_SLOW_S)

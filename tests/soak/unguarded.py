@@ -140,10 +140,8 @@ def _nothing() -> None:
 #: Name → what is removed. "retries": the jobs' own budget of retries, which the workload leaves out.
 GUARDS: dict[str, Guard] = {
     "fence": Guard(_fence, ("freeze", "partition", "cut"), victims=("rollouts", "trainer"), at_least_s=12.0),
-    # An acknowledgement that waits for longer than its asker does; what an owner appends is fenced as well.
-    "identity": Guard(
-        _identity, ("partition",), victims=("gateway", "validator", "verifier", "files", "inference"), at_least_s=8.0
-    ),
+    # What arrived and was not acknowledged in time is said again; what an owner appends is fenced as well.
+    "identity": Guard(_identity, ("one-way partition",), victims=("gateway", "files", "inference"), at_least_s=8.0),
     "redelivery": Guard(_redelivery, ("kill", "drain"), victims=("rollouts", "trainer"), job_s=150.0),
     "clocks": Guard(_clocks, ("wrong clock",), victims=("inference",), at_least_s=15.0),
     "whole blobs": Guard(_whole_blobs, ("disk full",)),

@@ -23,6 +23,7 @@ from synth.events import (
     JobVerified,
     ModelLeased,
     ModelRef,
+    PolicyLoaded,
     PolicyPublished,
     RolloutBatched,
     RolloutBlocked,
@@ -201,3 +202,8 @@ def test_what_the_log_has_twice_or_lost_is_found():
     lost = [fact for fact in facts if fact.seq != 4]
     assert {v.promise for v in check_log(lost, facts)} == {"what was acknowledged is kept"}
     assert {v.promise for v in check_log([facts[1], facts[0]], [])} == {"the log has one order"}
+    loaded = PolicyLoaded(version=1, replica="inference-0", seconds=0.25, proven=3)
+    facts = recorded([*good(), loaded, msgspec.structs.replace(loaded, seconds=0.5)])
+    assert check_log(facts, facts) == []
+    again = [*facts, replace(facts[-1], seq=len(facts) + 1, id="another")]
+    assert {v.promise for v in check_log(again, facts)} == {"each fact is said once"}
