@@ -3,7 +3,8 @@
     synthctl keys create --bus                       # prints the key, once
     SYNTH_BUS_KEY=synth_bus_… python -m examples.subscriber --bus nats://127.0.0.1:4222 --place place.txt
 
-With `--ca ca.pem`, or an address of `tls://`, the bus is dialled over TLS or not at all.
+With `--ca ca.pem`, or an address of `tls://`, the bus is dialled over TLS or not at all; `--cert` and `--cert-key` are
+for a bus that asks its clients for a certificate.
 
 Each event is a line of JSON. `--place` keeps the `seq` of the last one; who stores events elsewhere stores the `seq`
 with them, in one transaction, and has each of them once. The bus remembers no subscriber.
@@ -52,6 +53,14 @@ class _Client(Client):
         if "tls" in self.options and not self._server_info.get("tls_required"):
             raise _Refused("the bus does not speak TLS, and --ca or tls:// asks for it")
         return super()._connect_command()
+
+
+def tls_of(ca: Path | None, cert: Path | None = None, cert_key: Path | None = None) -> ssl.SSLContext:
+    """The CA that is trusted (None: those that the machine trusts), and the certificate that is shown, with its key."""
+    tls = ssl.create_default_context(cafile=ca)
+    if cert is not None:
+        tls.load_cert_chain(cert, cert_key)
+    return tls
 
 
 async def follow(
@@ -117,8 +126,8 @@ async def _print(arguments: argparse.Namespace) -> None:
     place: Path = arguments.place
     after = int(place.read_text()) if place.exists() else 0 if arguments.all else None
     bus, key, tls = arguments.bus, os.environ["SYNTH_BUS_KEY"], None
-    if arguments.ca or bus.startswith("tls://"):
-        tls = ssl.create_default_context(cafile=arguments.ca)
+    if arguments.ca or arguments.cert or bus.startswith("tls://"):
+        tls = tls_of(arguments.ca, arguments.cert, arguments.cert_key)
     async for event in follow(bus, arguments.gateway, key, after=after, tls=tls):
         sys.stdout.write(json.dumps({"seq": event.seq, "subject": event.subject, "data": event.data}) + "\n")
         sys.stdout.flush()
@@ -132,6 +141,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--bus", default="nats://127.0.0.1:4222", help="nats-server's address")
     parser.add_argument("--ca", type=Path, help="the CA that signed the bus's certificate (PEM), where it has one")
+    parser.add_argument("--cert", type=Path, help="the subscriber's own certificate (PEM), where the bus asks for one")
+    parser.add_argument("--cert-key", type=Path, help="the private key of it; without, it is in the same file")
     parser.add_argument("--gateway", default="http://127.0.0.1:8000", help="the gateway's address")
     parser.add_argument("--place", type=Path, default=Path("place.txt"), help="the file that keeps the place")
     parser.add_argument("--all", action="store_true", help="without a place, begin with the first event, not now")

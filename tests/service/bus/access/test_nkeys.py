@@ -7,13 +7,14 @@ import ssl
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from dataclasses import dataclass
+from pathlib import Path
 
 import httpx
 import pytest
 from nats.errors import TimeoutError as NatsTimeout
 from pydantic import SecretStr
 
-from examples.subscriber import follow
+from examples.subscriber import follow, tls_of
 from synth.bus.access.nkeys import NkeyKind, UserKey, new_seed
 from synth.bus.connection import connect
 from synth.bus.server.deployed import ServerTls
@@ -122,8 +123,7 @@ async def cluster(server, server_tls: ServerTls, authority: Authority, tmp_path)
         "SYNTH_READ_MODEL_PATH": str(tmp_path / "gateway.db"),
         "SYNTH_BOOTSTRAP_API_KEY": key,
     }
-    context = ssl.create_default_context(cafile=authority.cert)
-    context.load_cert_chain(own.cert, own.key)
+    context = tls_of(authority.cert, Path(own.cert), Path(own.key))
     by_key = {user: server.settings(user, nats_seed=keys.of(user)) for user in ("gateway", "validator")}
     with (
         running("validator", by_key["validator"], tmp_path / "v.log", port=0, **given),

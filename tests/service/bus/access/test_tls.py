@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-import ssl
 import subprocess
 import sys
 from contextlib import aclosing
@@ -13,7 +12,7 @@ from dataclasses import replace
 
 import pytest
 
-from examples.subscriber import follow
+from examples.subscriber import follow, tls_of
 from synth.bus.connection import connect
 from synth.bus.delivery import make_broker
 from synth.bus.server.deployed import ServerTls
@@ -38,7 +37,7 @@ def of_validator(server) -> list[dict]:
 
 async def first_event(url: str, authority: Authority) -> None:
     """What `examples/subscriber.py --ca` does, whose key is no key."""
-    tls = ssl.create_default_context(cafile=authority.cert)
+    tls = tls_of(authority.cert)
     async with aclosing(follow(url, "http://127.0.0.1:9", "no key", after=0, tls=tls)) as events:
         await asyncio.wait_for(anext(events), 10)
 
