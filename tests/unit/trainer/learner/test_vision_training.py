@@ -39,6 +39,7 @@ def rl_trainer(vision_dir: Path, loader: ImageLoader, **changes: Any) -> RlTrain
     return RlTrainer(policy, config, reference=load_reference(policy, config))
 
 
+@pytest.mark.long
 def test_a_colour_is_learnt_from_the_image_alone(vision_dir: Path, loader: ImageLoader) -> None:
     losses: list[float] = []
     for blank in (False, True):

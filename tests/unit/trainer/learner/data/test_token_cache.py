@@ -182,6 +182,7 @@ def child(path: Path, folder: Path, model_dir: Path) -> subprocess.Popen[str]:
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("to", ["the process", "one that tokenises"])
 def test_what_is_killed_while_it_tokenises_costs_the_chunks_in_the_works(
     tokenizer: Any, model_dir: Path, tmp_path: Path, to: str
@@ -210,6 +211,7 @@ def _child_of(pid: int) -> int:
     return int(Path(f"/proc/{pid}/task/{pid}/children").read_text().split()[0])
 
 
+@pytest.mark.long
 def test_two_processes_at_once_make_each_chunk_once(tokenizer: Any, model_dir: Path, tmp_path: Path) -> None:
     path, folder = write_rows(tmp_path / "large.jsonl", addition_rows(2_500)), tmp_path / "c"
     with child(path, folder, model_dir) as first:
