@@ -75,6 +75,10 @@ class _NewIds(dict[str, str]):
         self[publish.MSG_ID] = uuid.uuid4().hex
         return super().keys()
 
+    def __iter__(self):  # type: ignore[no-untyped-def]
+        # A dict whose iteration is its own is copied by its keys, another one past them.
+        return super().__iter__()
+
 
 def _redelivery() -> None:
     """A task leaves the queue when it begins, so nobody is given it when its owner dies or is drained."""

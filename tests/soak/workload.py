@@ -7,6 +7,8 @@ import random
 import uuid
 from dataclasses import dataclass, field
 
+import httpx
+
 from synth.bus.recorded import Recorded
 from synth.bus.replay import follow
 from synth.jobs.lifecycle import TERMINAL_FACTS
@@ -135,17 +137,29 @@ class Workload:
     async def _cancel(self, job: str, rng: random.Random) -> None:
         moment = rng.choice(["job.created", "job.verified", "job.started", "rollout.completed", "train.step"])
         await self.log.until(job, frozenset({moment}) | TERMINAL_FACTS, seconds=self.job_s)
-        await self.cluster.ask("POST", f"/api/jobs/{job}/cancel")
-        self.expected[job] = CANCELLED
+        if await self._tell(job, "cancel"):
+            self.expected[job] = CANCELLED
 
     async def _pause_and_resume(self, job: str) -> None:
         found = await self.log.until(job, frozenset({"train.step"}) | TERMINAL_FACTS, seconds=self.job_s)
         if found.type in TERMINAL_FACTS:
             return
-        await self.cluster.ask("POST", f"/api/jobs/{job}/pause")
+        if not await self._tell(job, "pause"):
+            return
         paused = await self.log.until(job, frozenset({"job.paused"}) | TERMINAL_FACTS, seconds=self.job_s)
         if paused.type == "job.paused":
-            await self.cluster.ask("POST", f"/api/jobs/{job}/resume")
+            await self._tell(job, "resume")
+
+    async def _tell(self, job: str, what: str) -> bool:
+        """Cancel, pause or resume a job; False where it had ended before the gateway was reached."""
+        try:
+            await self.cluster.ask("POST", f"/api/jobs/{job}/{what}")
+        except httpx.HTTPStatusError as error:
+            if error.response.status_code != httpx.codes.CONFLICT:
+                raise
+            await self.log.until(job, TERMINAL_FACTS, seconds=self.job_s)
+            return False
+        return True
 
     def _rl(self, iterations: int, rng: random.Random) -> str:
         text = demo("rl_long", iterations_per_epoch=iterations, async_level=rng.randint(0, 1))
