@@ -64,7 +64,7 @@ async def run(folder: Path, kinds: list[str], inputs: int, seed: int) -> list[st
         console.print(f"its median answer takes {before * 1e3:.1f} ms")
         table.add_row("none", "", f"{_QUIET_S:.0f}", f"{before * 1e3:.1f}", "")
         for kind in kinds:
-            found += await _attack(ring, quiet, kind, inputs // len(kinds), before, table)
+            found += await _attack(ring, quiet, kind, -(-inputs // len(kinds)), before, table)
         reached = [address for address in trapped.caught if address != ALLOWED]
         found += [f"connected to {address}, which nobody had allowed" for address in reached]
         found += await _still_works(ring)
