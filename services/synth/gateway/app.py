@@ -56,7 +56,7 @@ from synth.gateway.limits.admission import Admission
 from synth.gateway.middleware.completeness import Completeness
 from synth.gateway.middleware.gate import Gate
 from synth.gateway.middleware.request_metrics import RequestMetrics
-from synth.gateway.read_model.event_log import has_event, holds_all
+from synth.gateway.read_model.event_log import has_any_at, has_event
 from synth.gateway.read_model.hub import Hub
 from synth.gateway.read_model.snapshot import holds_snapshot_of, keep_snapshot
 from synth.gateway.read_model.store import ReadModel
@@ -172,7 +172,8 @@ async def _wait_for_bus(service: Service, settings: GatewaySettings, secrets: Se
             await _bootstrap(settings, secrets)
             mark = model.mark()
             # What was not read and is no longer there may have been noted in the snapshot too.
-            still = await holds_all(service.bus, model.left_out())
+            left_out = model.first_left_out()
+            still = left_out is None or await has_any_at(service.bus, left_out)
             model.prepare(
                 stream=str(info.created),
                 last_seq=info.state.last_seq,

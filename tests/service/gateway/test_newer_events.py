@@ -103,19 +103,24 @@ async def test_what_only_pretends_to_be_of_a_newer_version_is_listed_dropped_and
     trainer, fence = await job_histories.begin(bus_as, user.org, id)
     subject = f"train.step.{user.org}.{id}"
     forged = [(await trainer.js.publish(subject, b"{}", headers={"Synth-Schema": n})).seq for n in ("7", "7", "8")]
+    forged += [(await trainer.js.publish(subject, b"{}", headers={"Synth-Schema": f"{n}"})).seq for n in range(20, 30)]
     after = await job_histories.step(trainer, fence, 1)
     async with asyncio.timeout(20):
         while (await user.http.get(f"/api/jobs/{id}")).json()["last_seq"] < after:
             continue
+    async with httpx.AsyncClient(base_url=running.service.url) as http:
+        said = (await http.get("/healthz")).json()["unhealthy"]["version"]
+    assert f"train.step (schema 7, since {forged[0]}), train.step (schema 8, since {forged[2]})" in said
+    assert "and 2 more kinds; upgrade this gateway" in said
     await running.stop()
 
     code, listed = await newer(settings_of)
     assert code == 0
     assert [int(line.split("\t")[0]) for line in listed[:-1]] == forged
     assert listed[0].endswith(f"{subject}\tschema 7")
-    assert listed[-1] == "3 events that only a newer version can read"
+    assert listed[-1] == "13 events that only a newer version can read"
     code, dropped = await newer(settings_of, "--drop")
-    assert (code, dropped[-1].partition("; ")[2]) == (0, "3 dropped: restart the services that met them")
+    assert (code, dropped[-1].partition("; ")[2]) == (0, "13 dropped: restart the services that met them")
     assert (await newer(settings_of))[1] == ["0 events that only a newer version can read"]
 
     running = await start_gateway(read_model_path=path)

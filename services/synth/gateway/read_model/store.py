@@ -254,12 +254,12 @@ class ReadModel(ProjectedFile):
         ).fetchall()
         return [msgspec.json.decode(row, type=kind) for (row,) in found]
 
-    def left_out(self) -> list[int]:
-        """`newer_events.first_events`; [] in a new file, and in one that cannot say it."""
+    def first_left_out(self) -> int | None:
+        """`newer_events.first_left_out`; None also in a new file, and in one that cannot say it."""
         try:
-            return newer_events.first_events(self._db)
+            return newer_events.first_left_out(self._db)
         except database_file.ReadError:
-            return []
+            return None
 
     def newer_problem(self) -> str | None:
         """`newer_events.problem`: what this version leaves out."""
