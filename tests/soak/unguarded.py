@@ -146,6 +146,10 @@ GUARDS: dict[str, Guard] = {
     "fence": Guard(_fence, ("freeze", "partition", "cut"), victims=("rollouts", "trainer"), at_least_s=12.0),
     # What arrived and was not acknowledged in time is said again; what an owner appends is fenced as well.
     "identity": Guard(_identity, ("one-way partition",), victims=("gateway", "files", "inference"), at_least_s=8.0),
+    # The same where the server that has the event goes before it has acknowledged it.
+    "identity at the bus": Guard(
+        _identity, ("kill the leader of the log", "freeze the leader of the log", "cut a server of the bus off")
+    ),
     "redelivery": Guard(_redelivery, ("kill", "drain"), victims=("rollouts", "trainer"), job_s=150.0),
     "clocks": Guard(_clocks, ("wrong clock",), victims=("inference",), at_least_s=15.0),
     "whole blobs": Guard(_whole_blobs, ("disk full",)),
