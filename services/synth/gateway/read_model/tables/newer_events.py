@@ -2,7 +2,7 @@
 
 The model goes on without what they say, since an API that stands still would be worse, and the gateway says so. The
 first version that opens the file and can read one of them projects the log again, and so does one that finds such an
-event no longer in the log: then only pretence called it newer, and `synthd bus newer --drop` took it out.
+event no longer in the log: it has expired, or `synthd bus newer --drop` took it out.
 """
 
 from __future__ import annotations
