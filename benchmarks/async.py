@@ -234,7 +234,7 @@ async def _followed(cluster: Cluster, job: str, variant: Variant) -> Ran:
 
 async def _read(bus: Connection, job: str, variant: Variant) -> Ran:
     ran, done, begun = Ran(variant), 0, 0.0
-    async for recorded in follow(bus.nc, [f"*.*.*.{job}"]):
+    async for recorded in follow(bus, [f"*.*.*.{job}"]):
         at = recorded.time.timestamp()
         match recorded.event:
             case RolloutRequested():

@@ -133,7 +133,7 @@ async def measure(cluster: Cluster, workload: Workload) -> Measured:
 async def _follow(bus: Connection, cluster: Cluster, workload: Workload, job_id: str, measured: Measured) -> None:
     created = last = 0.0
     before: dict[str, float] = {}
-    async for recorded in follow(bus.nc, [f"train.step.*.{job_id}", f"job.*.*.{job_id}"]):
+    async for recorded in follow(bus, [f"train.step.*.{job_id}", f"job.*.*.{job_id}"]):
         at = recorded.time.timestamp()
         match recorded.event:
             case TrainStep(step=step, values=values):

@@ -78,7 +78,7 @@ class EventRecorder:
         return [(m.headers or {})["Synth-Reason"] for m in letters]
 
     async def _follow(self) -> None:
-        async for recorded in follow(self.bus.nc, [f"*.*.*.{self._job}"], unreadable_too=True):
+        async for recorded in follow(self.bus, [f"*.*.*.{self._job}"], unreadable_too=True):
             async with self._news:
                 self.seen.append(recorded)
                 self._news.notify_all()

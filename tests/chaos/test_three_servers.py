@@ -117,7 +117,7 @@ async def test_no_acknowledged_event_is_lost_or_doubled_when_the_leader_goes(
         await asyncio.gather(*writing)
     # Through a server that has just come back, too, which may lag behind the leader.
     readers = [await dial("gateway") for _ in range(3)]
-    facts = await replay(readers[0].nc, [f"watch.heartbeat.{writers.org}.{writers.job}"])
+    facts = await replay(readers[0], [f"watch.heartbeat.{writers.org}.{writers.job}"])
     name = f"watch.heartbeat.{writers.org}.{writers.job}:"
     kept = {fact.id.removeprefix(name): fact.seq for fact in facts}
     assert {id: kept.get(id) for id in writers.acknowledged} == writers.acknowledged

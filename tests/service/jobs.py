@@ -64,7 +64,7 @@ async def wait_for(bus: Connection, subject: str, *types: str, timeout: float = 
     """The first event of one of these types on a subject, past or to come, behind sequence `after`."""
     async with (
         asyncio.timeout(timeout),
-        aclosing(follow(bus.nc, [subject], after=after, unreadable_too=True)) as events,
+        aclosing(follow(bus, [subject], after=after, unreadable_too=True)) as events,
     ):
         async for event in events:
             if event.type in types:

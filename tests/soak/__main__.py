@@ -150,7 +150,7 @@ class Run:
         submitting.cancel()
         if checking is not None:
             checking.cancel()
-        facts = await replay(self.cluster.bus.nc, ["*.*.*.*"])
+        facts = await replay(self.cluster.bus, ["*.*.*.*"])
         write_log(self.cluster.folder / "facts.jsonl", facts)
         self._now("all that the log says is checked")
         if not self.found:

@@ -42,7 +42,7 @@ class Log:
 
     async def keep_reading(self, cluster: SoakCluster) -> None:
         """Follow the whole log until cancelled."""
-        async for fact in follow(cluster.bus.nc, ["*.*.*.*"]):
+        async for fact in follow(cluster.bus, ["*.*.*.*"]):
             async with self.news:
                 self.seen.append(fact)
                 self.news.notify_all()

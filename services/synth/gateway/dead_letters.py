@@ -76,7 +76,7 @@ async def read_letter(bus: Connection, id: int) -> DeadLetterPayload | None:
 
 
 async def _read_decisions(bus: Connection) -> Decisions:
-    decided = await replay(bus.nc, ["letter.>"])
+    decided = await replay(bus, ["letter.>"])
     return {r.event.letter: r for r in decided if isinstance(r.event, LetterRetried | LetterDropped)}
 
 

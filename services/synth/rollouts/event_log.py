@@ -80,7 +80,7 @@ class RolloutLog:
     async def read(self) -> None:
         """Read what earlier collectors announced."""
         facts = ("rollout.completed", "rollout.judged", "rollout.failed", "rollout.batch", "eval.completed")
-        for event in await replay(self._bus.nc, [f"{fact}.{self._org}.{self._job_id}" for fact in facts], whole=True):
+        for event in await replay(self._bus, [f"{fact}.{self._org}.{self._job_id}" for fact in facts], whole=True):
             self._apply(event)
         judged = [event for of_request in self._judged.values() for event in of_request.values()]
         self.judge_usage = JudgeUsage(calls=sum(e.calls for e in judged), cost=sum(e.cost for e in judged))

@@ -125,7 +125,7 @@ async def _follow(
 
 
 async def _decided(bus: Connection, events: str, known: FileHistory) -> FileHistory:
-    async with aclosing(follow(bus.nc, [events], after=known.last_seq)) as news:
+    async with aclosing(follow(bus, [events], after=known.last_seq)) as news:
         async for recorded in news:
             known = history_of([recorded], known)
             if known.upload is None or known.verdict is not None:
@@ -144,7 +144,7 @@ def _deleted(file_id: str, role: str) -> Problem:
 
 async def _unknown(bus: Connection, org: str, file_id: str, role: str) -> Problem:
     subjects = [subject_of(kind, org, "*") for kind in (FileUploaded, FileDeleted)]
-    last = {r.key: r for r in await replay(bus.nc, subjects, last_per_subject=True)}
+    last = {r.key: r for r in await replay(bus, subjects, last_per_subject=True)}
     uploads = [r for r in last.values() if isinstance(r.event, FileUploaded)]
     near = difflib.get_close_matches(file_id, [u.key for u in uploads], n=1)
     same_name = [u.key for u in uploads if isinstance(u.event, FileUploaded) and u.event.name == file_id]

@@ -33,7 +33,7 @@ class Withdrawals:
     async def follow(self, bus: Connection) -> None:
         """Hear of every job that is withdrawn from now on, for ever."""
         subject = f"{spec_of(JobWithdrawn).type}.>"
-        async with aclosing(follow(bus.nc, [subject], after=await _end(bus), unreadable_too=True)) as facts:
+        async with aclosing(follow(bus, [subject], after=await _end(bus), unreadable_too=True)) as facts:
             async for fact in facts:
                 withdrawn = self._watched.get((fact.org, fact.key))
                 if withdrawn is not None:

@@ -129,7 +129,7 @@ async def _put_blobs(blobs: BlobStore, folder: BackupFolder, manifest: BackupMan
 async def _oldest_unfinished(bus: Connection) -> int | None:
     """The first event of the oldest job that has not ended, or file that was not looked at; None where all is done."""
     open_: dict[str, int] = {}
-    for event in await replay(bus.nc, ["job.>", "file.>"], timeout=_READ_S):
+    for event in await replay(bus, ["job.>", "file.>"], timeout=_READ_S):
         if _begins(event):
             open_.setdefault(event.key, event.seq)
         elif _ends(event):

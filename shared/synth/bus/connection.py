@@ -7,6 +7,7 @@ from __future__ import annotations
 import os
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import cast
 
 from nats.aio.client import Client
@@ -15,7 +16,8 @@ from nats.js import JetStreamContext
 from synth.bus.access.client import BusClient
 from synth.bus.access.nkeys import UserKey
 from synth.bus.access.tls import refusal, tls_context
-from synth.bus.newer import NewerWork
+from synth.bus.versions.declared_schemas import DeclaredSchemas
+from synth.bus.versions.newer_work import NewerWork
 from synth.errors import Problem, UserError
 from synth.fairness.slots import FairSlots
 from synth.runtime import logs
@@ -37,6 +39,11 @@ class Connection:
     service: str
     newer: NewerWork = field(default_factory=NewerWork)
     suspects: FairSlots = field(default_factory=lambda: FairSlots(1))
+
+    @cached_property
+    def schemas(self) -> DeclaredSchemas:
+        """What tells the events of a newer version from those that only say that they are."""
+        return DeclaredSchemas(self.js)
 
     async def close(self) -> None:
         """Leave; what was published and acknowledged stays."""

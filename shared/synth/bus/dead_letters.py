@@ -4,13 +4,15 @@
 # pyright: reportUnknownMemberType=false
 from __future__ import annotations
 
+from collections.abc import Awaitable
+
 import msgspec
 from nats.aio.msg import Msg
 
 from synth.bus.connection import Connection
 from synth.bus.recorded import MSG_ID, Recorded, UnknownEvent
 from synth.bus.server.topology import DEAD, PUBLISH_TIMEOUT_S
-from synth.errors import Problem
+from synth.errors import Permanent, Problem
 from synth.runtime import logs
 
 log = logs.get("dead")
@@ -36,6 +38,17 @@ async def publish_dead_letter(
         f"dead.{bus.service}.{subject}", body, timeout=PUBLISH_TIMEOUT_S, stream=DEAD, headers=dict(headers)
     )
     return ack.seq
+
+
+async def tell_who_waits(giving_up: Awaitable[None], subject: str) -> None:
+    """Let whoever waits for a message be told that it is given up. Raises what says that it may be told later.
+
+    Where the log is damaged there is nobody to tell, and what is given up must leave its queue all the same.
+    """
+    try:
+        await giving_up
+    except Permanent as error:
+        log.error("nobody can be told of a dead letter", subject=subject, reason=str(error))
 
 
 def internal_problem(reason: str, where: str) -> Problem:

@@ -34,14 +34,13 @@ from synth.bus.access.broker import BusBroker
 from synth.bus.cancellation import cancel_until_ended
 from synth.bus.connection import Connection, connect_options, inbox_of
 from synth.bus.consumers import wait_for_consumers, watch_consumers
-from synth.bus.dead_letters import internal_problem, original_of, publish_dead_letter
-from synth.bus.held_deliveries import HeldDeliveries, times_delivered
+from synth.bus.dead_letters import internal_problem, original_of, publish_dead_letter, tell_who_waits
+from synth.bus.held_deliveries import HeldDeliveries, keep_alive, times_delivered
 from synth.bus.lost_tries import Suspect, hold_place
 from synth.bus.recorded import Recorded, delivery_numbers, from_delivery, from_parts, require_known
 from synth.bus.server.topology import (
     EVENT_TRIES,
     EVENTS,
-    HEARTBEAT_S,
     MAX_DELIVERIES,
     WORK,
     queue_name,
@@ -170,7 +169,7 @@ async def _begin(bus: Connection, held: HeldDeliveries, msg: Msg, org: str, slot
 async def _in_turn(
     bus: Connection, held: HeldDeliveries, msg: Msg, org: str, slots: FairSlots, handle: _Handle
 ) -> None:
-    beat = asyncio.create_task(_heartbeat(msg))
+    beat = asyncio.create_task(keep_alive(msg))
     me = asyncio.current_task()
     assert me is not None
     started = False
@@ -318,10 +317,14 @@ async def _handle(
     ids = {"job": event.key, "event": event.type, "seq": event.seq}
     with structlog.contextvars.bound_contextvars(**ids), traced(event.traceparent):
         try:
+            event = await bus.schemas.judge(event)
             require_known(event)
         except NewerVersion as error:
             bus.newer.meet(held.queue, str(error))
             await _leave(msg)
+            return
+        except Transient as error:
+            await _send_back_untried(msg, error)
             return
         decoded = event.event
         if not isinstance(decoded, kind):
@@ -330,8 +333,7 @@ async def _handle(
         try:
             lost = 0 if suspect is None else await suspect.begin()
         except Transient as error:
-            log.warning("event sent back untried", reason=str(error))
-            await msg.nak(delay=error.delay)
+            await _send_back_untried(msg, error)
             return
         if lost >= MAX_DELIVERIES:
             await end(f"{lost} times in a row its process was lost while it was handled")
@@ -372,6 +374,11 @@ async def _try(
         await msg.nak(delay=delay)
 
 
+async def _send_back_untried(msg: Msg, error: Transient) -> None:
+    log.warning("event sent back untried", reason=str(error))
+    await msg.nak(delay=error.delay)
+
+
 async def _leave(msg: Msg) -> None:
     """Give a delivery back for a newer process."""
     # Later than the next pull of a newer process: each loop of this one may meet it once more.
@@ -385,15 +392,6 @@ async def _end(
     letter = await publish_dead_letter(bus, *original_of(msg, event, letter), reason=reason, seq=seq, again=letter)
     if event is not None and give_up is not None:
         # Before it leaves the queue: what fails here is delivered again, as long as there are deliveries left.
-        await give_up(event, internal_problem(reason, f"{bus.service}, dead letter {letter}"))
+        problem = internal_problem(reason, f"{bus.service}, dead letter {letter}")
+        await tell_who_waits(give_up(event, problem), msg.subject)
     await bus.nc.publish(msg.reply, b"+TERM " + " ".join(reason.split())[:200].encode())
-
-
-async def _heartbeat(msg: Msg) -> None:
-    while True:
-        await asyncio.sleep(HEARTBEAT_S)
-        try:
-            await msg.in_progress()
-        except NatsError as error:
-            # The next beat may get through: a missed one must not end them all.
-            log.warning("cannot say that an event is in progress", error=repr(error))

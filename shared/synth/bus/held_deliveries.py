@@ -7,10 +7,16 @@ process dies of are counted on the bus (`lost_tries`).
 
 from __future__ import annotations
 
+import asyncio
+
 from nats.aio.msg import Msg
+from nats.errors import Error as NatsError
 
 from synth.bus.recorded import delivery_numbers
-from synth.bus.server.topology import EVENTS_IN_FLIGHT
+from synth.bus.server.topology import EVENTS_IN_FLIGHT, HEARTBEAT_S
+from synth.runtime import logs
+
+log = logs.get("delivery")
 
 #: The message of a stream: its time too, as another log may have another one at its sequence.
 _Key = tuple[int, int]
@@ -61,3 +67,14 @@ def times_delivered(msg: Msg) -> int:
 def _key(msg: Msg) -> _Key:
     seq, _, time, _ = delivery_numbers(msg.reply)
     return seq, time
+
+
+async def keep_alive(msg: Msg) -> None:
+    """Say until cancelled that a delivery is in progress: the server would give it to another process."""
+    while True:
+        await asyncio.sleep(HEARTBEAT_S)
+        try:
+            await msg.in_progress()
+        except NatsError as error:
+            # The next beat may get through: a missed one must not end them all.
+            log.warning("cannot say that an event is in progress", error=repr(error))

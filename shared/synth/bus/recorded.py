@@ -12,6 +12,8 @@ from nats.aio.msg import Msg
 from synth.errors import NewerVersion, Permanent
 from synth.events.catalogue import CATALOGUE, Event
 
+#: The log, as a stream.
+EVENTS = "EVENTS"
 MSG_ID = "Nats-Msg-Id"
 SCHEMA = "Synth-Schema"
 TRACEPARENT = "traceparent"

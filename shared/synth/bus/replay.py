@@ -21,6 +21,7 @@ from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
 from nats.js.errors import NoStreamResponseError
 
+from synth.bus.connection import Connection
 from synth.bus.recorded import Recorded, delivery_numbers, from_delivery, require_known, require_readable
 from synth.bus.server.topology import EVENTS
 from synth.errors import Transient
@@ -177,17 +178,17 @@ class StreamFollower:
 
 
 async def follow(
-    nc: Client, filters: list[str], *, after: int = 0, unreadable_too: bool = False
+    bus: Connection, filters: list[str], *, after: int = 0, unreadable_too: bool = False
 ) -> AsyncGenerator[Recorded]:
     """Each event on these subjects once, in stream order, from `after` on, for ever.
 
     Raises `NewerVersion` at an event that a newer version wrote and `Permanent` at a damaged one: whoever acts on what
     it follows would wait for ever for what it cannot read. unreadable_too: they are yielded, to who only shows them.
     """
-    follower = StreamFollower(nc, filters, after=after)
+    follower = StreamFollower(bus.nc, filters, after=after)
     try:
         async for msg in follower.messages():
-            recorded = from_delivery(msg)
+            recorded = await _judge_patiently(bus, from_delivery(msg))
             if not unreadable_too:
                 require_readable(recorded)
             yield recorded
@@ -195,8 +196,18 @@ async def follow(
         await follower.close()
 
 
+async def _judge_patiently(bus: Connection, recorded: Recorded) -> Recorded:
+    """`DeclaredSchemas.judge`, tried again for as long as the bus does not answer."""
+    while True:
+        try:
+            return await bus.schemas.judge(recorded)
+        except Transient as error:
+            log.warning("follow waits", error=str(error), type=recorded.type, seq=recorded.seq)
+            await asyncio.sleep(_AGAIN_S)
+
+
 async def replay(
-    nc: Client,
+    bus: Connection,
     filters: list[str],
     *,
     after: int = 0,
@@ -210,8 +221,8 @@ async def replay(
     `NewerVersion` for an event that a newer version wrote. whole: also `Permanent` for a damaged one, where what it
     says would be missed.
     """
-    messages = await replay_messages(nc, filters, after=after, last_per_subject=last_per_subject, timeout=timeout)
-    found = [from_delivery(m) for m in messages]
+    messages = await replay_messages(bus.nc, filters, after=after, last_per_subject=last_per_subject, timeout=timeout)
+    found = [await bus.schemas.judge(from_delivery(m)) for m in messages]
     for recorded in found:
         (require_readable if whole else require_known)(recorded)
     return found

@@ -169,6 +169,9 @@ async def serve_questions(
             await bus.nc.publish(msg.reply, headers={_FAILED: "error"})
 
     async def arrived(msg: Msg) -> None:
+        if not msg.reply:
+            log.warning("a question says nobody to answer", subject=subject)
+            return
         task = asyncio.create_task(reply_to(msg))
         running.add(task)
         task.add_done_callback(running.discard)

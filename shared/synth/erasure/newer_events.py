@@ -1,6 +1,6 @@
-"""The events that a newer version wrote, or somebody with a stolen credential who says that one did.
+"""The events that only a newer version can read, of a schema that one has declared.
 
-A process leaves the queue of such an event to a newer version. Where there is none, the queue stands still until the
+A process leaves the queue of such an event to that version. Where it no longer runs, the queue stands still until the
 event is no longer in the log.
 """
 
@@ -30,7 +30,7 @@ async def find_newer_events(bus: Connection) -> list[NewerEvent]:
     """All of them that are in the log now, oldest first. Raises `Transient` where the log cannot be read."""
     found: list[NewerEvent] = []
     async for msg in read_stream(bus.nc, [">"]):
-        recorded = from_delivery(msg)
+        recorded = await bus.schemas.judge(from_delivery(msg))
         if isinstance(recorded.event, UnknownEvent) and recorded.event.newer:
             found.append(NewerEvent(recorded.seq, msg.subject, recorded.schema, recorded.time))
     return found

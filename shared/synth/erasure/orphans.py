@@ -76,7 +76,7 @@ async def _read_log(bus: Connection) -> tuple[NamedBlobs, set[str], tuple[str, .
     """The blobs that the log names, the jobs that have not ended, and how what damaged events name begins."""
     named, running, damaged = NamedBlobs(), set[str](), set[str]()
     async for message in read_stream(bus.nc, [">"]):
-        recorded = from_delivery(message)
+        recorded = await bus.schemas.judge(from_delivery(message))
         if isinstance(recorded.event, UnknownEvent):
             if recorded.event.newer:
                 raise _unreadable(recorded.type, recorded.seq)

@@ -164,7 +164,7 @@ async def test_a_restored_cluster_is_the_one_that_was_saved(make, tmp_path):
         backup = tmp_path / "backup"
         saved = old.synthd("backup", str(backup))
         assert saved.returncode == 0, saved.stderr
-    events = await replay((await old.as_("gateway")).nc, [">"])
+    events = await replay(await old.as_("gateway"), [">"])
     # Bytes of the blobs themselves.
     blobs = {key: size async for key, size, _ in old.blobs.entries()}
     await old.destroy()
@@ -178,7 +178,7 @@ async def test_a_restored_cluster_is_the_one_that_was_saved(make, tmp_path):
         # And what comes goes on behind it.
         with new.http() as http:
             assert http.post("/api/jobs", json={"config": "x"}).status_code == 201
-    again = await replay((await new.as_("gateway")).nc, [">"])
+    again = await replay(await new.as_("gateway"), [">"])
     assert [(e.seq, e.time, e.id, e.event) for e in again[: len(events)]] == [
         (e.seq, e.time, e.id, e.event) for e in events
     ]
@@ -190,10 +190,10 @@ async def test_a_restored_cluster_is_the_one_that_was_saved(make, tmp_path):
 async def test_what_there_is_of_an_ended_job_is_archived_and_can_be_read_alone(make, tmp_path):
     cluster, folder = make("old"), tmp_path / "archive"
     org = await with_history(cluster)
-    [ended] = [e.key for e in await replay((await cluster.as_("gateway")).nc, [f"job.succeeded.{org}.*"])]
+    [ended] = [e.key for e in await replay(await cluster.as_("gateway"), [f"job.succeeded.{org}.*"])]
     done = cluster.synthd("archive", str(folder), org, ended)
     assert done.returncode == 0, done.stderr
-    in_log = await replay((await cluster.as_("gateway")).nc, [f"*.*.{org}.{ended}"])
+    in_log = await replay(await cluster.as_("gateway"), [f"*.*.{org}.{ended}"])
     lines = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
     assert [(e["seq"], e["type"], e["key"]) for e in lines] == [(e.seq, e.type, ended) for e in in_log]
     assert [e["data"] for e in lines if e["type"] == "train.step"] == [
@@ -246,7 +246,7 @@ async def test_an_archive_is_refused_over_another_and_of_what_goes_on_and_names_
     nobody = cluster.synthd("archive", str(tmp_path / "b"), org, "job_0")
     assert (nobody.returncode, "has no job job_0" in nobody.stderr) == (1, True), nobody.stderr
     assert "Traceback" not in refused.stderr + nobody.stderr
-    [ended] = [e.key for e in await replay((await cluster.as_("gateway")).nc, [f"job.succeeded.{org}.*"])]
+    [ended] = [e.key for e in await replay(await cluster.as_("gateway"), [f"job.succeeded.{org}.*"])]
     lost = f"jobs/{ended}/checkpoints/2/weights"
     await cluster.blobs.delete([f"blob://{lost}"])
     done = cluster.synthd("archive", str(tmp_path / "c"), org, ended)

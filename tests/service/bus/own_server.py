@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import subprocess
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,8 @@ from synth.bus.connection import Connection, connect
 from synth.bus.replay import StreamFollower
 from synth.bus.server.embedded import ServerConfig, free_port, new_users, start, wait_healthy
 from synth.bus.server.provision import provision
-from synth.bus.server.topology import topology
+from synth.bus.server.topology import EVENTS, BusTopology, topology
+from synth.bus.versions.declared_schemas import metadata_of_schemas
 from synth.runtime.settings import ServiceSettings
 
 ACK_WAIT_S = 1.0
@@ -70,6 +71,17 @@ class OwnServer:
         for bus in self.opened:
             await bus.close()
         self.kill()
+
+
+async def declare(bus: Connection, **schemas: int) -> None:
+    """What `synthd bus init` of a newer version says: the schemas of events by their types (`_` for the point).
+
+    bus: of the user `bus`.
+    """
+    [log] = [stream for stream in topology().streams if stream.name == EVENTS]
+    newer = metadata_of_schemas({type_.replace("_", ".", 1): schema for type_, schema in schemas.items()})
+    wanted = replace(log, metadata=(log.metadata or {}) | newer)
+    await provision(bus.js, BusTopology([wanted], []))
 
 
 @dataclass(frozen=True)

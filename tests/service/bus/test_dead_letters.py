@@ -40,6 +40,24 @@ async def test_who_waits_for_a_task_that_cannot_be_read_is_told(own: OwnServer):
     assert dead.headers["Synth-Reason"] == told[0][1]
 
 
+async def test_a_task_that_is_given_up_leaves_its_queue_also_where_nobody_can_be_told(own: OwnServer):
+    bus = await own.provision()
+
+    async def give_up(task: Task, reason: str) -> None:
+        raise Permanent("the log is damaged")
+
+    async def fail(task: Task, lease) -> None:
+        raise Permanent("the log is damaged")
+
+    inference = await own.connect("inference")
+    await inference.js.publish(a_task(1).subject, b"{no task")
+    async with working(own, Owner(fail), give_up=give_up):
+        await queue(own, 2)
+        for n in (1, 2):
+            await gone(own, a_task(n))
+    assert (await bus.js.stream_info("DEAD")).state.messages == 2
+
+
 async def test_a_retried_letter_is_handled_as_the_event_that_it_was_and_fails_as_a_letter_of_its_own(own: OwnServer):
     bus = await own.provision()
 

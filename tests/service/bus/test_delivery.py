@@ -206,6 +206,20 @@ async def test_who_waits_for_a_dead_letter_is_told_until_that_has_worked(own):
     assert (await bus.js.stream_info("DEAD")).state.messages == 1
 
 
+async def test_a_dead_letter_leaves_its_queue_also_where_the_log_says_of_nobody_who_waits(own):
+    bus = await own.provision()
+
+    async def give_up(event: Recorded, problem: Problem) -> None:
+        raise Permanent("the log is damaged")
+
+    handler = Handler(raising(Permanent("the world is flat")), enough=1)
+    async with validator(own, handler, give_up=give_up):
+        await submit(own, "a")
+        await asyncio.wait_for(handler.enough.wait(), 10)
+        await settled(own)
+    assert (await bus.js.stream_info("DEAD")).state.messages == 1
+
+
 async def test_a_transient_error_brings_the_event_back_after_its_delay(own):
     await own.provision()
     handler = Handler(raising(Transient("not yet", delay=0.3), until=3), enough=3)

@@ -38,7 +38,7 @@ async def test_what_went_with_a_connection_is_read_again_though_nothing_comes_af
     first = await write(0)
     subjects = [f"watch.heartbeat.{org}.{job}"]
     async with asyncio.timeout(30), connection_by(Losing, settings_of("gateway"), "gateway") as (way, bus):
-        async with aclosing(follow(bus.nc, subjects)) as events:
+        async with aclosing(follow(bus, subjects)) as events:
             assert (await anext(events)).seq == first
             way.lose = job.encode()
             lost = await write(1)

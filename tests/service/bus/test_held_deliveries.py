@@ -31,7 +31,7 @@ async def test_what_is_given_back_while_it_waits_is_not_counted_as_tried(own):
 async def test_an_event_that_is_delivered_again_while_it_waits_is_handled_once(own, monkeypatch):
     """As after an outage, for which the server has heard of no progress."""
     await own.provision()
-    monkeypatch.setattr("synth.bus.delivery.HEARTBEAT_S", 60.0)
+    monkeypatch.setattr("synth.bus.held_deliveries.HEARTBEAT_S", 60.0)
     go_on, taken = asyncio.Event(), list[str]()
     take = HeldDeliveries.take
 

@@ -37,6 +37,14 @@ async def test_a_job_is_what_its_facts_say(bus_as):
     assert history.need(JobVerified).source.id == "m"
 
 
+async def test_facts_that_cannot_follow_each_other_are_no_log_of_a_job(bus_as):
+    org, job = new_org_id(), new_job_id()
+    stolen = await bus_as("trainer")
+    ack = await stolen.js.publish(f"job.started.{org}.{job}", b'{"attempt":1,"worker":"thief"}')
+    with pytest.raises(Permanent, match=rf"{job} is damaged at {ack.seq}: job\.started cannot follow state none"):
+        await read_job(await bus_as("gateway"), org, job)
+
+
 async def test_a_zombie_attempt_cannot_commit(bus_as):
     org, job = await verified_job(bus_as)
     bus = await bus_as("trainer")
@@ -63,7 +71,7 @@ async def test_the_same_publish_twice_is_one_event(bus_as):
     publisher = Publisher(bus)
     first = await publisher.fenced(step, fence=fence, id="1")
     assert await publisher.fenced(step, fence=fence, id="1") == first
-    assert len(await replay(bus.nc, [f"train.step.{org}.{job}"])) == 1
+    assert len(await replay(bus, [f"train.step.{org}.{job}"])) == 1
 
 
 async def test_twenty_racers_for_one_decision_have_one_winner(bus_as):
@@ -105,7 +113,7 @@ async def test_a_follower_sees_the_past_and_then_the_present_in_one_order(bus_as
     got_all = asyncio.Event()
 
     async def watch() -> None:
-        async for event in follow((await bus_as("gateway")).nc, [f"*.*.{org}.{job}"]):
+        async for event in follow(await bus_as("gateway"), [f"*.*.{org}.{job}"]):
             seen.append(event.seq)
             if event.type == "train.step" and event.event.step == 20:  # type: ignore[attr-defined]
                 got_all.set()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 
 import msgspec
 import pytest
@@ -11,11 +12,14 @@ import pytest
 from synth.bus.connection import Connection
 from synth.bus.history.job_log import read_job
 from synth.bus.replay import follow, replay
+from synth.bus.server.provision import drift, provision
+from synth.bus.server.topology import topology
+from synth.bus.versions.declared_schemas import read_schemas
 from synth.erasure.newer_events import drop_newer_events, find_newer_events
 from synth.errors import NewerVersion, Permanent
 from synth.events.catalogue import CATALOGUE
 from synth.work import Task
-from tests.service.bus.own_server import OwnServer, is_queued, left_in
+from tests.service.bus.own_server import OwnServer, declare, is_queued, left_in
 from tests.service.bus.owners import Owner, a_task, finish, gone, queue, working
 from tests.service.bus.test_delivery import QUEUE, Handler, settled, submit, validator, well
 
@@ -35,6 +39,7 @@ async def until(bus: Connection, condition: Callable[[], bool]) -> None:
 
 async def test_an_event_of_a_newer_schema_is_left_to_a_newer_process_and_is_no_dead_letter(own: OwnServer, monkeypatch):
     bus = await own.provision()
+    await declare(bus, job_created=2)
     old, new = Handler(well, enough=1), Handler(well, enough=2)
     async with validator(own, old):
         older = own.opened[-1]
@@ -54,16 +59,80 @@ async def test_an_event_of_a_newer_schema_is_left_to_a_newer_process_and_is_no_d
     assert (await bus.js.stream_info("DEAD")).state.messages == 0
 
 
-async def test_a_queue_that_a_forged_event_has_stopped_goes_on_once_it_is_dropped(own: OwnServer):
+@pytest.mark.parametrize("subject", ["job.created.org_a.job_1", "job.created.org_a.job_1.more"])
+async def test_what_says_that_it_is_newer_and_was_never_declared_is_a_dead_letter(own: OwnServer, subject: str):
     bus = await own.provision()
+    handler = Handler(well, enough=1)
+    async with validator(own, handler):
+        for schema in (2, 999):
+            await append_raw(bus, subject, CREATED, schema=schema)
+        await submit(own, "later")
+        await asyncio.wait_for(handler.enough.wait(), 20)
+        await settled(own)
+        assert own.opened[-1].newer.problem() is None
+    assert handler.names == ["later"]
+    assert (await bus.js.stream_info("DEAD")).state.messages == 2
+    assert await find_newer_events(bus) == []
+
+
+async def test_what_was_declared_after_a_process_started_is_believed_from_then_on(own: OwnServer):
+    bus = await own.provision()
+    subject = "rollout.batch.org_a.job_1"
+    reader = await own.connect("gateway")
+    await append_raw(bus, subject, b'{"iteration":1}')
+    assert await replay(reader, [subject])
+    await declare(bus, rollout_batch=2)
+    # Nothing of that version was written yet.
+    assert await replay(reader, [subject])
+    await append_raw(bus, subject, b'{"iteration":2}')
+    with pytest.raises(NewerVersion, match=r"rollout\.batch at 2"):
+        await replay(reader, [subject], last_per_subject=True)
+
+
+async def test_a_version_before_takes_nothing_back_that_was_declared(own: OwnServer):
+    bus = await own.provision()
+    await declare(bus, job_created=3, job_teleported=1)
+    await provision(bus.js, topology())
+    assert await drift(bus.js, topology()) == []
+    declared = read_schemas((await bus.js.stream_info("EVENTS")).config.metadata or {})
+    assert (declared["job.created"], declared["job.teleported"], declared["job.started"]) == (3, 1, 1)
+
+
+async def test_a_service_does_not_start_before_its_schemas_are_declared(own: OwnServer, monkeypatch):
+    bus = await own.provision()
+    trainer = await own.connect("trainer")
+    await trainer.schemas.check_written()
+    newer = {"train.step": 2, "job.created": 7}
+    for type_, schema in newer.items():
+        monkeypatch.setitem(CATALOGUE, type_, msgspec.structs.replace(CATALOGUE[type_], version=schema))
+    assert any("synth.schema.train.step" in line for line in await drift(bus.js, topology()))
+    with pytest.raises(Permanent, match=r"schemas of job\.created 7, train\.step 2\): run `synthd bus init`"):
+        await trainer.schemas.check_written()
+    await provision(bus.js, topology())
+    await trainer.schemas.check_written()
+
+
+async def test_no_service_declares_a_schema(own: OwnServer):
+    bus = await own.provision()
+    gateway = await own.connect("gateway")
+    log = (await gateway.js.stream_info("EVENTS")).config
+    with pytest.raises(TimeoutError):
+        await gateway.js.update_stream(replace(log, metadata={"synth.schema.job.created": "2"}))
+    declared = read_schemas((await bus.js.stream_info("EVENTS")).config.metadata or {})
+    assert declared["job.created"] == 1
+
+
+async def test_a_queue_that_a_newer_event_has_stopped_goes_on_once_it_is_dropped(own: OwnServer):
+    bus = await own.provision()
+    await declare(bus, job_created=999)
     async with validator(own, Handler(well, enough=1)):
         older = own.opened[-1]
         await append_raw(bus, "job.created.org_a.job_1", CREATED, schema=999)
         await until(bus, lambda: older.newer.problem() is not None)
     await submit(own, "later")
-    [forged] = await find_newer_events(bus)
-    assert (forged.seq, forged.subject, forged.schema) == (1, "job.created.org_a.job_1", 999)
-    assert await drop_newer_events(bus, [forged, forged]) == 1
+    [found] = await find_newer_events(bus)
+    assert (found.seq, found.subject, found.schema) == (1, "job.created.org_a.job_1", 999)
+    assert await drop_newer_events(bus, [found, found]) == 1
     again = Handler(well, enough=1)
     async with validator(own, again):
         await asyncio.wait_for(again.enough.wait(), 20)
@@ -74,6 +143,7 @@ async def test_a_queue_that_a_forged_event_has_stopped_goes_on_once_it_is_droppe
 
 async def test_a_task_whose_log_has_a_newer_fact_goes_back_and_its_queue_is_left_alone(own: OwnServer):
     bus = await own.provision()
+    await declare(bus, job_teleported=1)
     await append_raw(bus, "job.teleported.org_a.job_1", b'{"to":"mars"}', schema=1)
 
     async def read(task: Task, lease) -> None:
@@ -106,11 +176,12 @@ async def first(events: Awaitable) -> object:
 )
 async def test_who_acts_on_what_it_follows_is_told_of_what_it_cannot_read(own: OwnServer, body, schema, error):
     bus = await own.provision()
+    await declare(bus, rollout_batch=2)
     await append_raw(bus, "rollout.batch.org_a.job_1", body, schema=schema)
     subjects = ["rollout.batch.org_a.job_1"]
     with pytest.raises(error, match=r"rollout\.batch at 1"):
-        await first(anext(follow(bus.nc, subjects)))
+        await first(anext(follow(bus, subjects)))
     with pytest.raises(error, match=r"rollout\.batch at 1"):
-        await replay(bus.nc, subjects, whole=True)
+        await replay(bus, subjects, whole=True)
     # Who only shows it sees that it is there.
-    assert (await first(anext(follow(bus.nc, subjects, unreadable_too=True)))).seq == 1  # type: ignore[attr-defined]
+    assert (await first(anext(follow(bus, subjects, unreadable_too=True)))).seq == 1  # type: ignore[attr-defined]

@@ -53,9 +53,9 @@ async def test_a_replay_waits_for_a_server_that_lags_behind_the_leader(bus_as):
     bus = await bus_as("gateway")
     subjects, seqs = await facts(bus, 5)
     lagging = Lagging(bus.nc, has=0, readings=3)
-    assert [recorded.seq for recorded in await replay(lagging, subjects)] == seqs  # type: ignore[arg-type]
+    assert [recorded.seq for recorded in await replay(replace(bus, nc=lagging), subjects)] == seqs  # type: ignore[arg-type]
     behind = Lagging(bus.nc, has=seqs[2], readings=3)
-    assert [fact.seq for fact in await replay(behind, subjects, after=seqs[1])] == seqs[2:]  # type: ignore[arg-type]
+    assert [fact.seq for fact in await replay(replace(bus, nc=behind), subjects, after=seqs[1])] == seqs[2:]  # type: ignore[arg-type]
 
 
 async def test_a_replay_ends_where_the_last_message_was_deleted_meanwhile(bus_as, bus_admin):
@@ -72,7 +72,7 @@ async def test_a_replay_ends_where_the_last_message_was_deleted_meanwhile(bus_as
             return reply
 
     async with asyncio.timeout(20):
-        found = await replay(Deleting(bus.nc, has=0, readings=0), subjects)  # type: ignore[arg-type]
+        found = await replay(replace(bus, nc=Deleting(bus.nc, has=0, readings=0)), subjects)  # type: ignore[arg-type]
     assert [recorded.seq for recorded in found] == seqs[:-1]
 
 
@@ -90,7 +90,7 @@ async def test_what_is_written_while_it_reads_does_not_keep_a_replay_going(bus_a
             return reply
 
     async with asyncio.timeout(20):
-        found = await replay(Busy(bus.nc, has=0, readings=0), subjects)  # type: ignore[arg-type]
+        found = await replay(replace(bus, nc=Busy(bus.nc, has=0, readings=0)), subjects)  # type: ignore[arg-type]
     assert [recorded.seq for recorded in found] in (seqs[:2], seqs[:3])
 
 
@@ -117,5 +117,5 @@ async def test_only_the_last_of_each_subject_whatever_is_written_in_between(bus_
 
     found = [m async for m in read_stream(Overwriting(bus.nc, has=0, readings=0), subjects, last_per_subject=True)]  # type: ignore[arg-type]
     assert len(found) == 2
-    latest = await replay(Overwriting(bus.nc, has=0, readings=0), subjects, last_per_subject=True)  # type: ignore[arg-type]
+    latest = await replay(replace(bus, nc=Overwriting(bus.nc, has=0, readings=0)), subjects, last_per_subject=True)  # type: ignore[arg-type]
     assert [fact.seq for fact in latest] == seqs[-1:]

@@ -28,7 +28,7 @@ async def test_a_publish_that_meets_a_dead_server_is_one_event(own):
     own.start()
     # The retry of a publish whose acknowledgement was lost: the server remembers the id over its death.
     assert await asyncio.wait_for(Publisher(gateway).once(UPLOAD, org="org_a", key="file_a", id="1"), 20) == seq
-    assert [e.seq for e in await replay(gateway.nc, ["file.*.org_a.file_a"])] == [seq]
+    assert [e.seq for e in await replay(gateway, ["file.*.org_a.file_a"])] == [seq]
 
 
 async def test_a_compare_and_set_that_is_retried_over_a_restart_is_ours_and_no_conflict(own):
@@ -63,7 +63,7 @@ async def test_followers_and_replays_see_every_event_once_and_in_order_over_thre
     complete = asyncio.Event()
 
     async def watch() -> None:
-        async for event in follow(reader.nc, ["file.uploaded.org_a.*"]):
+        async for event in follow(reader, ["file.uploaded.org_a.*"]):
             seen.append(event.key)
             if len(seen) == total:
                 complete.set()
@@ -81,7 +81,7 @@ async def test_followers_and_replays_see_every_event_once_and_in_order_over_thre
     assert seen == wanted
     own.kill()
     own.start()
-    assert [e.key for e in await replay(reader.nc, ["file.uploaded.org_a.*"])] == wanted
+    assert [e.key for e in await replay(reader, ["file.uploaded.org_a.*"])] == wanted
 
 
 async def test_a_decision_is_made_on_the_log_as_it_is_after_a_restart(own):

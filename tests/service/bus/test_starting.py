@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import httpx
+import msgspec
 from starlette.applications import Starlette
 
 from synth.blobs import BlobStore
@@ -42,9 +43,11 @@ class Holding(Way):
 
 
 async def test_who_answers_questions_has_begun_once_they_reach_it(settings_of, bus_as):
-    stop, started = asyncio.Event(), asyncio.Event()
+    stop, started, asked = asyncio.Event(), asyncio.Event(), 0
 
     async def answer(question: ValidateJob) -> ValidationVerdict:
+        nonlocal asked
+        asked += 1
         return ValidationVerdict(problems=[])
 
     async with connection_by(Holding, settings_of("validator"), "validator") as (way, bus):
@@ -59,5 +62,9 @@ async def test_who_answers_questions_has_begun_once_they_reach_it(settings_of, b
         await asyncio.wait_for(started.wait(), 20)
         verdict = await ask(await bus_as("gateway"), VALIDATE, QUESTION, ValidationVerdict, within=5)
         assert verdict.problems == []
+        # By whoever has stolen the credential of one who may ask.
+        await (await bus_as("gateway")).nc.publish(VALIDATE, msgspec.json.encode(QUESTION))
+        verdict = await ask(await bus_as("gateway"), VALIDATE, QUESTION, ValidationVerdict, within=5)
+        assert asked == 2
         stop.set()
         await asyncio.wait_for(serving, 20)

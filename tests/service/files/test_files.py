@@ -126,14 +126,14 @@ async def test_the_same_bytes_uploaded_again_have_one_verdict(files_service, bus
 
     file = await upload(gateway, blobs, org, GOOD)
     await wait_for(gateway, f"file.*.{org}.{file}", "file.ready")
-    known = (await replay(gateway.nc, [f"file.uploaded.{org}.{file}"]))[0].event
+    known = (await replay(gateway, [f"file.uploaded.{org}.{file}"]))[0].event
     assert isinstance(known, FileUploaded)
     await Publisher(gateway).once(known, org=org, key=file, id="again")
     # The uploads of one service process are handled in order by the time that a later one is ready.
     for i in range(4):
         later = await upload(gateway, blobs, org, GOOD + b"\n" * (i + 1))
         await wait_for(gateway, f"file.*.{org}.{later}", "file.ready")
-    assert len(await replay(gateway.nc, [f"file.ready.{org}.{file}"])) == 1
+    assert len(await replay(gateway, [f"file.ready.{org}.{file}"])) == 1
 
 
 @pytest.mark.parametrize("piece", [1, 7, 64, 1 << 20])
@@ -231,13 +231,13 @@ async def test_bytes_that_come_back_after_a_deletion_are_checked_again(files_ser
     org, gateway = new_org_id(), await bus_as("gateway")
     file = await upload(gateway, blobs, org, GOOD)
     first = await wait_for(gateway, f"file.*.{org}.{file}", "file.ready")
-    [known] = await replay(gateway.nc, [f"file.uploaded.{org}.{file}"])
+    [known] = await replay(gateway, [f"file.uploaded.{org}.{file}"])
     assert isinstance(known.event, FileUploaded)
     publisher = Publisher(gateway)
     await publisher.once(FileDeleted(requested_by="key_1", uploaded_seq=known.seq), org=org, key=file, id="1")
     await publisher.once(known.event, org=org, key=file, id="again")
     async with asyncio.timeout(20):
-        while len(verdicts := await replay(gateway.nc, [f"file.ready.{org}.{file}"])) < 2:
+        while len(verdicts := await replay(gateway, [f"file.ready.{org}.{file}"])) < 2:
             continue
     assert verdicts[1].event == first.event
 
@@ -258,7 +258,7 @@ async def test_a_file_that_was_deleted_before_its_check_gets_no_verdict(files_se
     for i in range(4):
         later = await upload(gateway, blobs, org, GOOD + b"\n" * (i + 1))
         await wait_for(gateway, f"file.*.{org}.{later}", "file.ready")
-    facts = [e.type for e in await replay(gateway.nc, [f"file.*.{org}.{file}"])]
+    facts = [e.type for e in await replay(gateway, [f"file.*.{org}.{file}"])]
     assert facts == ["file.uploaded", "file.deleted"]
 
 

@@ -21,7 +21,7 @@ async def test_a_file_whose_bytes_are_away_fails_as_unchecked_and_is_ready_once_
     org, gateway = new_org_id(), await bus_as("gateway")
     body = json.dumps(ROW).encode()
     file = await upload(gateway, blobs, org, body)
-    [uploaded] = await replay(gateway.nc, [f"file.uploaded.{org}.{file}"])
+    [uploaded] = await replay(gateway, [f"file.uploaded.{org}.{file}"])
     assert isinstance(uploaded.event, FileUploaded)
     path = blobs.root / uploaded.event.blob.uri.removeprefix("blob://")
     path.rename(tmp_path / "aside")

@@ -45,7 +45,7 @@ async def test_a_deleted_file_is_not_there_any_more(user, bus_as):
         assert (await user.http.get(path)).status_code == 404, path
     assert (await user.http.delete(f"/api/files/{file}")).status_code == 404
     assert [f["id"] for f in (await user.http.get("/api/files")).json()["data"]] == [kept]
-    events = await replay((await bus_as("gateway")).nc, [f"file.*.{user.org}.{file}"])
+    events = await replay(await bus_as("gateway"), [f"file.*.{user.org}.{file}"])
     assert [type(e.event) for e in events] == [FileUploaded, FileDeleted]
 
 
@@ -53,7 +53,7 @@ async def test_deletions_at_the_same_time_are_one(user, bus_as):
     file = await uploaded(user)
     replies = await asyncio.gather(*(user.http.delete(f"/api/files/{file}") for _ in range(6)))
     assert {r.status_code for r in replies} <= {200, 404}
-    assert len(await replay((await bus_as("gateway")).nc, [f"file.deleted.{user.org}.{file}"])) == 1
+    assert len(await replay(await bus_as("gateway"), [f"file.deleted.{user.org}.{file}"])) == 1
 
 
 async def test_another_organisations_file_cannot_be_deleted(start_gateway, client_of):
@@ -81,7 +81,7 @@ async def test_the_same_bytes_come_back_under_their_id_and_are_checked_anew(user
     assert (await user.http.delete(f"/api/files/{file}")).status_code == 200
     third = await user.http.post("/api/files", files={"file": ("c.jsonl", BODY)})
     assert third.status_code == 201
-    uploads = [e.event for e in await replay((await bus_as("gateway")).nc, [f"file.uploaded.{user.org}.{file}"])]
+    uploads = [e.event for e in await replay(await bus_as("gateway"), [f"file.uploaded.{user.org}.{file}"])]
     assert len({e.blob.uri for e in uploads if isinstance(e, FileUploaded)}) == 3
 
 
@@ -115,7 +115,7 @@ async def test_a_job_that_was_verified_with_a_file_keeps_its_bytes_until_it_ends
     user = await client_of(running)
     file = await uploaded(user, BODY * 4)
     gateway = await bus_as("gateway")
-    [upload] = await replay(gateway.nc, [f"file.uploaded.{user.org}.{file}"])
+    [upload] = await replay(gateway, [f"file.uploaded.{user.org}.{file}"])
     assert isinstance(upload.event, FileUploaded)
     ref = upload.event.blob
     verified = await verified_with(user, bus_as, file, ref)

@@ -98,7 +98,7 @@ async def test_a_deleted_job_is_listed_nowhere_and_deleting_it_again_changes_not
     listed = [m["id"] for m in (await user.http.get("/api/models")).json()["data"]]
     assert kept.model in listed
     assert made.model not in listed
-    facts = await replay((await bus_as("gateway")).nc, [f"job.deleted.{user.org}.{made.job}"])
+    facts = await replay(await bus_as("gateway"), [f"job.deleted.{user.org}.{made.job}"])
     assert [type(f.event) for f in facts] == [JobDeleted]
     with pytest.raises(UserError):
         await find_model(await bus_as("verifier"), user.org, made.model, Registry(None))
@@ -115,7 +115,7 @@ async def test_a_deleted_model_is_gone_and_its_job_and_checkpoints_stay(user, ma
     assert (await user.http.get(f"/api/models/{made.checkpoint}")).status_code == 200
     chat = await user.http.post("/v1/chat/completions", json={"model": made.model, "messages": []})
     assert chat.status_code == 404
-    facts = await replay((await bus_as("gateway")).nc, [f"model.deleted.{user.org}.{made.job}"])
+    facts = await replay(await bus_as("gateway"), [f"model.deleted.{user.org}.{made.job}"])
     assert [f.event.model for f in facts if isinstance(f.event, ModelDeleted)] == [made.model]
     assert (await user.http.delete(f"/v1/models/{made.checkpoint}")).json()["deleted"] is True
     assert (await user.http.get(f"/api/jobs/{made.job}/checkpoints")).json()["data"] == []

@@ -6,6 +6,7 @@ import asyncio
 import json
 import sys
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 import httpx
 import msgspec
@@ -14,7 +15,7 @@ from pydantic import SecretStr
 
 from synth.events.catalogue import CATALOGUE
 from synth.runtime.settings import ServiceSettings
-from tests.service.bus.own_server import OwnServer
+from tests.service.bus.own_server import OwnServer, declare
 from tests.service.gateway import job_histories
 from tests.service.process import environment
 
@@ -49,8 +50,9 @@ def bus_as(own: OwnServer):
 
 
 async def test_what_it_cannot_read_it_names_and_an_upgraded_one_reads_the_log_again(
-    start_gateway, client_of, bus_as, monkeypatch, tmp_path
+    start_gateway, client_of, bus_admin, bus_as, monkeypatch, tmp_path
 ):
+    await declare(bus_admin, train_step=2)
     path = tmp_path / "shared.db"
     running = await start_gateway(read_model_path=path)
     user = await client_of(running)
@@ -93,30 +95,50 @@ async def test_what_it_cannot_read_it_names_and_an_upgraded_one_reads_the_log_ag
     assert "version" not in (await healthz()).json()["unhealthy"]
 
 
-async def test_what_only_pretends_to_be_of_a_newer_version_is_listed_dropped_and_no_longer_named(
-    start_gateway, client_of, bus_as, settings_of, tmp_path
+async def test_what_only_says_that_it_is_newer_is_shown_and_is_no_reason_to_be_unwell(start_gateway, client_of, bus_as):
+    running = await start_gateway()
+    user = await client_of(running)
+    id = (await user.submit())["id"]
+    trainer, fence = await job_histories.begin(bus_as, user.org, id)
+    await trainer.js.publish(f"train.step.{user.org}.{id}", b'{"step":9}', headers={"Synth-Schema": "2"})
+    last = await job_histories.step(trainer, fence, 1)
+    async with asyncio.timeout(20):
+        while (await user.http.get(f"/api/jobs/{id}")).json()["last_seq"] < last:
+            continue
+    assert (await user.http.get(f"/api/jobs/{id}")).json()["step"] == 1
+    shown = (await user.http.get(f"/api/jobs/{id}/events")).json()["events"]
+    assert {"step": 9} in [event["data"] for event in shown]
+    async with httpx.AsyncClient(base_url=running.service.url) as http:
+        assert (await http.get("/healthz")).status_code == 200
+
+
+async def test_what_a_version_wrote_that_no_longer_runs_is_listed_dropped_and_no_longer_named(
+    start_gateway, client_of, bus_admin, bus_as, settings_of, tmp_path
 ):
+    await declare(bus_admin, train_step=30)
     path = tmp_path / "shared.db"
     running = await start_gateway(read_model_path=path)
     user = await client_of(running)
     id = (await user.submit())["id"]
     trainer, fence = await job_histories.begin(bus_as, user.org, id)
     subject = f"train.step.{user.org}.{id}"
-    forged = [(await trainer.js.publish(subject, b"{}", headers={"Synth-Schema": n})).seq for n in ("7", "7", "8")]
-    forged += [(await trainer.js.publish(subject, b"{}", headers={"Synth-Schema": f"{n}"})).seq for n in range(20, 30)]
+    newer_ones = [(await trainer.js.publish(subject, b"{}", headers={"Synth-Schema": n})).seq for n in ("7", "7", "8")]
+    newer_ones += [
+        (await trainer.js.publish(subject, b"{}", headers={"Synth-Schema": f"{n}"})).seq for n in range(20, 30)
+    ]
     after = await job_histories.step(trainer, fence, 1)
     async with asyncio.timeout(20):
         while (await user.http.get(f"/api/jobs/{id}")).json()["last_seq"] < after:
             continue
     async with httpx.AsyncClient(base_url=running.service.url) as http:
         said = (await http.get("/healthz")).json()["unhealthy"]["version"]
-    assert f"train.step (schema 7, since {forged[0]}), train.step (schema 8, since {forged[2]})" in said
+    assert f"train.step (schema 7, since {newer_ones[0]}), train.step (schema 8, since {newer_ones[2]})" in said
     assert "and 2 more kinds; upgrade this gateway" in said
     await running.stop()
 
     code, listed = await newer(settings_of)
     assert code == 0
-    assert [int(line.split("\t")[0]) for line in listed[:-1]] == forged
+    assert [int(line.split("\t")[0]) for line in listed[:-1]] == newer_ones
     assert listed[0].endswith(f"{subject}\tschema 7")
     assert listed[-1] == "13 events that only a newer version can read"
     code, dropped = await newer(settings_of, "--drop")
@@ -130,6 +152,26 @@ async def test_what_only_pretends_to_be_of_a_newer_version_is_listed_dropped_and
     async with asyncio.timeout(20):
         while (await user.http.get(f"/api/jobs/{id}")).json()["step"] != 1:
             continue
+
+
+async def test_a_service_of_a_version_that_was_not_declared_ends_and_says_what_to_do(bus_admin, settings_of):
+    log = (await bus_admin.js.stream_info("EVENTS")).config
+    await bus_admin.js.update_stream(replace(log, metadata={}))
+    service = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "synth.synthd", "files"),
+        env=environment(settings_of("files")),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+    )
+    try:
+        async with asyncio.timeout(60):
+            said = (await service.communicate())[0].decode()
+    finally:
+        if service.returncode is None:
+            service.kill()
+    assert service.returncode == 1
+    assert "run `synthd bus init` of this version before its services" in said
+    assert "Traceback" not in said
 
 
 async def newer(settings_of, *flags: str) -> tuple[int | None, list[str]]:

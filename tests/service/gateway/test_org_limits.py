@@ -87,7 +87,7 @@ async def test_gpu_seconds_have_a_bound_that_pauses_what_runs_and_lets_nothing_b
     job, theirs = (await user.submit())["id"], (await other.submit())["id"]
     trainer, fence = await begin(bus_as, user.org, job, devices=4)
     await begin(bus_as, other.org, theirs, devices=4)
-    async with asyncio.timeout(30), aclosing(follow(trainer.nc, [f"job.pause_requested.*.{job}"])) as asked:
+    async with asyncio.timeout(30), aclosing(follow(trainer, [f"job.pause_requested.*.{job}"])) as asked:
         request = (await anext(asked)).event
     assert isinstance(request, JobPauseRequested)
     assert "SYNTH_ORG_GPU_SECONDS" in request.reason

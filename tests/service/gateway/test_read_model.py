@@ -29,7 +29,7 @@ async def some_history(user, bus_as) -> list:
         await Publisher(trainer).fenced(published, fence=fence, id="m")
         await job_histories.succeed(trainer, fence, steps=10)
     await user.http.post("/api/files", files={"file": ("a.jsonl", b"{}")})
-    return await replay((await bus_as("gateway")).nc, [f"*.*.{user.org}.*"])
+    return await replay(await bus_as("gateway"), [f"*.*.{user.org}.*"])
 
 
 def new_model(path: Path, *, last_seq: int = 10**9, stream: str = "s") -> ReadModel:
@@ -52,7 +52,7 @@ async def test_checkpoints_are_there_until_they_expire(user, bus_as, tmp_path):
         saved = CheckpointSaved(step=k, version=k, attempt=1, tree=tree, size=100, model=ref)
         await Publisher(trainer).fenced(saved, fence=fence, id=str(k))
         await job_histories.step(trainer, fence, k, loss=1 / k)
-    model, log = new_model(tmp_path / "m.db"), (await bus_as("gateway")).nc
+    model, log = new_model(tmp_path / "m.db"), await bus_as("gateway")
     model.apply(await replay(log, [f"*.*.{user.org}.*"]))
     found = model.checkpoints(id)
     assert [(c.step, c.values["loss"]) for c in found] == [(2, 0.5), (1, 1.0)]

@@ -210,7 +210,7 @@ async def test_a_watcher_hears_each_event_once_while_the_model_is_made_anew(star
     async with asyncio.timeout(60):
         await watching
     assert heard == sorted(set(heard))
-    log = await replay((await bus_as("gateway")).nc, [f"*.*.{user.org}.{id}"])
+    log = await replay(await bus_as("gateway"), [f"*.*.{user.org}.{id}"])
     assert heard == [event.seq for event in log]
 
 

@@ -54,7 +54,7 @@ async def test_gateways_that_sweep_at_once_append_one_event(bus_as, tmp_path):
     await job_histories.append(buses[0], org, id, JobCreated(config="", config_name="x.toml", body_sha256="0"))
     model = ReadModel(tmp_path / "m.db")
     model.prepare(stream="s", last_seq=10**9)
-    model.apply(await replay(buses[0].nc, [f"*.*.{org}.{id}"]))
+    model.apply(await replay(buses[0], [f"*.*.{org}.{id}"]))
     row, settings = model.find("jobs", JobRow, id), GatewaySettings()
     assert row is not None
     later = row.last_shown_at + timedelta(seconds=100)
@@ -62,7 +62,7 @@ async def test_gateways_that_sweep_at_once_append_one_event(bus_as, tmp_path):
         await asyncio.gather(
             say_heartbeats(model, [id], bus, settings, later), say_waiting(model, bus, settings, later)
         )
-    said = await replay(buses[0].nc, [f"*.*.{org}.{id}"])
+    said = await replay(buses[0], [f"*.*.{org}.{id}"])
     assert sorted(e.type for e in said) == ["job.created", "queue.waiting", "watch.heartbeat"]
 
 
@@ -70,7 +70,7 @@ async def test_rollouts_alone_keep_no_heartbeat_away(bus_as, tmp_path):
     gateway, org, id = await bus_as("gateway"), new_org_id(), new_job_id()
     await job_histories.append(gateway, org, id, JobCreated(config="", config_name="x.toml", body_sha256="0"))
     await job_histories.rollout(bus_as, org, id, 1)
-    created, rollout = events = await replay(gateway.nc, [f"*.*.{org}.{id}"])
+    created, rollout = events = await replay(gateway, [f"*.*.{org}.{id}"])
     model = ReadModel(tmp_path / "m.db")
     model.prepare(stream="s", last_seq=10**9)
     model.apply(events)
@@ -86,7 +86,7 @@ async def test_only_a_job_that_somebody_watches_gets_heartbeats(start_gateway, c
     await user.http.get(f"/api/jobs/{polled}/events")
     await await_event(user, streamed, "watch.heartbeat", count=2)
     await await_event(user, polled, "watch.heartbeat")
-    assert await replay((await bus_as("gateway")).nc, [f"watch.heartbeat.{user.org}.{alone}"]) == []
+    assert await replay(await bus_as("gateway"), [f"watch.heartbeat.{user.org}.{alone}"]) == []
 
 
 async def test_live_jobs_are_read_in_pages_each_once_in_their_order(bus_as, tmp_path, monkeypatch):
@@ -99,7 +99,7 @@ async def test_live_jobs_are_read_in_pages_each_once_in_their_order(bus_as, tmp_
     await job_histories.verify(bus_as, org, ids[3])
     model = ReadModel(tmp_path / "m.db")
     model.prepare(stream="s", last_seq=10**9)
-    model.apply(await replay(gateway.nc, [f"*.*.{org}.*"]))
+    model.apply(await replay(gateway, [f"*.*.{org}.*"]))
     assert [row.job.id async for page in live_jobs(model) for row in page] == [ids[k] for k in (0, 2, 3, 4)]
     states = {State.CREATED}
     assert [row.job.id async for page in live_jobs(model, states=states) for row in page] == [ids[k] for k in (0, 2, 4)]
@@ -116,7 +116,7 @@ async def test_an_ended_job_gets_none(start_gateway, client_of, bus_as):
     ended, live = (await user.submit())["id"], (await user.submit())["id"]
     await user.http.post(f"/api/jobs/{ended}/cancel")
     await await_event(user, live, "watch.heartbeat")
-    assert await replay((await bus_as("gateway")).nc, [f"watch.heartbeat.{user.org}.{ended}"]) == []
+    assert await replay(await bus_as("gateway"), [f"watch.heartbeat.{user.org}.{ended}"]) == []
 
 
 @pytest.mark.parametrize(
@@ -155,7 +155,7 @@ async def test_a_job_that_was_resumed_lacks_an_engine_again(bus_as, tmp_path):
     model = ReadModel(tmp_path / "m.db")
     model.prepare(stream="s", last_seq=10**9)
     needs: list[str | None] = []
-    for event in await replay(gateway.nc, [f"*.*.{org}.{id}"]):
+    for event in await replay(gateway, [f"*.*.{org}.{id}"]):
         model.apply([event])
         needs += [missing_service(row) async for page in live_jobs(model) for row in page]
     assert needs == ["validator", "verifier", "inference", "trainer", None, None, None, "inference"]

@@ -73,7 +73,7 @@ class Served:
     async def heard(self, version: int) -> PolicyLoaded | PolicyRefused:
         """That the version is served, or that the policy is refused."""
         subjects = [f"{fact}.{self._fence.org}.{self._fence.job_id}" for fact in ("policy.loaded", "policy.refused")]
-        async with asyncio.timeout(20), aclosing(follow(self._bus.nc, subjects)) as events:
+        async with asyncio.timeout(20), aclosing(follow(self._bus, subjects)) as events:
             async for recorded in events:
                 event = recorded.event
                 if isinstance(event, PolicyRefused) or (isinstance(event, PolicyLoaded) and event.version == version):

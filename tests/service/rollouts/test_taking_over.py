@@ -90,7 +90,7 @@ async def test_its_successor_plays_what_is_missing_and_comes_to_the_same_batch(b
         )
 
     async def logged() -> set[int]:
-        events = await replay(bus.nc, [f"rollout.*.{ORG}.{job}"])
+        events = await replay(bus, [f"rollout.*.{ORG}.{job}"])
         indices = [r.event.index for r in events if isinstance(r.event, RolloutCompleted | RolloutFailed)]
         assert len(set(indices)) == len(indices)
         return set(indices)
@@ -152,7 +152,7 @@ async def test_a_collector_that_was_replaced_appends_nothing_that_counts(bus_as,
     )
     later = replace(played[1], spec=replace(played[1].spec, rollout_id=RolloutId(f"{job}_t1_9"), index=9))
     successor = await open_log(bus, blobs, job)
-    before = await replay(bus.nc, [f"*.*.{ORG}.{job}"])
+    before = await replay(bus, [f"*.*.{ORG}.{job}"])
     late = AbandonedRollout(Problem(what="late"), 1, late=True)
     evaluation = EvalCompleted(model="m", instances=1, values={})
     review = RolloutReview(rollout_id=durable.rollout.rollout_id, outcome=Review(total=1.0))
@@ -167,7 +167,7 @@ async def test_a_collector_that_was_replaced_appends_nothing_that_counts(bus_as,
     ):
         with pytest.raises(Fenced):
             await append()
-    assert len(await replay(bus.nc, [f"*.*.{ORG}.{job}"])) == len(before)
+    assert len(await replay(bus, [f"*.*.{ORG}.{job}"])) == len(before)
     await successor.read()
     assert set((await successor.prior_progress(request)).done) == {0, 1}
     await successor.publish_batch(batch, {})

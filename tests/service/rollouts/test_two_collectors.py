@@ -54,7 +54,7 @@ async def test_a_collector_that_stood_still_learns_that_it_was_replaced_and_ends
     logs = tmp_path / "first.log", tmp_path / "second.log"
     with running("rollouts", settings("first"), logs[0]) as first:
         subject = f"collection.started.{org}.{job}"
-        async with asyncio.timeout(60), aclosing(follow(bus.nc, [subject])) as claims:
+        async with asyncio.timeout(60), aclosing(follow(bus, [subject])) as claims:
             await enqueue(bus, Task(kind="collect", pool="default", org=org, job_id=job))
             assert (await anext(claims)).event == CollectionStarted(attempt=1, worker="first")
             with running("rollouts", settings("second"), logs[1]):

@@ -51,5 +51,5 @@ async def test_a_checkpoint_that_is_stored_before_its_weights_are_announced_is_a
     stepped = Stepped(step=1, values={}, trained_at=0.0, weights=str(tmp_path / "weights"))
     await announcer.announce_step(stepped, {}, kind="full")
     await asyncio.wait_for(storing, 20)
-    said = [fact.type for fact in await replay(bus.nc, [f"*.*.{org}.{job}"])]
+    said = [fact.type for fact in await replay(bus, [f"*.*.{org}.{job}"])]
     assert said == ["job.started", "policy.published", "checkpoint.saved", "train.step"]

@@ -55,7 +55,7 @@ class Job:
     async def log(self) -> list[tuple[str, int]]:
         """What the log says of steps and signs, in order."""
         subjects = [f"{fact}.{self.org}.{self.id}" for fact in ("train.step", "train.warned")]
-        return [(r.type, r.event.step) for r in await replay((await self._bus_as("trainer")).nc, subjects)]  # type: ignore[union-attr]
+        return [(r.type, r.event.step) for r in await replay(await self._bus_as("trainer"), subjects)]  # type: ignore[union-attr]
 
     async def attempt(self, until: int, *, every: int = 1, dies_silent: bool = False, term: int = 0) -> str | None:
         """Train until this step, or until the watch ends it, with a checkpoint after `every` steps; what it demands.

@@ -110,7 +110,7 @@ async def test_a_hundred_jobs_are_each_decided_once(validator, bus_as):
         await create(gateway, org, job, SFT)
     for job in jobs:
         await wait_for(gateway, f"job.*.{org}.{job}", "job.validated")
-    assert len(await replay(gateway.nc, [f"job.validated.{org}.>"])) == 100
+    assert len(await replay(gateway, [f"job.validated.{org}.>"])) == 100
 
 
 async def test_a_job_that_cannot_be_decided_about_is_rejected_with_its_dead_letter(validator, bus_as):

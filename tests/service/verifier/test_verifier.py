@@ -380,14 +380,14 @@ async def test_a_file_id_that_is_a_subject_pattern_names_no_file(bus_as, blobs, 
 
 
 async def test_no_secret_is_in_the_log(verifier, bus_as):
-    events = await replay((await bus_as("gateway")).nc, [">"])
+    events = await replay(await bus_as("gateway"), [">"])
     assert not [e for e in events if "env_right" in str(e.event)]
 
 
 async def test_a_job_that_names_a_deleted_file_is_refused_with_that_reason(verifier, bus_as, blobs, models_dir):
     org, gateway = new_org_id(), await bus_as("gateway")
     file = await upload(gateway, blobs, org, b"rows")
-    [uploaded] = await replay(gateway.nc, [f"file.uploaded.{org}.{file}"])
+    [uploaded] = await replay(gateway, [f"file.uploaded.{org}.{file}"])
     # One job waits for the check of the file when it is deleted, another comes afterwards.
     org, waiting = await validated(bus_as, models_dir, SFT, org=org, training_file=file)
     deleted = FileDeleted(requested_by="key_1", uploaded_seq=uploaded.seq)

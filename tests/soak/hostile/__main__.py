@@ -5,7 +5,7 @@
 Exit code 1: something was broken. What must hold: no status 5xx but a 503 with Retry-After; every input is decided
 within a deadline; no service ends, is unwell, or grows by 200 MB; nothing but what the operator allowed is connected
 to; no message is given up but those that came from a stolen credential; and the median answer to another organisation
-takes at most twice as long as before.
+takes at most twice as long as before; after each attack a good file of theirs is checked, and a good job verified.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from synth.bus.server.topology import DEAD
 from tests.soak.hostile.attacks import ATTACKS, Ring, steal_credentials, storm
 from tests.soak.hostile.quiet import Quiet, start_quiet
 from tests.soak.hostile.servers import ALLOWED, hostile_server, trap
-from tests.soak.hostile.target import Target, target, upload
+from tests.soak.hostile.target import MODEL, Target, post, target, upload
 
 _MOST_GROWTH = 200 << 20
 _MOST_SLOWER = 2.0
@@ -38,6 +38,20 @@ _AFTER_S = 180.0
 #: Of the inputs of each kind, before memory is looked at: pools are filled and caches made.
 _WARM_UP = 0.1
 _GOOD_ROW = b'{"messages": [{"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "%d"}]}\n'
+_GOOD_JOB = f"""
+[algorithm]
+type = "offline"
+method = "sft"
+variety = "fft"
+[job]
+model = "{MODEL}"
+data = "%s"
+[training]
+mode = "full_finetune"
+[hyperparameters]
+total_steps = 1
+sequence_length = 64
+"""
 
 console = Console(width=160)
 
@@ -67,7 +81,7 @@ async def run(folder: Path, kinds: list[str], inputs: int, seed: int) -> list[st
             found += await _attack(ring, quiet, kind, -(-inputs // len(kinds)), before, table)
         reached = [address for address in trapped.caught if address != ALLOWED]
         found += [f"connected to {address}, which nobody had allowed" for address in reached]
-        found += await _still_works(ring)
+        _show_errors(ring.target)
         console.print(f"{server.answers} answers of task apps and image servers")
     console.print(table)
     return found
@@ -108,9 +122,8 @@ async def _attack(ring: Ring, quiet: Quiet, kind: str, inputs: int, before: floa
     found += [f"{kind}: the quiet organisation's request: {status}" for status in quiet.failures(begun)]
     if median is None or median > _MOST_SLOWER * before:
         found.append(f"{kind}: the quiet organisation waits {median} s, {before:.4f} s before")
-    # Who has a service's credential may say that a newer version wrote this; that is told until it is dropped.
-    expected = ("version",) if kind == "bus messages" else ()
-    found += [f"{kind}: {what}" for what in await ring.target.ill(but=expected)]
+    found += [f"{kind}: {what}" for what in await ring.target.ill()]
+    found += [f"{kind}: {what}" for what in await _works_for_another(ring.target)]
     if kind != "bus messages":
         found += [f"{kind}: {what}" for what in await _dead_letters(ring.target)]
     return found
@@ -121,22 +134,38 @@ async def _dead_letters(attacked: Target) -> list[str]:
     return [f"dead letter {m.subject}: {(m.headers or {}).get('Synth-Reason', '')}" for m in letters]
 
 
-async def _still_works(ring: Ring) -> list[str]:
-    """A good file is still ready, for the attackers as for anybody; and what the services have logged."""
-    found: list[str] = []
+async def _works_for_another(attacked: Target) -> list[str]:
+    """What does not get done for an organisation that attacks nobody: a good file is ready, and a job on it verified.
+
+    Every queue that the attacked services share is taken from for it.
+    """
+    headers = {"Authorization": f"Bearer {attacked.quiet_key}"}
+    begun, doing = time.time(), "a good file is checked"
     try:
-        async with asyncio.timeout(_AFTER_S):
-            reply = await upload(ring.http, "good.jsonl", _GOOD_ROW % random.randrange(1 << 30))
-            end = (await ring.target.end_of(str(reply.json()["id"]))).type
-            if end != "file.ready":
-                found.append(f"a good file is {end} afterwards")
+        async with (
+            asyncio.timeout(_AFTER_S),
+            httpx.AsyncClient(base_url=attacked.url, headers=headers, timeout=_INPUT_S, trust_env=False) as http,
+        ):
+            reply = await upload(http, "good.jsonl", _GOOD_ROW % random.randrange(1 << 30))
+            file = str(reply.json()["id"])
+            if (end := (await attacked.end_of(file)).type) != "file.ready":
+                return [f"another organisation's good file is {end}"]
+            if {"validator", "verifier"} <= attacked.processes.keys():
+                doing = "a good job is verified"
+                reply = await post(http, "/api/jobs", {"config": _GOOD_JOB % file})
+                if (end := await attacked.verified_or_ended(str(reply.json()["id"]))) != "job.verified":
+                    return [f"another organisation's good job is {end}"]
     except TimeoutError:
-        found.append(f"a good file is not checked within {_AFTER_S:.0f} s afterwards")
-    for name, lines in ring.target.errors().items():
+        return [f"another organisation waits for {_AFTER_S:.0f} s until {doing}"]
+    console.print(f"[dim]another organisation's file and job took {time.time() - begun:.1f} s afterwards")
+    return []
+
+
+def _show_errors(attacked: Target) -> None:
+    for name, lines in attacked.errors().items():
         console.print(f"{name}: {len(lines)} errors logged")
         for line in lines[:3]:
             console.print(f"[dim]  {line[:300]}", markup=False)
-    return found
 
 
 def main() -> int:

@@ -162,7 +162,7 @@ class Hub:
                 await asyncio.sleep(_LOG_CHECK_S)
 
     async def _read(self) -> None:
-        async for event in follow(self._bus.nc, [">"], after=self.model.applied, unreadable_too=True):
+        async for event in follow(self._bus, [">"], after=self.model.applied, unreadable_too=True):
             await self._unprojected.put(event)
 
     async def project(self) -> None:

@@ -222,7 +222,7 @@ class _ServedTask:
 
     async def _last_published(self) -> PolicyPublished | None:
         subject = f"policy.published.{self.job.org}.{self.job.job_id}"
-        past = await replay(self.owner.bus.nc, [subject], last_per_subject=True)
+        past = await replay(self.owner.bus, [subject], last_per_subject=True)
         return past[-1].event if past and isinstance(past[-1].event, PolicyPublished) else None
 
     def _is_newer(self, event: PolicyPublished) -> bool:
@@ -247,7 +247,7 @@ class _ServedTask:
     async def _follow(self) -> None:
         org, job_id = self.job.org, self.job.job_id
         status = JobStatus()
-        async for recorded in follow(self.owner.bus.nc, [f"job.*.{org}.{job_id}", f"policy.published.{org}.{job_id}"]):
+        async for recorded in follow(self.owner.bus, [f"job.*.{org}.{job_id}", f"policy.published.{org}.{job_id}"]):
             if isinstance(recorded.event, PolicyPublished):
                 # The follower reads from the beginning of the log, so this version may be an old one.
                 if self._is_newer(recorded.event):

@@ -175,7 +175,7 @@ class ModelRouter:
         source = replace(await self.source_of(job), expects_new_weights=False)
         if version == 0:
             return source
-        published = await replay(self.bus.nc, [f"policy.published.{job.org}.{job.job_id}"])
+        published = await replay(self.bus, [f"policy.published.{job.org}.{job.job_id}"])
         found = [p.event for p in published if isinstance(p.event, PolicyPublished) and p.event.version == version]
         if not found:
             raise Transient(f"policy version {version} of {job.job_id} is not published yet", delay=1)

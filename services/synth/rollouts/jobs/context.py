@@ -29,4 +29,4 @@ class CollectionContext:
 
     def follow(self, *facts: str) -> AsyncGenerator[Recorded, None]:
         """The events of these types in the job's log, from its beginning on, for ever."""
-        return follow(self.bus.nc, [f"{fact}.{self.history.org}.{self.history.job_id}" for fact in facts])
+        return follow(self.bus, [f"{fact}.{self.history.org}.{self.history.job_id}" for fact in facts])

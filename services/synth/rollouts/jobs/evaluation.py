@@ -61,7 +61,7 @@ async def _wait_until_served(bus: Connection, history: JobHistory, term: int) ->
     status = JobStatus()
     facts = ("policy.loaded", "policy.refused", "job.*")
     subjects = [f"{fact}.{history.org}.{history.job_id}" for fact in facts]
-    async with aclosing(follow(bus.nc, subjects)) as events:
+    async with aclosing(follow(bus, subjects)) as events:
         async for recorded in events:
             of_this_term = recorded.seq > history.since
             match recorded.event:

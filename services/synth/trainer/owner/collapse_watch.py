@@ -45,7 +45,7 @@ class CollapseWatch:
         """Check every step of the log, and announce the warnings that an attempt died before it announced."""
         fence = self._fence
         facts = ("train.step", "train.warned", "job.paused")
-        for recorded in await replay(self._bus.nc, [f"{fact}.{fence.org}.{fence.job_id}" for fact in facts]):
+        for recorded in await replay(self._bus, [f"{fact}.{fence.org}.{fence.job_id}" for fact in facts]):
             match recorded.event:
                 case TrainStep() as step:
                     self.add_step(step)

@@ -62,7 +62,7 @@ async def read_history(bus: Connection, org: str, job_id: str) -> AttemptHistory
     """
     announced = AttemptHistory()
     expired: set[str] = set()
-    for recorded in await replay(bus.nc, [f"{fact}.{org}.{job_id}" for fact in _FACTS], whole=True):
+    for recorded in await replay(bus, [f"{fact}.{org}.{job_id}" for fact in _FACTS], whole=True):
         announced.seq = recorded.seq
         match recorded.event:
             case TrainStep(step=step):

@@ -58,7 +58,7 @@ class TrainTaskOwner:
         if ownership is None:
             return
         problem = Problem(what=f"the trainer cannot run this job: {reason}", fix="look at the trainer's log")
-        saved = await replay(self.bus.nc, [subject_of(CheckpointSaved, task.org, task.job_id)], last_per_subject=True)
+        saved = await replay(self.bus, [subject_of(CheckpointSaved, task.org, task.job_id)], last_per_subject=True)
         if saved and isinstance(saved[-1].event, CheckpointSaved):
             await ownership.end(JobPaused(step=saved[-1].event.step, reason=problem.text()))
         else:

@@ -116,7 +116,7 @@ class RolloutFeed:
         fence = self._attempt.fence
         subjects = [f"{fact}.{fence.org}.{fence.job_id}" for fact in _FACTS]
         try:
-            async with aclosing(follow(self._attempt.bus.nc, subjects, after=self._announced.seq)) as events:
+            async with aclosing(follow(self._attempt.bus, subjects, after=self._announced.seq)) as events:
                 async for recorded in events:
                     async with self._changed:
                         if isinstance(recorded.event, RolloutBatched):

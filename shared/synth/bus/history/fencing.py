@@ -28,7 +28,7 @@ async def start_collection(bus: Connection, org: str, job_id: str, *, worker: st
     """Become the collector of an RL job: append the next `collection.started`. Earlier ones can append no more."""
     publisher = Publisher(bus)
     for _ in range(_MAX_RACES):
-        before = await replay(bus.nc, [subject_of(CollectionStarted, org, job_id)], last_per_subject=True)
+        before = await replay(bus, [subject_of(CollectionStarted, org, job_id)], last_per_subject=True)
         last = before[-1].event if before else None
         attempt = last.attempt + 1 if isinstance(last, CollectionStarted) else 1
         after = before[-1].seq if before else 0
@@ -44,7 +44,7 @@ async def start_collection(bus: Connection, org: str, job_id: str, *, worker: st
 
 async def lost(bus: Connection, fence: Fence) -> Fenced:
     """Wait until another owner has made its claim: how to tell the one that has lost its fence."""
-    async with aclosing(follow(bus.nc, [fence.subject], after=fence.seq)) as claims:
+    async with aclosing(follow(bus, [fence.subject], after=fence.seq)) as claims:
         async for claim in claims:
             fact = spec_of(fence.claim).type
             return Fenced(f"{fence.job_id}: another {fact} (seq {claim.seq}) follows that of attempt {fence.attempt}")

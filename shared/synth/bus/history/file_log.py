@@ -31,7 +31,7 @@ class FileHistory:
 
 async def read_file(bus: Connection, org: str, file_id: str) -> FileHistory:
     """Read a file's history from the log."""
-    return history_of(await replay(bus.nc, [f"file.*.{org}.{file_id}"]))
+    return history_of(await replay(bus, [f"file.*.{org}.{file_id}"]))
 
 
 def history_of(events: Iterable[Recorded], after: FileHistory | None = None) -> FileHistory:

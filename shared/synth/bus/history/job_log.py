@@ -11,10 +11,10 @@ from synth.bus.connection import Connection
 from synth.bus.publish import Fence, Publisher
 from synth.bus.recorded import Recorded
 from synth.bus.replay import replay
-from synth.errors import Conflict, Fenced, Transient
+from synth.errors import Conflict, Fenced, Permanent, Transient
 from synth.events import JobStarted
 from synth.events.catalogue import Event, spec_of
-from synth.jobs.lifecycle import RESUMED, TERMINAL, JobStatus, State, apply
+from synth.jobs.lifecycle import RESUMED, TERMINAL, IllegalTransition, JobStatus, State, apply
 
 _E = TypeVar("_E", bound=Event)
 _MAX_RACES = 12
@@ -70,11 +70,14 @@ class JobHistory:
 
 
 async def read_job(bus: Connection, org: str, job_id: str) -> JobHistory:
-    """Read a job's lifecycle from the log."""
-    facts = await replay(bus.nc, [f"job.*.{org}.{job_id}"])
+    """Read a job's lifecycle from the log. Raises `Permanent` where its facts cannot follow each other."""
+    facts = await replay(bus, [f"job.*.{org}.{job_id}"])
     status = JobStatus()
     for fact in facts:
-        status.add(fact.type)
+        try:
+            status.add(fact.type)
+        except IllegalTransition as error:
+            raise Permanent(f"the log of {job_id} is damaged at {fact.seq}: {error}") from error
     return JobHistory(org=org, job_id=job_id, facts=facts, status=status)
 
 

@@ -62,7 +62,7 @@ async def leased_trees(bus: Connection, org: str, job_id: str, trees: Collection
     Raises what the job's own leases cannot be read for.
     """
     # A lease that is damaged may be of any tree.
-    facts = await replay(bus.nc, [subject_of(ModelLeased, org, job_id)], whole=True)
+    facts = await replay(bus, [subject_of(ModelLeased, org, job_id)], whole=True)
     leases = [recorded.event for recorded in facts]
     needed: set[str] = set()
     asked: dict[str, set[str] | None] = {}
@@ -89,7 +89,7 @@ async def _trees_kept(bus: Connection, org: str, job_id: str) -> set[str] | None
         return None
     kinds = (CheckpointSaved, ModelPublished, BlobExpired, ModelDeleted, JobDeleted)
     models: dict[str, list[str]] = {}
-    for recorded in await replay(bus.nc, [subject_of(kind, org, job_id) for kind in kinds], whole=True):
+    for recorded in await replay(bus, [subject_of(kind, org, job_id) for kind in kinds], whole=True):
         match recorded.event:
             case CheckpointSaved(model=model) | ModelPublished(model=model):
                 models[model.id] = trees_of(model)

@@ -28,7 +28,7 @@ async def find_model(
         return ModelRef(id=spec.id, path=registry.weights(spec), stand_in=spec.stand_in)
     if wanted.checkpoint is not None:
         return await _find_checkpoint(bus, org, wanted, for_job)
-    published = await replay(bus.nc, [subject_of(ModelPublished, org, "*")], last_per_subject=True)
+    published = await replay(bus, [subject_of(ModelPublished, org, "*")], last_per_subject=True)
     jobs, deleted = await _read_deletions(bus, org, "*")
     models = [
         r.event.model
@@ -46,7 +46,7 @@ async def _find_checkpoint(bus: Connection, org: str, wanted: FineTunedId, for_j
     leased: set[str] = set()
     there: dict[str, ModelRef] = {}
     gone: list[str] = []
-    for recorded in await replay(bus.nc, [subject_of(kind, org, wanted.job_id) for kind in kinds]):
+    for recorded in await replay(bus, [subject_of(kind, org, wanted.job_id) for kind in kinds]):
         match recorded.event:
             case CheckpointSaved(model=model, tree=tree):
                 there[tree.uri] = model
@@ -71,7 +71,7 @@ async def _read_deletions(bus: Connection, org: str, job_id: str) -> tuple[set[s
     """The jobs and the models that were deleted. job_id: of one job, or "*"."""
     jobs: set[str] = set()
     models: set[str] = set()
-    for recorded in await replay(bus.nc, [subject_of(kind, org, job_id) for kind in (JobDeleted, ModelDeleted)]):
+    for recorded in await replay(bus, [subject_of(kind, org, job_id) for kind in (JobDeleted, ModelDeleted)]):
         if isinstance(recorded.event, ModelDeleted):
             models.add(recorded.event.model)
         elif isinstance(recorded.event, JobDeleted):

@@ -138,7 +138,7 @@ class Ownership:
         A request to pause sets `pausing` and does not interrupt: the work may well come to its end first.
         """
         subjects = [f"{fact}.{self.fence.org}.{self.fence.job_id}" for fact in _INTERRUPTING_FACTS]
-        async with aclosing(follow(self.bus.nc, subjects, after=self.history.since)) as events:
+        async with aclosing(follow(self.bus, subjects, after=self.history.since)) as events:
             async for recorded in events:
                 match recorded.event:
                     case JobPauseRequested():
@@ -152,7 +152,7 @@ class Ownership:
     async def _cancel_when_asked(self, working: asyncio.Future[Event], since: int) -> None:
         """Cancel the work, which has been interrupted, whenever the user asks for it from now on."""
         subject = subject_of(JobCancelRequested, self.fence.org, self.fence.job_id)
-        async with aclosing(follow(self.bus.nc, [subject], after=since)) as requests:
+        async with aclosing(follow(self.bus, [subject], after=since)) as requests:
             async for request in requests:
                 log.warning("cancelled again, as the user has asked again", job=self.fence.job_id, seq=request.seq)
                 working.cancel()

@@ -16,6 +16,7 @@ from nats.js.api import DiscardPolicy, StorageType, StreamConfig
 from nats.js.errors import APIError, NotFoundError, ServiceUnavailableError
 
 from synth.bus.server.topology import BusTopology
+from synth.bus.versions.declared_schemas import join_metadata
 from synth.errors import Problem, UserError
 from synth.runtime import logs
 
@@ -119,10 +120,12 @@ def _with_what_stays(wanted: StreamConfig, actual: StreamConfig) -> StreamConfig
     """The stream as it can become.
 
     A server never takes back that messages may not be deleted, and an operator who has given a stream more replicas
-    than the setting says keeps them.
+    than the setting says keeps them. What another version has declared stays declared.
     """
     replicas = max(wanted.num_replicas or 1, actual.num_replicas or 1)
-    return replace(wanted, num_replicas=replicas, deny_delete=wanted.deny_delete or actual.deny_delete)
+    metadata = join_metadata(wanted.metadata or {}, actual.metadata or {})
+    deny_delete = wanted.deny_delete or actual.deny_delete
+    return replace(wanted, num_replicas=replicas, metadata=metadata, deny_delete=deny_delete)
 
 
 def _differences(what: str, wanted: dict[str, Any], actual: dict[str, Any]) -> list[str]:

@@ -14,10 +14,11 @@ from nats.js.api import (
     StreamConfig,
 )
 
+from synth.bus.recorded import EVENTS
+from synth.bus.versions.declared_schemas import metadata_of_schemas, written_schemas
 from synth.events.catalogue import CATALOGUE, MAX_EVENT_BYTES, Reading, Role
 from synth.work import TASKS
 
-EVENTS = "EVENTS"
 WORK = "WORK"
 DEAD = "DEAD"
 REPLICAS = "replicas"
@@ -124,6 +125,7 @@ def topology(
             max_consumers=10_000,
             allow_direct=True,
             allow_msg_ttl=True,
+            metadata=metadata_of_schemas(written_schemas()),
             deny_purge=True,
             # The user `bus` erases what was deleted; no service may.
             deny_delete=False,

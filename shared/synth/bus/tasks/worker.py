@@ -33,7 +33,7 @@ from nats.js.errors import NotFoundError
 
 from synth.bus.cancellation import cancel_until_ended
 from synth.bus.connection import Connection
-from synth.bus.dead_letters import publish_dead_letter
+from synth.bus.dead_letters import publish_dead_letter, tell_who_waits
 from synth.bus.kv.task_failures import TaskFailures
 from synth.bus.server.topology import ACK_WAIT_S, HEARTBEAT_S, WORK, task_queue_name
 from synth.bus.tasks.choice import TaskChoice
@@ -218,7 +218,7 @@ class TaskWorker:
         task = task_of(msg.subject)
         try:
             if task is not None and self._give_up is not None:
-                await self._give_up(task, reason)
+                await tell_who_waits(self._give_up(task, reason), msg.subject)
             await publish_dead_letter(self._bus, msg.subject, msg.data, reason=reason)
         except Exception:
             # Whatever it is, the queue must go on; and whoever waits must be told before the message is gone.
@@ -321,7 +321,7 @@ class TaskWorker:
         if lease.in_doubt:
             raise Fenced(f"another worker may have it; here it ended so: {reason}")
         if self._give_up is not None:
-            await self._give_up(task, reason)
+            await tell_who_waits(self._give_up(task, reason), task.subject)
         await publish_dead_letter(self._bus, task.subject, msgspec.json.encode(task), reason=reason)
 
     async def _heartbeat(self) -> None:

@@ -37,7 +37,7 @@ async def parked(user: Client, bus_as) -> tuple[str, int]:
 
 
 async def settled_of(bus_as, user: Client, id: str) -> list[object]:
-    return [r.event for r in await replay((await bus_as("gateway")).nc, [f"letter.*.{user.org}.{id}"])]
+    return [r.event for r in await replay(await bus_as("gateway"), [f"letter.*.{user.org}.{id}"])]
 
 
 async def letters(user: Client, **params: str) -> dict[int, dict]:

@@ -30,7 +30,7 @@ async def test_an_upload_is_stored_and_announced(user, bus_as):
     content = await user.http.get(f"/api/files/{file['id']}/content")
     assert content.content == body
     assert "filename*=UTF-8''x.jsonl" in content.headers["content-disposition"]
-    [event] = await replay((await bus_as("gateway")).nc, [f"file.uploaded.{user.org}.{file['id']}"])
+    [event] = await replay(await bus_as("gateway"), [f"file.uploaded.{user.org}.{file['id']}"])
     assert isinstance(event.event, FileUploaded)
     assert event.event.purpose == "fine-tune"
     assert event.event.blob.sha256 == file["sha256"]
@@ -43,7 +43,7 @@ async def test_the_same_bytes_are_one_file(user, bus_as):
     again = await user.http.post("/api/files", files={"file": ("again.jsonl", b"same")})
     assert {r.json()["id"] for r in [*replies, again]} == {replies[0].json()["id"]}
     assert again.status_code == 200
-    assert len(await replay((await bus_as("gateway")).nc, [f"file.uploaded.{user.org}.*"])) == 1
+    assert len(await replay(await bus_as("gateway"), [f"file.uploaded.{user.org}.*"])) == 1
 
 
 async def test_a_file_shows_what_its_check_found(user, bus_as):
@@ -81,7 +81,7 @@ async def test_a_rejected_file_that_is_uploaded_again_is_looked_at_again(user, b
     seq = await publisher.once(FileRejected(bad_lines=1, problems=[away]), org=user.org, key=id, id="1")
     again = [await upload(), await upload()]
     assert [(f["id"], f["status"]) for f in again] == [(id, "processing")] * 2
-    events = await replay(gateway.nc, [f"file.*.{user.org}.{id}"], after=seq)
+    events = await replay(gateway, [f"file.*.{user.org}.{id}"], after=seq)
     assert [e.type for e in events] == ["file.deleted", "file.uploaded"]
 
 

@@ -37,7 +37,7 @@ async def test_a_hundred_submits_with_one_key_are_one_job(start_gateway, client_
     assert Counter(r.status_code for r in replies) == {201: 1, 200: 99}
     ids = {r.json()["id"] for r in replies}
     assert len(ids) == 1
-    assert len(await replay((await bus_as("gateway")).nc, [f"job.created.{first.org}.*"])) == 1
+    assert len(await replay(await bus_as("gateway"), [f"job.created.{first.org}.*"])) == 1
 
 
 async def test_the_same_key_with_another_body_is_refused(user):

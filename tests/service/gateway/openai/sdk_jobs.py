@@ -55,7 +55,7 @@ class Sdk:
         return await self.jobs.create(model=MODEL, training_file=await self.file(), **more)
 
     async def created(self, job: str) -> JobCreated:
-        [event] = await replay((await self.bus_as("gateway")).nc, [f"job.created.{self.user.org}.{job}"])
+        [event] = await replay(await self.bus_as("gateway"), [f"job.created.{self.user.org}.{job}"])
         assert isinstance(event.event, JobCreated)
         return event.event
 

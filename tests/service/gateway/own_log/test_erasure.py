@@ -68,7 +68,7 @@ async def test_of_an_erased_job_no_byte_is_left_and_others_stay(bus_as, start_ga
     assert files_with(tmp_path, MARKER), "the log and its dead letters hold it"
     done = await erase_job(admin, blobs, user.org, job, report=silent)
     assert done.letters == 1
-    assert [type(e.event) for e in await replay(admin.nc, [f"*.*.{user.org}.{job}"])] == [JobDeleted]
+    assert [type(e.event) for e in await replay(admin, [f"*.*.{user.org}.{job}"])] == [JobDeleted]
     await running.stop()
     assert files_with(tmp_path, MARKER) == []
 
@@ -114,7 +114,7 @@ async def test_an_organisation_is_erased_once_all_of_it_is_deleted_and_its_keys_
     await running.stop()
     assert files_with(tmp_path, MARKER) == []
     assert await secrets.organisation(user.org) is None
-    assert [e.type for e in await replay(admin.nc, [f"*.*.{other.org}.{kept}"])] == ["job.created"]
+    assert [e.type for e in await replay(admin, [f"*.*.{other.org}.{kept}"])] == ["job.created"]
 
 
 async def test_a_damaged_event_keeps_the_blobs_of_its_text_and_a_newer_one_all(bus_as, tmp_path):
