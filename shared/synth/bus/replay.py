@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import secrets
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any, cast
@@ -83,7 +84,10 @@ class StreamFollower:
         self._received = 0
         self._inbox = self._nc.new_inbox()
         self._subscription = await self._nc.subscribe(self._inbox, cb=self._arrived)
+        # In the request's subject too: the server refuses a service there the names of queues (`server.permissions`).
+        name = f"reader-{secrets.token_hex(12)}"
         config: dict[str, object] = {
+            "name": name,
             "deliver_subject": self._inbox,
             "ack_policy": "none",
             "max_deliver": 1,
@@ -99,7 +103,7 @@ class StreamFollower:
         if not self._last or self.cursor:
             config |= {"deliver_policy": "by_start_sequence", "opt_start_seq": self.cursor + 1}
         reply = await self._nc.request(
-            f"$JS.API.CONSUMER.CREATE.{self._stream}",
+            f"$JS.API.CONSUMER.CREATE.{self._stream}.{name}",
             json.dumps({"stream_name": self._stream, "config": config}).encode(),
             timeout=_REQUEST_S,
         )

@@ -13,6 +13,8 @@ import re
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
+import msgspec
+
 from synth.backup.named_blobs import NamedBlobs
 from synth.blobs import BlobStore
 from synth.bus.connection import Connection
@@ -80,7 +82,8 @@ async def _read_log(bus: Connection) -> tuple[NamedBlobs, set[str], tuple[str, .
         if isinstance(recorded.event, UnknownEvent):
             if recorded.event.newer:
                 raise _unreadable(recorded.type, recorded.seq)
-            damaged.update(uri.removesuffix(_TREE) for uri in _URI.findall(str(recorded.event.body)))
+            text = msgspec.json.encode(recorded.event.body).decode()
+            damaged.update(uri.removesuffix(_TREE) for uri in _URI.findall(text))
         named.add(recorded.key, recorded.event)
         if recorded.type == "job.created":
             running.add(recorded.key)

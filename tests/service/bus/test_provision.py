@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 
 import nats
@@ -19,6 +20,7 @@ from synth.errors import Permanent, UserError
 from synth.events.catalogue import CATALOGUE, Role
 from synth.runtime.settings import ServiceSettings
 from synth.work import TASKS, Task
+from tests.service.bus.own_server import OwnServer
 from tests.soak.bus_servers import BusServers
 
 
@@ -142,7 +144,8 @@ async def test_the_server_refuses_a_service_what_another_publishes(nats_server, 
         ("gateway", "$KV.replicas.forged"),
         ("validator", "$JS.API.CONSUMER.DELETE.EVENTS.verifier-job-validated"),
         ("validator", "$JS.API.CONSUMER.DURABLE.CREATE.EVENTS.mine"),
-        ("verifier", "$JS.API.CONSUMER.CREATE.EVENTS.validator-job-created.job.created.>"),
+        ("verifier", "$JS.API.CONSUMER.CREATE.EVENTS.validator-job-created"),
+        ("verifier", "$JS.API.CONSUMER.CREATE.EVENTS.mine.job.created.>"),
         ("verifier", "$JS.API.CONSUMER.MSG.NEXT.EVENTS.validator-job-created"),
         ("trainer", "$JS.API.DIRECT.GET.KV_secrets"),
         ("trainer", "$JS.API.STREAM.DELETE.DEAD"),
@@ -164,13 +167,32 @@ async def test_the_server_refuses_a_service_what_only_others_need(
     await nc.close()
 
 
-async def test_a_consumer_that_a_reader_makes_for_itself_cannot_be_durable(bus_as):
-    """Or any service could change another's queue."""
-    bus = await bus_as("validator")
-    config = {"durable_name": "files-file-uploaded", "ack_policy": "explicit", "filter_subject": "job.created.>"}
-    body = json.dumps({"stream_name": "EVENTS", "config": config}).encode()
-    reply = json.loads((await bus.nc.request("$JS.API.CONSUMER.CREATE.EVENTS", body, timeout=5)).data)
-    assert "durable" in reply["error"]["description"]
+@pytest.mark.parametrize("service", SERVICES)
+async def test_no_service_changes_a_queue(own: OwnServer, service: str):
+    """Whatever it asks for: the queue would go on without what no longer fits its filter."""
+    bus = await own.provision()
+    refused: asyncio.Queue[str] = asyncio.Queue()
+
+    async def on_error(error: Exception) -> None:
+        refused.put_nowait(str(error))
+
+    options = connect_options(own.settings(service), service) | {"error_cb": on_error}
+    thief = await nats.connect(own.config.url, **options)
+    queue = "validator-job-created"
+    before = (await bus.js.consumer_info("EVENTS", queue)).config
+    config = {"ack_policy": "explicit", "filter_subject": "job.created.nobody.>"}
+    closed = [f"CREATE.EVENTS{end}" for end in ("", f".{queue}", f".{queue}.job.created.nobody.>", ".mine.job.>")]
+    closed += [f"DURABLE.CREATE.EVENTS.{name}" for name in (queue, "mine")]
+    for named, action in itertools.product(({"name": queue}, {"durable_name": queue}), ("create", "update", "")):
+        body = json.dumps({"stream_name": "EVENTS", "action": action, "config": config | named}).encode()
+        for subject in closed:
+            await thief.publish(f"$JS.API.CONSUMER.{subject}", body)
+            assert "permissions violation" in (await asyncio.wait_for(refused.get(), 5)).lower()
+        # A name that it may use, of a consumer that is not called so.
+        reply = json.loads((await thief.request("$JS.API.CONSUMER.CREATE.EVENTS.mine", body, timeout=5)).data)
+        assert "error" in reply or reply["name"] == "mine"
+    await thief.close()
+    assert (await bus.js.consumer_info("EVENTS", queue)).config == before
 
 
 async def test_only_its_queuers_may_queue_a_task(bus_as):

@@ -91,7 +91,7 @@ def _name(key: ApiKey, slot: int) -> str:
 
 async def _write(bus: Connection, action: str, config: dict[str, object]) -> dict[str, Any]:
     body = {"stream_name": EVENTS, "action": action, "config": config}
-    return await _ask(bus, f"$JS.API.CONSUMER.CREATE.{EVENTS}", body)
+    return await _ask(bus, f"$JS.API.CONSUMER.CREATE.{EVENTS}.{config['name']}", body)
 
 
 async def _ask(bus: Connection, subject: str, body: dict[str, object]) -> dict[str, Any]:

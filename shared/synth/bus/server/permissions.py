@@ -48,12 +48,16 @@ _READS = {
 
 def permissions_of(service: str, pools: tuple[str, ...]) -> dict[str, Any]:
     """The permissions of a service's user, as nats-server's configuration has them. pools: of the cluster's workers."""
-    allowed: dict[str, Any] = {"publish": may_publish(service, pools), "subscribe": may_subscribe(service)}
+    # Readers name their consumers as they like, but for the queues: to make a queue once more would be to change it.
+    queues = sorted({queue_name(role, spec.type) for spec in CATALOGUE.values() for role in spec.reads})
+    denied = [f"$JS.API.CONSUMER.CREATE.{EVENTS}.{queue}" for queue in queues]
     if service == "gateway":
         # It looks up the feeds of subscribers, whose names nobody knows here; the services' queues are none of them.
-        queues = [queue_name(role, spec.type) for spec in CATALOGUE.values() for role in spec.reads]
-        denied = sorted({f"$JS.API.CONSUMER.INFO.{EVENTS}.{queue}" for queue in queues})
-        allowed["publish"] = {"allow": allowed["publish"], "deny": denied}
+        denied += [f"$JS.API.CONSUMER.INFO.{EVENTS}.{queue}" for queue in queues]
+    allowed: dict[str, Any] = {
+        "publish": {"allow": may_publish(service, pools), "deny": denied},
+        "subscribe": may_subscribe(service),
+    }
     if _answered_by(service) or service == "gateway":
         # Once to each subject on which an answer is awaited: the asker's inbox itself is closed.
         allowed["allow_responses"] = {"max": 1, "expires": f"{ANSWER_WITHIN_S + 10:.0f}s"}
@@ -115,8 +119,8 @@ def _jetstream_requests(service: str, pools: tuple[str, ...]) -> list[str]:
         # A feed of an outside subscriber is looked up before it is ended.
         requests.append(f"$JS.API.CONSUMER.INFO.{EVENTS}.*")
     for stream in readable:
-        # A consumer made without a name in the subject cannot be durable: a reader's own, and gone with it.
-        requests += [f"$JS.API.CONSUMER.CREATE.{stream}", f"$JS.API.STREAM.INFO.{stream}"]
+        # With the name of the consumer: the one in the subject is the one that the server takes.
+        requests += [f"$JS.API.CONSUMER.CREATE.{stream}.*", f"$JS.API.STREAM.INFO.{stream}"]
         requests += [
             f"$JS.API.STREAM.MSG.GET.{stream}",
             f"$JS.API.DIRECT.GET.{stream}",

@@ -128,7 +128,7 @@ async def test_whatever_else_it_asks_of_the_bus_is_denied(running, client_of, li
         f"outside.{owner.org}.{key['id']}.x",
         f"$JS.API.CONSUMER.MSG.NEXT.{queue}",
         f"$JS.ACK.{queue}.1.1.1.1.0",
-        "$JS.API.CONSUMER.CREATE.EVENTS",
+        "$JS.API.CONSUMER.CREATE.EVENTS.mine",
         "$JS.API.DIRECT.GET.EVENTS",
         "$JS.API.STREAM.MSG.GET.KV_secrets",
         "$JS.API.STREAM.CREATE.MINE",
