@@ -79,18 +79,29 @@ def test_it_outlives_its_command_comes_back_from_a_crash_and_is_replaced_while_i
     assert deploy(folder) == url
     second = shown(folder)
     (folder / "app.py").write_text(late.replace('description="d"', 'description="new"'))
-    answers, over = list[int](), threading.Event()
+    state = folder / ".synth" / "deployments" / "one" / "state.json"
+    before = json.loads(state.read_text())
+    answers, states, over = list[int](), list[dict[str, Any]](), threading.Event()
 
     def call() -> None:
         while not over.is_set():
             answers.append(ask(url))
 
-    caller = threading.Thread(target=call)
-    caller.start()
+    def watch() -> None:
+        while not over.wait(0.01):
+            states.append(json.loads(state.read_text()))
+
+    threads = [threading.Thread(target=work) for work in (call, watch)]
+    for thread in threads:
+        thread.start()
     assert deploy(folder) == url
     over.set()
-    caller.join()
+    for thread in threads:
+        thread.join()
     assert set(answers) == {200}
+    # The new process is on record before the old one has ended, and the order is answered when it has.
+    pids = {found["pid"] for found in states if found["order"] == before["order"]}
+    assert pids == {second["pid"], shown(folder)["pid"]}
     infos = [httpx.get(f"{url}/info", headers={"X-API-Key": key}, trust_env=False).json() for _ in range(30)]
     assert {info["service"]["task"]["description"] for info in infos} == {"new"}
     third = shown(folder)

@@ -94,7 +94,6 @@ class AppKeeper:
         order = self.files.take()
         if order is None:
             return
-        self.state.order = order.id
         same = self.worker is not None and (self.state.host, order.port) == (order.host, self.state.port)
         listener: socket.socket | None = None
         try:
@@ -110,7 +109,7 @@ class AppKeeper:
             if listener is not None and listener is not self.listener:
                 listener.close()
             _report(f"the order was not followed: {refused}")
-            self.state.refused = refused
+            self.state.order, self.state.refused = order.id, refused
             if self.worker is None:
                 self.state.health, self.state.problem = "failed", refused
             self._save()
@@ -119,8 +118,11 @@ class AppKeeper:
         old, old_listener = self.worker, self.listener
         self.worker, self.listener, self.crashes = worker, listener, 0
         if old is not None:
+            # Whoever follows a supervisor that is killed meanwhile has to find the process that goes on.
+            self._runs_as(worker)
+            self._save()
             await self._drain(old)
-        self.state.refused = ""
+        self.state.order, self.state.refused = order.id, ""
         self.state.app, self.state.folder, self.state.host = order.app, order.folder, order.host
         self.state.url, self.state.port, self.state.restarts = url_of(listener), listener.getsockname()[1], 0
         self._now_runs(worker)
@@ -224,9 +226,12 @@ class AppKeeper:
         self._now_runs(again)
 
     def _now_runs(self, worker: Worker, health: Health = "healthy") -> None:
-        self.state.pid, self.state.started = worker.process.pid, start_of(worker.process.pid)
+        self._runs_as(worker)
         self.state.health, self.state.problem = health, ""
         self._save()
+
+    def _runs_as(self, worker: Worker) -> None:
+        self.state.pid, self.state.started = worker.process.pid, start_of(worker.process.pid)
 
     async def _spawn(self, order: DeployOrder, listener: socket.socket) -> Worker:
         own = listen("127.0.0.1", 0)
