@@ -49,7 +49,12 @@ _READS = {
 def permissions_of(service: str, pools: tuple[str, ...]) -> dict[str, Any]:
     """The permissions of a service's user, as nats-server's configuration has them. pools: of the cluster's workers."""
     # Readers name their consumers as they like, but for the queues: to make a queue once more would be to change it.
-    queues = sorted({queue_name(role, spec.type) for spec in CATALOGUE.values() for role in spec.reads})
+    queues = sorted(
+        queue_name(role, spec.type)
+        for spec in CATALOGUE.values()
+        for role, reading in spec.reads.items()
+        if reading is Reading.QUEUE
+    )
     denied = [f"$JS.API.CONSUMER.CREATE.{EVENTS}.{queue}" for queue in queues]
     if service == "gateway":
         # It looks up the feeds of subscribers, whose names nobody knows here; the services' queues are none of them.
