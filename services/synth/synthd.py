@@ -252,10 +252,9 @@ async def _collect(parts: _Parts, *, delete: bool) -> str:
 async def _list_newer(parts: _Parts, *, drop: bool) -> str:
     found = await find_newer_events(parts.bus)
     for event in found:
-        sys.stdout.write(
-            f"{event.seq}\t{event.time.isoformat()}\t{ascii(event.subject)[1:-1]}\tschema {event.schema}\n"
-        )
-    said = f"{len(found)} events that only a newer version can read"
+        schema = f"schema {event.schema}" if event.declared else f"schema {event.schema}, which no version had declared"
+        sys.stdout.write(f"{event.seq}\t{event.time.isoformat()}\t{ascii(event.subject)[1:-1]}\t{schema}\n")
+    said = f"{len(found)} events that say that a newer version wrote them"
     if not drop:
         return said
     return f"{said}; {await drop_newer_events(parts.bus, found)} dropped: restart the services that met them"

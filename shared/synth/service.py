@@ -187,7 +187,7 @@ async def serve(name: str, settings: ServiceSettings, setup: Setup) -> None:
     for sign in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(sign, service.stop.set)
     try:
-        await bus.schemas.check_written()
+        await bus.schemas.wait_until_written_ones_are_declared(service.stop)
         app = await setup(service) or Starlette(routes=service.observability())
         server = _Server(http_config(app, settings, host=settings.host, port=service.port))
         web = asyncio.create_task(server.serve())

@@ -58,6 +58,15 @@ def _fence() -> None:
     ownership.lost = never  # type: ignore[assignment]
 
 
+def _decision() -> None:
+    """A fact of a job is appended though the job has moved on since it was decided."""
+
+    async def lifecycle(self: publish.Publisher, event: Event, *, org: str, key: str, id: str, after: int) -> int:
+        return await self._append(event, org, key, id, {}, lost=publish.Conflict)
+
+    publish.Publisher.lifecycle = lifecycle  # type: ignore[method-assign]
+
+
 def _identity() -> None:
     """An append that is tried again has another id each time."""
     send = publish.Publisher._send
@@ -144,6 +153,8 @@ def _nothing() -> None:
 #: Name → what is removed. "retries": the jobs' own budget of retries, which the workload leaves out.
 GUARDS: dict[str, Guard] = {
     "fence": Guard(_fence, ("freeze", "partition", "cut"), victims=("rollouts", "trainer"), at_least_s=12.0),
+    # What is read, decided and appended in milliseconds takes most of a second: a cancellation comes in between.
+    "decision": Guard(_decision, ("slow link",), at_least_s=15.0),
     # What arrived and was not acknowledged in time is said again; what an owner appends is fenced as well.
     "identity": Guard(_identity, ("one-way partition",), victims=("gateway", "files", "inference"), at_least_s=8.0),
     # The same where the server that has the event goes before it has acknowledged it.

@@ -43,7 +43,7 @@ class Connection:
     @cached_property
     def schemas(self) -> DeclaredSchemas:
         """What tells the events of a newer version from those that only say that they are."""
-        return DeclaredSchemas(self.js)
+        return DeclaredSchemas(self.nc)
 
     async def close(self) -> None:
         """Leave; what was published and acknowledged stays."""

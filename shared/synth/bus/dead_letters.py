@@ -41,7 +41,7 @@ async def publish_dead_letter(
 
 
 async def tell_who_waits(giving_up: Awaitable[None], subject: str) -> None:
-    """Let whoever waits for a message be told that it is given up. Raises what says that it may be told later.
+    """Let whoever waits for a message be told that it is given up. Raises any other error: it may be told later.
 
     Where the log is damaged there is nobody to tell, and what is given up must leave its queue all the same.
     """

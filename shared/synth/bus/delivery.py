@@ -37,7 +37,7 @@ from synth.bus.consumers import wait_for_consumers, watch_consumers
 from synth.bus.dead_letters import internal_problem, original_of, publish_dead_letter, tell_who_waits
 from synth.bus.held_deliveries import HeldDeliveries, keep_alive, times_delivered
 from synth.bus.lost_tries import Suspect, hold_place
-from synth.bus.recorded import Recorded, delivery_numbers, from_delivery, from_parts, require_known
+from synth.bus.recorded import Recorded, delivery_numbers, from_delivery, from_parts, require_known, why_unreadable
 from synth.bus.server.topology import (
     EVENT_TRIES,
     EVENTS,
@@ -328,7 +328,7 @@ async def _handle(
             return
         decoded = event.event
         if not isinstance(decoded, kind):
-            await end(f"its body is not a {event.type} that can be read")
+            await end(why_unreadable(event))
             return
         try:
             lost = 0 if suspect is None else await suspect.begin()

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 from nats.aio.msg import Msg
 
+from synth.chat.json_text import MAX_NESTING, is_too_deep
 from synth.errors import NewerVersion, Permanent
 from synth.events.catalogue import CATALOGUE, Event
 
@@ -23,7 +24,8 @@ TTL = "Nats-TTL"
 class UnknownEvent(Event, frozen=True, kw_only=True):
     """An event that this version cannot read: seen by everybody, trusted by nobody.
 
-    newer: a newer version wrote it, by its type or its schema; else its body is damaged.
+    newer: it says by its type or its schema that a newer version wrote it, and `DeclaredSchemas.judge` has not found
+    that it cannot be so; else it is damaged.
     """
 
     body: Any = None
@@ -71,14 +73,25 @@ _decoders: dict[str, msgspec.json.Decoder[Event]] = {
 def decode(type_: str, body: bytes, schema: int = 1) -> Event:
     """The typed event of this type; `UnknownEvent` when the type, its schema or its shape is not one of ours.
 
-    schema: the version of the type that the body was written in.
+    schema: the version of the type that the body was written in. A body that cannot be read, or is nested too deeply to
+    be written again, is its text.
     """
     spec = CATALOGUE.get(type_)
     newer = spec is None or schema > spec.version
     try:
-        return UnknownEvent(body=msgspec.json.decode(body), newer=True) if newer else _decoders[type_].decode(body)
+        event = UnknownEvent(body=msgspec.json.decode(body), newer=True) if newer else _decoders[type_].decode(body)
+        if not _is_too_deep(body, event):
+            return event
     except (msgspec.DecodeError, RecursionError):
-        return UnknownEvent(body=body.decode(errors="replace"), newer=newer)
+        pass
+    return UnknownEvent(body=body.decode(errors="replace"), newer=newer)
+
+
+def _is_too_deep(body: bytes, event: Event) -> bool:
+    """Raises `RecursionError` for what is deeper still."""
+    if body.count(b"{") + body.count(b"[") <= MAX_NESTING:
+        return False
+    return is_too_deep(event.body if isinstance(event, UnknownEvent) else msgspec.to_builtins(event), MAX_NESTING)
 
 
 def require_known(recorded: Recorded) -> None:
@@ -93,7 +106,15 @@ def require_readable(recorded: Recorded) -> None:
     """Raises `NewerVersion` as `require_known` does, and `Permanent` for an event whose body is damaged."""
     require_known(recorded)
     if isinstance(recorded.event, UnknownEvent):
-        raise Permanent(f"the {recorded.type} at {recorded.seq} in the log is damaged: its body cannot be read")
+        raise Permanent(f"the {recorded.type} at {recorded.seq} in the log is damaged: {why_unreadable(recorded)}")
+
+
+def why_unreadable(recorded: Recorded) -> str:
+    """What is wrong with a damaged event."""
+    spec = CATALOGUE.get(recorded.type)
+    if spec is None or recorded.schema > spec.version:
+        return f"it says schema {recorded.schema} of {recorded.type}, which no version had declared"
+    return f"its body is not a {recorded.type} that can be read"
 
 
 def from_parts(

@@ -226,7 +226,11 @@ async def replay(
     says would be missed.
     """
     messages = await replay_messages(bus.nc, filters, after=after, last_per_subject=last_per_subject, timeout=timeout)
-    found = [await bus.schemas.judge(from_delivery(m)) for m in messages]
+    try:
+        async with asyncio.timeout(timeout):
+            found = [await bus.schemas.judge(from_delivery(m)) for m in messages]
+    except TimeoutError as error:
+        raise Transient(f"the bus does not say which schemas are declared: {error!r}") from error
     for recorded in found:
         (require_readable if whole else require_known)(recorded)
     return found

@@ -170,7 +170,7 @@ async def serve_questions(
 
     async def arrived(msg: Msg) -> None:
         if not msg.reply:
-            log.warning("a question says nobody to answer", subject=subject)
+            log.warning("a question names nobody to answer to", subject=subject)
             return
         task = asyncio.create_task(reply_to(msg))
         running.add(task)

@@ -1,7 +1,7 @@
-"""The events that only a newer version can read, of a schema that one has declared.
+"""The events that say that a newer version wrote them.
 
-A process leaves the queue of such an event to that version. Where it no longer runs, the queue stands still until the
-event is no longer in the log.
+Where one had declared their schema, a process leaves the queue of such an event to it; where that version no longer
+runs, the queue stands still until the event is no longer in the log. Where none had, they are damaged stop nothing.
 """
 
 from __future__ import annotations
@@ -18,21 +18,26 @@ from synth.erasure.erase import erase_message
 
 @dataclass(frozen=True)
 class NewerEvent:
-    """An event that this version cannot read. seq: its place in the log; schema: as it says itself."""
+    """An event that this version cannot read. seq: its place in the log; schema: as it says itself.
+
+    declared: a version had declared that schema when the event was written.
+    """
 
     seq: int
     subject: str
     schema: int
     time: datetime
+    declared: bool
 
 
 async def find_newer_events(bus: Connection) -> list[NewerEvent]:
     """All of them that are in the log now, oldest first. Raises `Transient` where the log cannot be read."""
     found: list[NewerEvent] = []
     async for msg in read_stream(bus.nc, [">"]):
-        recorded = await bus.schemas.judge(from_delivery(msg))
+        recorded = from_delivery(msg)
         if isinstance(recorded.event, UnknownEvent) and recorded.event.newer:
-            found.append(NewerEvent(recorded.seq, msg.subject, recorded.schema, recorded.time))
+            declared = await bus.schemas.had_declared(recorded)
+            found.append(NewerEvent(recorded.seq, msg.subject, recorded.schema, recorded.time, declared))
     return found
 
 

@@ -15,7 +15,8 @@ from synth.bus.replay import StreamFollower
 from synth.bus.server.embedded import ServerConfig, free_port, new_users, start, wait_healthy
 from synth.bus.server.provision import provision
 from synth.bus.server.topology import EVENTS, BusTopology, topology
-from synth.bus.versions.declared_schemas import metadata_of_schemas
+from synth.bus.versions.declared_schemas import Declared, read_declared
+from synth.bus.versions.declared_schemas import declare as declare_in
 from synth.runtime.settings import ServiceSettings
 
 ACK_WAIT_S = 1.0
@@ -79,9 +80,14 @@ async def declare(bus: Connection, **schemas: int) -> None:
     bus: of the user `bus`.
     """
     [log] = [stream for stream in topology().streams if stream.name == EVENTS]
-    newer = metadata_of_schemas({type_.replace("_", ".", 1): schema for type_, schema in schemas.items()})
-    wanted = replace(log, metadata=(log.metadata or {}) | newer)
+    newer = {type_.replace("_", ".", 1): schema for type_, schema in schemas.items()}
+    wanted = replace(log, metadata=declare_in(newer, metadata=log.metadata or {}, last_seq=0))
     await provision(bus.js, BusTopology([wanted], []))
+
+
+async def declared(bus: Connection) -> Declared:
+    """What the log declares."""
+    return read_declared((await bus.js.stream_info(EVENTS)).config.metadata or {})
 
 
 @dataclass(frozen=True)

@@ -8,18 +8,18 @@ from dataclasses import replace
 
 import msgspec
 import pytest
+from structlog.testing import capture_logs
 
 from synth.bus.connection import Connection
 from synth.bus.history.job_log import read_job
 from synth.bus.replay import follow, replay
 from synth.bus.server.provision import drift, provision
 from synth.bus.server.topology import topology
-from synth.bus.versions.declared_schemas import read_schemas
 from synth.erasure.newer_events import drop_newer_events, find_newer_events
 from synth.errors import NewerVersion, Permanent
 from synth.events.catalogue import CATALOGUE
 from synth.work import Task
-from tests.service.bus.own_server import OwnServer, declare, is_queued, left_in
+from tests.service.bus.own_server import OwnServer, declare, declared, is_queued, left_in
 from tests.service.bus.owners import Owner, a_task, finish, gone, queue, working
 from tests.service.bus.test_delivery import QUEUE, Handler, settled, submit, validator, well
 
@@ -72,7 +72,8 @@ async def test_what_says_that_it_is_newer_and_was_never_declared_is_a_dead_lette
         assert own.opened[-1].newer.problem() is None
     assert handler.names == ["later"]
     assert (await bus.js.stream_info("DEAD")).state.messages == 2
-    assert await find_newer_events(bus) == []
+    found = await find_newer_events(bus)
+    assert [(event.schema, event.declared) for event in found] == [(2, False), (999, False)]
 
 
 async def test_what_was_declared_after_a_process_started_is_believed_from_then_on(own: OwnServer):
@@ -82,11 +83,32 @@ async def test_what_was_declared_after_a_process_started_is_believed_from_then_o
     await append_raw(bus, subject, b'{"iteration":1}')
     assert await replay(reader, [subject])
     await declare(bus, rollout_batch=2)
-    # Nothing of that version was written yet.
-    assert await replay(reader, [subject])
+    assert (await declared(bus))["rollout.batch"] == {1: 0, 2: 1}
+    # It was written before.
+    for one in (reader, await own.connect("gateway")):
+        assert await replay(one, [subject])
     await append_raw(bus, subject, b'{"iteration":2}')
     with pytest.raises(NewerVersion, match=r"rollout\.batch at 2"):
-        await replay(reader, [subject], last_per_subject=True)
+        await replay(reader, [subject], after=1)
+    # Nobody had declared a schema in between.
+    await declare(bus, rollout_batch=9)
+    await append_raw(bus, subject, b'{"iteration":3}', schema=5)
+    assert await replay(reader, [subject], after=2)
+
+
+async def test_what_was_declared_is_read_again_where_another_log_has_come_into_its_place(own: OwnServer):
+    bus = await own.provision()
+    reader = await own.connect("gateway")
+    subject = "rollout.batch.org_a.job_1"
+    for _ in range(5):
+        await append_raw(bus, subject, b'{"iteration":1}')
+    assert len(await replay(reader, [subject])) == 5
+    await bus.js.delete_stream("EVENTS")
+    await provision(bus.js, topology())
+    await declare(bus, rollout_batch=2)
+    await append_raw(bus, subject, b'{"iteration":1}')
+    with pytest.raises(NewerVersion, match=r"rollout\.batch at 1"):
+        await replay(reader, [subject])
 
 
 async def test_a_version_before_takes_nothing_back_that_was_declared(own: OwnServer):
@@ -94,22 +116,39 @@ async def test_a_version_before_takes_nothing_back_that_was_declared(own: OwnSer
     await declare(bus, job_created=3, job_teleported=1)
     await provision(bus.js, topology())
     assert await drift(bus.js, topology()) == []
-    declared = read_schemas((await bus.js.stream_info("EVENTS")).config.metadata or {})
-    assert (declared["job.created"], declared["job.teleported"], declared["job.started"]) == (3, 1, 1)
+    found = await declared(bus)
+    assert [found[type_] for type_ in ("job.created", "job.teleported", "job.started")] == [
+        {1: 0, 3: 0},
+        {1: 0},
+        {1: 0},
+    ]
 
 
 async def test_a_service_does_not_start_before_its_schemas_are_declared(own: OwnServer, monkeypatch):
     bus = await own.provision()
-    trainer = await own.connect("trainer")
-    await trainer.schemas.check_written()
+    trainer, stop = await own.connect("trainer"), asyncio.Event()
+    await first(trainer.schemas.wait_until_written_ones_are_declared(stop))
     newer = {"train.step": 2, "job.created": 7}
     for type_, schema in newer.items():
         monkeypatch.setitem(CATALOGUE, type_, msgspec.structs.replace(CATALOGUE[type_], version=schema))
     assert any("synth.schema.train.step" in line for line in await drift(bus.js, topology()))
-    with pytest.raises(Permanent, match=r"schemas of job\.created 7, train\.step 2\): run `synthd bus init`"):
-        await trainer.schemas.check_written()
+    with capture_logs() as lines:
+        waiting = asyncio.create_task(trainer.schemas.wait_until_written_ones_are_declared(stop))
+        await until(bus, lambda: bool(lines))
+    assert "schemas of job.created 7, train.step 2): run its `synthd bus init`" in lines[0]["reason"]
+    assert not waiting.done()
     await provision(bus.js, topology())
-    await trainer.schemas.check_written()
+    await first(waiting)
+
+
+async def test_a_start_waits_for_a_log_and_ends_at_the_stop(own: OwnServer):
+    trainer, stop = await own.connect("trainer"), asyncio.Event()
+    with capture_logs() as lines:
+        waiting = asyncio.create_task(trainer.schemas.wait_until_written_ones_are_declared(stop))
+        await until(trainer, lambda: bool(lines))
+    assert "there is no log yet: run `synthd bus init`" in lines[0]["reason"]
+    stop.set()
+    await first(waiting)
 
 
 async def test_no_service_declares_a_schema(own: OwnServer):
@@ -117,9 +156,8 @@ async def test_no_service_declares_a_schema(own: OwnServer):
     gateway = await own.connect("gateway")
     log = (await gateway.js.stream_info("EVENTS")).config
     with pytest.raises(TimeoutError):
-        await gateway.js.update_stream(replace(log, metadata={"synth.schema.job.created": "2"}))
-    declared = read_schemas((await bus.js.stream_info("EVENTS")).config.metadata or {})
-    assert declared["job.created"] == 1
+        await gateway.js.update_stream(replace(log, metadata={"synth.schema.job.created": "2@0"}))
+    assert (await declared(bus))["job.created"] == {1: 0}
 
 
 async def test_a_queue_that_a_newer_event_has_stopped_goes_on_once_it_is_dropped(own: OwnServer):

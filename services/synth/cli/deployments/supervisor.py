@@ -119,13 +119,10 @@ class AppKeeper:
         self.worker, self.listener, self.crashes = worker, listener, 0
         if old is not None:
             # Whoever follows a supervisor that is killed meanwhile has to find the process that goes on.
-            self._runs_as(worker)
-            self._save()
+            self._moves_to(worker, listener)
             await self._drain(old)
         self.state.order, self.state.refused = order.id, ""
-        self.state.app, self.state.folder, self.state.host = order.app, order.folder, order.host
-        self.state.url, self.state.port, self.state.restarts = url_of(listener), listener.getsockname()[1], 0
-        self._now_runs(worker)
+        self._moves_to(worker, listener)
         _report(f"{self.files.id} is served at {self.state.url}")
         if old_listener is not None and old_listener is not listener:
             old_listener.close()
@@ -225,13 +222,16 @@ class AppKeeper:
             return
         self._now_runs(again)
 
+    def _moves_to(self, worker: Worker, listener: socket.socket) -> None:
+        order = worker.order
+        self.state.app, self.state.folder, self.state.host = order.app, order.folder, order.host
+        self.state.url, self.state.port, self.state.restarts = url_of(listener), listener.getsockname()[1], 0
+        self._now_runs(worker)
+
     def _now_runs(self, worker: Worker, health: Health = "healthy") -> None:
-        self._runs_as(worker)
+        self.state.pid, self.state.started = worker.process.pid, start_of(worker.process.pid)
         self.state.health, self.state.problem = health, ""
         self._save()
-
-    def _runs_as(self, worker: Worker) -> None:
-        self.state.pid, self.state.started = worker.process.pid, start_of(worker.process.pid)
 
     async def _spawn(self, order: DeployOrder, listener: socket.socket) -> Worker:
         own = listen("127.0.0.1", 0)

@@ -2,7 +2,7 @@
 
 Asking JetStream is publishing too: a user may read the log, take from its own queues, acknowledge what it took, and
 nothing else. It hears the answers to its own requests and the questions that it answers; an answer may go only to
-whoever has asked. Only `bus`, which provisions, can make, change or delete a stream or a durable consumer.
+whoever has asked. Only `bus`, which provisions, can make, change or delete a stream, and change or delete a queue.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ def _jetstream_requests(service: str, pools: tuple[str, ...]) -> list[str]:
         # A feed of an outside subscriber is looked up before it is ended.
         requests.append(f"$JS.API.CONSUMER.INFO.{EVENTS}.*")
     for stream in readable:
-        # With the name of the consumer: the one in the subject is the one that the server takes.
+        # With its name, which the server takes from the subject, whatever the body says.
         requests += [f"$JS.API.CONSUMER.CREATE.{stream}.*", f"$JS.API.STREAM.INFO.{stream}"]
         requests += [
             f"$JS.API.STREAM.MSG.GET.{stream}",

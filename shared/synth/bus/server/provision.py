@@ -12,11 +12,11 @@ from typing import Any
 from nats.errors import NoRespondersError
 from nats.errors import TimeoutError as NatsTimeout
 from nats.js import JetStreamContext
-from nats.js.api import DiscardPolicy, StorageType, StreamConfig
+from nats.js.api import DiscardPolicy, StorageType, StreamConfig, StreamInfo
 from nats.js.errors import APIError, NotFoundError, ServiceUnavailableError
 
 from synth.bus.server.topology import BusTopology
-from synth.bus.versions.declared_schemas import join_metadata
+from synth.bus.versions.declared_schemas import declare, read_declared
 from synth.errors import Problem, UserError
 from synth.runtime import logs
 
@@ -78,8 +78,7 @@ def _too_few_servers(replicas: int, *, one: bool) -> Problem:
 async def _provision(js: JetStreamContext, topology: BusTopology) -> None:
     for stream in topology.streams:
         try:
-            actual = (await js.stream_info(stream.name or "")).config
-            await js.update_stream(_with_what_stays(stream, actual))
+            await js.update_stream(_with_what_stays(stream, await js.stream_info(stream.name or "")))
         except NotFoundError:
             await js.add_stream(stream)
     for consumer in topology.consumers:
@@ -93,11 +92,11 @@ async def drift(js: JetStreamContext, topology: BusTopology) -> list[str]:
     found: list[str] = []
     for stream in topology.streams:
         try:
-            actual = (await js.stream_info(stream.name or "")).config
+            actual = await js.stream_info(stream.name or "")
         except NotFoundError:
             found.append(f"stream {stream.name} is missing")
             continue
-        found += _differences(f"stream {stream.name}", asdict(_with_what_stays(stream, actual)), asdict(actual))
+        found += _differences(f"stream {stream.name}", asdict(_with_what_stays(stream, actual)), asdict(actual.config))
     for consumer in topology.consumers:
         try:
             config = (await js.consumer_info(consumer.stream, consumer.name)).config
@@ -116,14 +115,16 @@ async def drift(js: JetStreamContext, topology: BusTopology) -> list[str]:
     return found
 
 
-def _with_what_stays(wanted: StreamConfig, actual: StreamConfig) -> StreamConfig:
+def _with_what_stays(wanted: StreamConfig, info: StreamInfo) -> StreamConfig:
     """The stream as it can become.
 
     A server never takes back that messages may not be deleted, and an operator who has given a stream more replicas
     than the setting says keeps them. What another version has declared stays declared.
     """
+    actual = info.config
     replicas = max(wanted.num_replicas or 1, actual.num_replicas or 1)
-    metadata = join_metadata(wanted.metadata or {}, actual.metadata or {})
+    schemas = {type_: max(its) for type_, its in read_declared(wanted.metadata or {}).items()}
+    metadata = declare(schemas, metadata=actual.metadata or {}, last_seq=info.state.last_seq)
     deny_delete = wanted.deny_delete or actual.deny_delete
     return replace(wanted, num_replicas=replicas, metadata=metadata, deny_delete=deny_delete)
 

@@ -15,7 +15,7 @@ from nats.js.api import (
 )
 
 from synth.bus.recorded import EVENTS
-from synth.bus.versions.declared_schemas import metadata_of_schemas, written_schemas
+from synth.bus.versions.declared_schemas import declare, written_schemas
 from synth.events.catalogue import CATALOGUE, MAX_EVENT_BYTES, Reading, Role
 from synth.work import TASKS
 
@@ -125,7 +125,7 @@ def topology(
             max_consumers=10_000,
             allow_direct=True,
             allow_msg_ttl=True,
-            metadata=metadata_of_schemas(written_schemas()),
+            metadata=declare(written_schemas(), metadata={}, last_seq=0),
             deny_purge=True,
             # The user `bus` erases what was deleted; no service may.
             deny_delete=False,

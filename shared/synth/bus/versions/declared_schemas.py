@@ -1,34 +1,37 @@
-"""Which events a newer version can have written: those whose schema some version declared on the bus.
+"""Which events a newer version can have written: those whose schema some version had declared before on the bus.
 
 `synthd bus init` of each version declares the schemas that it writes, in the metadata of the log's stream, which no
-service may change. A version writes nothing before its schemas are declared: a service does not start until they are.
-So an event of a schema that nobody had declared when it was written is of no newer version, whatever it says of itself.
-Whoever has a service's credential may say so, and a queue that waited for that version would wait for ever.
+service may change, each with the end of the log at that time. A version writes nothing before its schemas are declared:
+its services wait for that. So an event of a schema that nobody had declared when it was written is of no newer version,
+whatever it says of itself. Whoever has a service's credential may say so, and a queue that waited for that version
+would wait for ever.
 """
 
-# nats-py annotates parts of itself not at all.
-# pyright: reportUnknownMemberType=false
 from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from datetime import UTC, datetime
 
 import msgspec
+from nats.aio.client import Client
 from nats.errors import Error as NatsError
-from nats.js import JetStreamContext
-from nats.js.api import StreamInfo
-from nats.js.errors import APIError, NotFoundError
 
 from synth.bus.recorded import EVENTS, Recorded, UnknownEvent
-from synth.errors import Permanent, Transient
+from synth.errors import Transient
 from synth.events.catalogue import CATALOGUE
+from synth.runtime import logs
+
+log = logs.get("schemas")
+
+#: By the type of an event: each schema that was declared, and the last sequence of the log before.
+Declared = dict[str, dict[int, int]]
 
 _PREFIX = "synth.schema."
-
-
-def metadata_of_schemas(schemas: dict[str, int]) -> dict[str, str]:
-    """The entries of the stream's metadata that declare these schemas, by the type of their event."""
-    return {f"{_PREFIX}{type_}": str(schema) for type_, schema in schemas.items()}
+_REQUEST_S = 5.0
+_AGAIN_S = 1.0
+#: The server's code of "stream not found".
+_NO_STREAM = 10059
 
 
 def written_schemas() -> dict[str, int]:
@@ -36,87 +39,128 @@ def written_schemas() -> dict[str, int]:
     return {type_: spec.version for type_, spec in CATALOGUE.items()}
 
 
-def join_metadata(wanted: dict[str, str], actual: dict[str, str]) -> dict[str, str]:
-    """The metadata that a stream should have: of each schema the highest that was ever declared, and what else it has.
-
-    An event of a schema that is no longer declared would be taken for a forged one.
-    """
-    highest = read_schemas(wanted)
-    for type_, schema in read_schemas(actual).items():
-        highest[type_] = max(schema, highest.get(type_, 0))
-    return actual | wanted | metadata_of_schemas(highest)
-
-
-def read_schemas(metadata: dict[str, str]) -> dict[str, int]:
-    """The schemas that a stream's metadata declares."""
-    return {
-        name.removeprefix(_PREFIX): int(schema)
-        for name, schema in metadata.items()
-        if name.startswith(_PREFIX) and schema.isascii() and schema.isdigit()
+def declare(schemas: dict[str, int], *, metadata: dict[str, str], last_seq: int) -> dict[str, str]:
+    """The metadata of a log that ends at `last_seq`, with these schemas declared too. What was declared stays."""
+    declared = read_declared(metadata)
+    for type_, schema in schemas.items():
+        declared.setdefault(type_, {}).setdefault(schema, last_seq)
+    return metadata | {
+        f"{_PREFIX}{type_}": ",".join(f"{schema}@{seq}" for schema, seq in sorted(its.items()))
+        for type_, its in declared.items()
     }
+
+
+def read_declared(metadata: dict[str, str]) -> Declared:
+    """What a log's metadata declares."""
+    found: Declared = {}
+    for name, entries in metadata.items():
+        if name.startswith(_PREFIX):
+            pairs = [entry.partition("@") for entry in entries.split(",")]
+            found[name.removeprefix(_PREFIX)] = {int(schema): int(seq) for schema, _, seq in pairs}
+    return found
+
+
+class _LogConfig(msgspec.Struct, frozen=True):
+    metadata: dict[str, str] = {}
+
+
+class _LogState(msgspec.Struct, frozen=True):
+    last_seq: int = 0
+    last_ts: str = "0001-01-01T00:00:00Z"
+
+
+class _LogError(msgspec.Struct):
+    err_code: int = 0
+    description: str = ""
+
+
+class _LogInfo(msgspec.Struct):
+    """What JetStream says of a stream; nats-py leaves the time of its last message out."""
+
+    config: _LogConfig = _LogConfig()
+    state: _LogState = _LogState()
+    error: _LogError | None = None
 
 
 class DeclaredSchemas:
     """The schemas that are declared on the bus, as this process last read them."""
 
-    def __init__(self, js: JetStreamContext) -> None:
-        self._js = js
-        self._schemas: dict[str, int] = {}
-        # The sequence up to which the log had been written when they were read.
-        self._written = 0
+    def __init__(self, nc: Client) -> None:
+        self._nc = nc
+        self._declared: Declared = {}
+        # The end of the log when they were read. Its time too, as another log may have come into its place.
+        self._last_seq = 0
+        self._last_time = datetime.min.replace(tzinfo=UTC)
         self._reading = asyncio.Lock()
 
     async def judge(self, recorded: Recorded) -> Recorded:
-        """The event, which counts as a damaged one where it says that it is newer and its schema is not declared.
+        """The event, which counts as a damaged one where it says that it is newer and its schema was not declared.
 
         Raises `Transient` where the bus does not say what is declared.
         """
         event = recorded.event
-        if not (isinstance(event, UnknownEvent) and event.newer) or await self._declares(recorded):
+        if not (isinstance(event, UnknownEvent) and event.newer) or await self.had_declared(recorded):
             return recorded
+        log.warning("an event of a schema that was not declared", type=recorded.type, schema=recorded.schema)
         return replace(recorded, event=msgspec.structs.replace(event, newer=False))
 
-    async def check_written(self) -> None:
-        """Raise `Permanent` where this version writes schemas that are not declared; `Transient` as `judge` does.
-
-        A bus that has no log yet is left to whoever needs it.
-        """
-        try:
-            await self._read()
-        except NotFoundError:
-            return
-        missing = {t: schema for t, schema in written_schemas().items() if self._schemas.get(t, 0) < schema}
-        if missing:
-            shown = ", ".join(f"{type_} {schema}" for type_, schema in sorted(missing.items())[:3])
-            more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
-            raise Permanent(
-                f"this version writes events that the bus was not told of (schemas of {shown}{more}): "
-                "run `synthd bus init` of this version before its services"
-            )
-
-    async def _declares(self, recorded: Recorded) -> bool:
-        async with self._reading:
-            # What was declared after the event was written says nothing of it.
-            if not self._covers(recorded) and recorded.seq > self._written:
-                try:
+    async def had_declared(self, recorded: Recorded) -> bool:
+        """Whether an event's schema had been declared when it was written. Raises `Transient` as `judge` does."""
+        if not self._knows(recorded):
+            async with self._reading:
+                if not self._knows(recorded):
                     await self._read()
-                except NotFoundError as error:
-                    raise Transient(f"the log is gone: {error!r}") from error
-                if recorded.seq > self._written:
-                    # A server that was the leader, and has not heard that another is.
-                    raise Transient(f"the bus does not know of the event at {recorded.seq} yet")
+                    if recorded.seq > self._last_seq:
+                        # A server that was the leader, and has not heard that another is.
+                        raise Transient(f"the bus does not know of the event at {recorded.seq} yet", delay=_AGAIN_S)
         return self._covers(recorded)
 
+    async def wait_until_written_ones_are_declared(self, stop: asyncio.Event) -> None:
+        """Return once the schemas that this version writes are declared, or at the stop; says what it waits for."""
+        while not stop.is_set():
+            try:
+                problem = await self._find_undeclared()
+            except Transient as error:
+                problem = str(error)
+            if not problem:
+                return
+            log.warning("the start waits", reason=problem)
+            try:
+                async with asyncio.timeout(_AGAIN_S):
+                    await stop.wait()
+            except TimeoutError:
+                continue
+
+    async def _find_undeclared(self) -> str:
+        """What is missing for this version to write; "" where nothing is. Raises `Transient` as `judge` does."""
+        await self._read()
+        missing = [
+            f"{t} {schema}" for t, schema in written_schemas().items() if schema not in self._declared.get(t, {})
+        ]
+        if not missing:
+            return ""
+        shown = ", ".join(sorted(missing)[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
+        return f"the bus was not told of the events of this version (schemas of {shown}): run its `synthd bus init`"
+
+    def _knows(self, recorded: Recorded) -> bool:
+        """Whether what was read is enough: what was declared after the event was written says nothing of it."""
+        was_written = recorded.seq <= self._last_seq and recorded.time <= self._last_time
+        return was_written or self._covers(recorded)
+
     def _covers(self, recorded: Recorded) -> bool:
-        return recorded.schema <= self._schemas.get(recorded.type, 0)
+        before = self._declared.get(recorded.type, {}).get(recorded.schema)
+        return before is not None and recorded.seq > before
 
     async def _read(self) -> None:
-        """Raises `NotFoundError` where there is no log, and `Transient` where the bus does not answer."""
         try:
-            info: StreamInfo = await self._js.stream_info(EVENTS)
-        except NotFoundError:
-            raise
-        except (NatsError, APIError, TimeoutError) as error:
-            raise Transient(f"the bus does not say which schemas are declared: {error!r}") from error
-        self._schemas = read_schemas(info.config.metadata or {})
-        self._written = info.state.last_seq
+            reply = await self._nc.request(f"$JS.API.STREAM.INFO.{EVENTS}", b"", timeout=_REQUEST_S)
+            info = msgspec.json.decode(reply.data, type=_LogInfo)
+        except (NatsError, TimeoutError, msgspec.DecodeError) as error:
+            raise Transient(f"the bus does not say which schemas are declared: {error!r}", delay=_AGAIN_S) from error
+        if info.error is not None:
+            why = (
+                "there is no log yet: run `synthd bus init`" if info.error.err_code == _NO_STREAM else "the log is away"
+            )
+            raise Transient(f"{why} ({info.error.description})", delay=_AGAIN_S)
+        self._declared = read_declared(info.config.metadata)
+        self._last_seq, self._last_time = info.state.last_seq, datetime.fromisoformat(info.state.last_ts)

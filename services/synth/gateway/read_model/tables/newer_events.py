@@ -55,7 +55,7 @@ def problem(db: sqlite3.Connection) -> str | None:
     if not kinds:
         return None
     found = db.execute("SELECT type, version, first FROM newer ORDER BY first LIMIT ?", (_SHOWN,)).fetchall()
-    # Whoever forges them can make as many kinds as there are numbers.
+    # A release may have many new kinds.
     shown = ", ".join(f"{type} (schema {version}, since {first})" for type, version, first in found)
     more = f" and {kinds - len(found)} more kinds" if kinds > len(found) else ""
     return (
