@@ -188,6 +188,8 @@ async def serve(name: str, settings: ServiceSettings, setup: Setup) -> None:
         asyncio.get_running_loop().add_signal_handler(sign, service.stop.set)
     try:
         await bus.schemas.wait_until_written_ones_are_declared(service.stop)
+        if service.stop.is_set():
+            return
         app = await setup(service) or Starlette(routes=service.observability())
         server = _Server(http_config(app, settings, host=settings.host, port=service.port))
         web = asyncio.create_task(server.serve())

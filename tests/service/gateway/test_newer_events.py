@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from dataclasses import replace
 
 import httpx
@@ -160,24 +161,44 @@ async def test_what_a_version_wrote_that_no_longer_runs_is_listed_dropped_and_no
 async def test_a_service_of_a_version_that_was_not_declared_waits_and_says_what_for(bus_admin, settings_of):
     log = (await bus_admin.js.stream_info("EVENTS")).config
     await bus_admin.js.update_stream(replace(log, metadata={}))
-    service = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "synth.synthd", "files"),
-        env=environment(settings_of("files")),
+    async with starting("files", settings_of) as says:
+        await says(b"run its `synthd bus init`")
+        await provision(bus_admin.js, topology())
+        await says(b"service up")
+
+
+async def test_a_service_that_waits_for_the_log_ends_when_it_is_told_to(own, settings_of):
+    async with starting("gateway", settings_of) as says:
+        await says(b"there is no log yet: run `synthd bus init`")
+
+
+@asynccontextmanager
+async def starting(service: str, settings_of) -> AsyncIterator[Callable[[bytes], Awaitable[None]]]:
+    """A process of a service; what waits for words in its log. It must end with code 0 when it is told to."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "synth.synthd", service),
+        env=environment(settings_of(service)),
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
     )
-    assert service.stdout is not None
-    try:
+    assert process.stdout is not None
+    log = process.stdout
+
+    async def says(words: bytes) -> None:
         async with asyncio.timeout(60):
-            while b"run its `synthd bus init`" not in (line := await service.stdout.readline()):
+            while words not in (line := await log.readline()):
                 assert line, "it ended"
-            await provision(bus_admin.js, topology())
-            while b"service up" not in (line := await service.stdout.readline()):
-                assert line, "it ended"
+
+    try:
+        yield says
     finally:
-        service.terminate()
-        await asyncio.wait_for(service.wait(), 20)
-    assert service.returncode == 0
+        process.terminate()
+        try:
+            await asyncio.wait_for(process.wait(), 20)
+        finally:
+            if process.returncode is None:
+                process.kill()
+    assert process.returncode == 0
 
 
 async def newer(settings_of, *flags: str) -> tuple[int | None, list[str]]:
