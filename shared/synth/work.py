@@ -35,12 +35,17 @@ def task_of(subject: str) -> Task | None:
         len(parts) not in (6, 7)
         or parts[0] != "work"
         or parts[1] not in TASKS
-        or not all(p.isdecimal() for p in parts[5:])
+        or not all(_is_number(p) for p in parts[5:])
     ):
         return None
     _, kind, pool, org, job_id = parts[:5]
     term, index = int(parts[5]), int(parts[6]) if len(parts) == 7 else None
     return Task(kind=kind, pool=pool, org=org, job_id=job_id, term=term, index=index)
+
+
+def _is_number(text: str) -> bool:
+    # Of 64 bits, as no other can be written.
+    return text.isascii() and text.isdigit() and len(text) < 19
 
 
 class Redelivery(msgspec.Struct, frozen=True, kw_only=True):

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 
+from synth.bus.history.job_log import read_job
 from synth.bus.publish import enqueue_redelivery
 from synth.bus.replay import replay_messages
 from synth.bus.server.topology import DEAD
 from synth.errors import Permanent
+from synth.events import JobCreated
 from synth.work import Redelivery, Task, task_of
 from tests.service.bus.own_server import OwnServer, next_dead_letter
 from tests.service.bus.owners import Owner, a_task, finish, gone, queue, working
@@ -19,6 +21,8 @@ def test_a_task_can_be_read_from_its_subject():
         assert task_of(task.subject) == task
     for subject in ("work.train.default.org_a.job_1", "work.train.default.org_a.job_1.x", "job.created.org_a.job_1"):
         assert task_of(subject) is None
+    for term in ("x", "-1", "9" * 20, "٣", ""):
+        assert task_of(f"work.train.default.org_a.job_1.{term}") is None
     assert task_of("work.retry.files-file-uploaded.org_a.file_1.7") is None
 
 
@@ -38,6 +42,21 @@ async def test_who_waits_for_a_task_that_cannot_be_read_is_told(own: OwnServer):
         await gone(own, a_task(1))
     assert [task for task, _ in told] == [a_task(1)]
     assert dead.headers["Synth-Reason"] == told[0][1]
+
+
+async def test_a_task_of_a_job_that_is_not_there_leaves_the_queue(own: OwnServer):
+    bus = await own.provision()
+
+    async def need(task: Task) -> None:
+        (await read_job(bus, task.org, task.job_id)).need(JobCreated)
+
+    inference = await own.connect("inference")
+    await inference.js.publish(a_task(1).subject, b"{no task")
+    async with working(own, Owner(lambda task, lease: need(task)), give_up=lambda task, reason: need(task)):
+        await queue(own, 2)
+        for n in (1, 2):
+            await gone(own, a_task(n))
+    assert (await bus.js.stream_info("DEAD")).state.messages == 2
 
 
 async def test_a_task_that_is_given_up_leaves_its_queue_also_where_nobody_can_be_told(own: OwnServer):

@@ -81,6 +81,7 @@ async def run(folder: Path, kinds: list[str], inputs: int, seed: int) -> list[st
             found += await _attack(ring, quiet, kind, -(-inputs // len(kinds)), before, table)
         reached = [address for address in trapped.caught if address != ALLOWED]
         found += [f"connected to {address}, which nobody had allowed" for address in reached]
+        found += _given_back_for_ever(ring.target)
         _show_errors(ring.target)
         console.print(f"{server.answers} answers of task apps and image servers")
     console.print(table)
@@ -159,6 +160,13 @@ async def _works_for_another(attacked: Target) -> list[str]:
         return [f"another organisation waits for {_AFTER_S:.0f} s until {doing}"]
     console.print(f"[dim]another organisation's file and job took {time.time() - begun:.1f} s afterwards")
     return []
+
+
+def _given_back_for_ever(attacked: Target) -> list[str]:
+    """The messages that a service could neither handle nor give up: they come back until it can."""
+    said = ("cannot bury a message yet", "delivery failed, it comes back by itself")
+    lines = [(name, line) for name, its in attacked.errors().items() for line in its]
+    return [f"{name}: {line[:300]}" for name, line in lines if any(words in line for words in said)]
 
 
 def _show_errors(attacked: Target) -> None:

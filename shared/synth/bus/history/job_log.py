@@ -62,8 +62,13 @@ class JobHistory:
         return next((f.event for f in reversed(self.facts) if isinstance(f.event, kind)), None)
 
     def need(self, kind: type[_E]) -> _E:
-        """The last fact of this kind, of a job whose state says that there is one."""
+        """The last fact of this kind, of a job whose state says that there is one.
+
+        Raises `Transient` where it is not there yet, and `Permanent` where the log knows no such job.
+        """
         found = self.last(kind)
+        if found is None and not self.facts:
+            raise Permanent(f"the log knows no job {self.job_id}")
         if found is None:
             raise Transient(f"{self.job_id} has no {spec_of(kind).type} yet")
         return found
