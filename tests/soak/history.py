@@ -21,6 +21,7 @@ from synth.events import (
     Heartbeat,
     JobStarted,
     PolicyPublished,
+    QueueWaiting,
     RolloutBatched,
     RolloutBlocked,
     RolloutCompleted,
@@ -117,8 +118,8 @@ def _said_twice(facts: Sequence[Recorded]) -> Iterator[tuple[Recorded, Recorded]
     for fact in facts:
         if isinstance(fact.event, UnknownEvent) or spec_of(fact.event).write is not Write.ONCE:
             continue
-        if isinstance(fact.event, Heartbeat | FileUploaded | FileReady | FileRejected | FileDeleted):
-            # A job is still alive, and a file may be deleted and come again.
+        if isinstance(fact.event, Heartbeat | QueueWaiting | FileUploaded | FileReady | FileRejected | FileDeleted):
+            # A job is still alive, or waits once more, and a file may be deleted and come again.
             continue
         said = (fact.type, fact.org, fact.key, encode(fact.event))
         if said in first and first[said].id != fact.id:
