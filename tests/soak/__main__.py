@@ -204,6 +204,8 @@ async def run(folder: Path, plan: Plan) -> Run:
     workload = Workload(cluster, log, random.Random(rng.random()))
     if plan.without == "retries":
         workload.retries = 0
+    if guard and guard.jobs:
+        workload.turns = guard.jobs
     if guard and guard.job_s:
         workload.job_s = guard.job_s
     its = Run(plan, cluster, Storm(random.Random(rng.random()), choice), workload, log)

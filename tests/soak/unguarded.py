@@ -32,7 +32,8 @@ from synth.synthd import main
 class Guard:
     """remove: takes it out of this process. faults: the kinds that it is there for; victims: of them, all when empty.
 
-    at_least_s: how long each lasts. job_s: how long a job may take, as one that is lost takes for ever.
+    at_least_s: how long each lasts. job_s: how long a job may take, as one that is lost takes for ever. jobs: the kinds
+    that run meanwhile; all when empty.
     """
 
     remove: Callable[[], None]
@@ -40,6 +41,7 @@ class Guard:
     victims: tuple[str, ...] = ()
     at_least_s: float = 0.0
     job_s: float | None = None
+    jobs: tuple[str, ...] = ()
 
 
 def _fence() -> None:
@@ -154,7 +156,7 @@ def _nothing() -> None:
 GUARDS: dict[str, Guard] = {
     "fence": Guard(_fence, ("freeze", "partition", "cut"), victims=("rollouts", "trainer"), at_least_s=12.0),
     # What is read, decided and appended in milliseconds takes most of a second: a cancellation comes in between.
-    "decision": Guard(_decision, ("slow link",), at_least_s=15.0),
+    "decision": Guard(_decision, ("slow link",), victims=("gateway", "verifier"), at_least_s=30.0, jobs=("cancelled",)),
     # What arrived and was not acknowledged in time is said again; what an owner appends is fenced as well.
     "identity": Guard(_identity, ("one-way partition",), victims=("gateway", "files", "inference"), at_least_s=8.0),
     # The same where the server that has the event goes before it has acknowledged it.

@@ -66,7 +66,7 @@ class Workload:
     """Submits jobs for as long as it is asked to. expected: job → the facts with which it may end.
 
     retries: of a rollout whose environment fails. A task app that is away for seconds is part of the plan.
-    job_s: seconds in which a job must end. late: those that did not.
+    job_s: seconds in which a job must end. late: those that did not. turns: the kinds of jobs, one after the other.
     """
 
     cluster: SoakCluster
@@ -78,6 +78,7 @@ class Workload:
     model: str = ""
     retries: int = 12
     job_s: float = 420.0
+    turns: tuple[str, ...] = _KINDS
 
     async def prepare(self) -> None:
         """Make the model that RL can improve, undisturbed."""
@@ -100,7 +101,7 @@ class Workload:
     async def _lane(self, stop: asyncio.Event, rng: random.Random, lane: int) -> None:
         turn = lane
         while not stop.is_set():
-            kind = _KINDS[turn % len(_KINDS)] if turn < 2 * len(_KINDS) else rng.choice(_KINDS)
+            kind = self.turns[turn % len(self.turns)] if turn < 2 * len(self.turns) else rng.choice(self.turns)
             turn += 3
             await self._run_one(kind, rng)
 
