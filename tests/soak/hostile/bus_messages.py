@@ -11,6 +11,25 @@ from synth.bus.server.topology import DEFAULT_POOL, SERVICES
 from tests.soak.hostile.values import RAW_NUMBERS, TEXTS, nested, text, value
 
 _MOST_BYTES = 900_000
+#: Of consumers and of entries in a bucket.
+_NAMES = (
+    "validator-job-created",
+    "files-file-uploaded",
+    "verifier-job-validated",
+    "mine",
+    "outside-org_x-1-0",
+    "x" * 300,
+)
+_DELIVERED_TO = (
+    "job.created.org_x.job_x",
+    "work.train.default.org_x.job_x.0",
+    "$JS.API.STREAM.PURGE.EVENTS",
+    "$JS.ACK.EVENTS.validator-job-created.1.1.1.1.0",
+    "_INBOX.gateway.x",
+    "ask.validate",
+    "ask.verify",
+    "$KV.secrets.api.x",
+)
 
 
 @dataclass(frozen=True)
@@ -39,8 +58,28 @@ def bus_message(rng: random.Random, *, orgs: list[str], keys: list[str]) -> Mess
         made = tail if rng.random() < 0.7 else [_token(rng) for _ in range(rng.randint(1, 4))]
         subject = pattern.removesuffix(">") + ".".join(made)
     else:
-        subject = pattern
-    return Message(thief, subject, _body(rng)[:_MOST_BYTES], _headers(rng))
+        subject = ".".join(rng.choice(_NAMES) if part == "*" else part for part in pattern.split("."))
+    body = _consumer(rng, subject) if ".CONSUMER.CREATE." in subject and rng.random() < 0.7 else _body(rng)
+    return Message(thief, subject, body[:_MOST_BYTES], _headers(rng))
+
+
+def _consumer(rng: random.Random, subject: str) -> bytes:
+    """A consumer of a stream that services may read: it may take a queue's name, and deliver to anybody."""
+    config: dict[str, object] = {
+        "name": rng.choice(_NAMES),
+        "deliver_subject": rng.choice(_DELIVERED_TO),
+        "filter_subject": rng.choice((">", "job.created.>", "job.created.nobody.>", "", "$KV.secrets.>")),
+        "deliver_policy": rng.choice(("all", "new", "last", "by_start_sequence")),
+        "opt_start_seq": rng.choice((0, 1, -1, 1 << 62)),
+        "ack_policy": rng.choice(("none", "explicit", "all")),
+        "inactive_threshold": rng.choice((0, 1, 1 << 62)),
+        "max_ack_pending": rng.choice((1, -1, 0)),
+    }
+    if rng.random() < 0.3:
+        config["durable_name"] = rng.choice(_NAMES)
+    made = {name: config[name] for name in rng.sample(list(config), rng.randint(2, len(config)))}
+    stream = subject.split(".CONSUMER.CREATE.")[1].split(".")[0]
+    return json.dumps({"stream_name": stream, "config": made, "action": rng.choice(("", "create", "update"))}).encode()
 
 
 def _token(rng: random.Random) -> str:
