@@ -114,14 +114,19 @@ def _twice(facts: Sequence[Recorded]) -> Iterator[tuple[Recorded, Recorded]]:
 
 def _said_twice(facts: Sequence[Recorded]) -> Iterator[tuple[Recorded, Recorded]]:
     """Facts that only their ids protect, and that say the same of the same thing."""
-    first: dict[tuple[str, str, str, bytes], Recorded] = {}
+    first: dict[tuple[str, str, str, bytes, int], Recorded] = {}
+    state_since: dict[str, int] = {}
     for fact in facts:
+        if fact.type.startswith("job."):
+            state_since[fact.key] = fact.seq
         if isinstance(fact.event, UnknownEvent) or spec_of(fact.event).write is not Write.ONCE:
             continue
-        if isinstance(fact.event, Heartbeat | QueueWaiting | FileUploaded | FileReady | FileRejected | FileDeleted):
-            # A job is still alive, or waits once more, and a file may be deleted and come again.
+        if isinstance(fact.event, Heartbeat | FileUploaded | FileReady | FileRejected | FileDeleted):
+            # A job is still alive, and a file may be deleted and come again.
             continue
-        said = (fact.type, fact.org, fact.key, encode(fact.event))
+        # A job that is resumed may wait once more, for as long as before.
+        since = state_since.get(fact.key, 0) if isinstance(fact.event, QueueWaiting) else 0
+        said = (fact.type, fact.org, fact.key, encode(fact.event), since)
         if said in first and first[said].id != fact.id:
             yield first[said], fact
         first.setdefault(said, fact)
