@@ -7,7 +7,6 @@ uploads must not take the service's memory, which other organisations need.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import resource
 import signal
 import sys
@@ -16,6 +15,7 @@ from pathlib import Path
 
 from synth.datasets.parquet import ParquetUnreadable, parquet_lines
 from synth.errors import Transient
+from synth.runtime.child_process import end_child
 
 _PIECE_BYTES = 1 << 20
 _UNREADABLE, _TOO_LARGE = 3, 4
@@ -55,9 +55,7 @@ async def read_parquet(file: Path, *, memory_bytes: int, most_bytes: int) -> Asy
                 f"the process that reads Parquet ended with {code}: {(await said).decode(errors='replace')}"
             )
     finally:
-        with contextlib.suppress(ProcessLookupError):
-            process.kill()
-        await process.wait()
+        await end_child(process)
         said.cancel()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from socket import socket
@@ -191,3 +192,5 @@ def _rank(
         if process_group.is_main:
             (here / "trained.json").write_text(json.dumps(vars(trained)))
     process_group.barrier()
+    # As the training process ends: a thread of torch that ends while the interpreter is taken down aborts the process.
+    os._exit(0)

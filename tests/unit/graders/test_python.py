@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from synth.graders.grade import GraderFailed, grade, run_python
@@ -47,6 +49,21 @@ async def test_code_that_does_not_end_is_ended_with_all_that_it_has_started():
     source = "import subprocess\ndef grade(sample, item):\n    subprocess.run(['sleep', '1000'])"
     with pytest.raises(PythonFailed, match=r"within 0.5 s \(SYNTH_PYTHON_GRADER_TIMEOUT_S\)"):
         await _graded(source, 0.5)
+
+
+async def test_code_that_leaves_a_process_in_another_group_is_given_up_at_its_time():
+    source = (
+        "import os, time\n"
+        "def grade(sample, item):\n"
+        "    if os.fork() == 0:\n"
+        "        os.setsid()\n"
+        "        time.sleep(5)\n"
+        "        os._exit(0)\n"
+        "    return 1\n"
+    )
+    async with asyncio.timeout(4):
+        with pytest.raises(PythonFailed, match=r"within 0.5 s"):
+            await _graded(source, 0.5)
 
 
 async def test_code_is_given_nothing_of_the_services_environment(monkeypatch: pytest.MonkeyPatch):

@@ -20,6 +20,7 @@ from synth.chat.families import CALL_END, CALL_START
 from synth.chat.json_text import is_too_deep
 from synth.errors import Problem, Transient, UserError
 from synth.inference.grammar.tokens import Grammar, build_lexicon
+from synth.runtime.child_process import end_child
 
 # Schemas that are kept compiled for each model.
 _CACHED = 128
@@ -162,9 +163,7 @@ async def _check(text: str, where: str, limits: SchemaLimits) -> dict[str, Any]:
     except TimeoutError:
         raise Transient("a JSON schema could not be checked in time: the machine is busy") from None
     finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
+        await end_child(process)
     answers = said.splitlines()
     if not answers:
         raise SchemaError(

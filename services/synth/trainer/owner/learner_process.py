@@ -13,6 +13,7 @@ import msgspec
 
 from synth.errors import Crashed
 from synth.runtime import logs
+from synth.runtime.child_process import end_child
 from synth.trainer.protocol import (
     FILE_STAGES,
     TOKENISE,
@@ -168,15 +169,15 @@ class LearnerProcess:
                     self._messages.put_nowait(message)
 
     async def stop(self) -> None:
-        """Stop the process by closing its input, and kill it if it has not ended after 5 s."""
-        if self._process.returncode is None and self._process.stdin is not None:
-            self._process.stdin.close()
-            try:
-                async with asyncio.timeout(5):
-                    await self._process.wait()
-            except TimeoutError:
-                self._process.kill()
+        """Stop the process by closing its input. It has 5 s to end and to say why; then it is killed."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(5):
                 await self._process.wait()
+                # A process that it has started may keep its stderr open.
+                await asyncio.shield(self._log)
+        await end_child(self._process)
         await self._log
         self._reader.cancel()
         await asyncio.gather(self._reader, return_exceptions=True)

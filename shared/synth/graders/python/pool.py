@@ -10,13 +10,14 @@ import asyncio
 import contextlib
 import math
 import os
-import signal
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
 import msgspec
+
+from synth.runtime.child_process import end_child
 
 _CHILD = Path(__file__).with_name("child.py")
 _OUTPUT_BYTES = 1 << 16
@@ -90,9 +91,7 @@ class PythonPool:
                 ) from error
             finally:
                 # Also what it has started.
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)
-                await process.wait()
+                await end_child(process, group=True)
 
 
 async def _read(stream: asyncio.StreamReader) -> bytes:
