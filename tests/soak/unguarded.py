@@ -157,9 +157,9 @@ GUARDS: dict[str, Guard] = {
     "fence": Guard(_fence, ("freeze", "partition", "cut"), victims=("rollouts", "trainer"), at_least_s=12.0),
     # What is read, decided and appended in milliseconds takes most of a second: a cancellation comes in between.
     "decision": Guard(_decision, ("slow link",), victims=("gateway", "verifier"), at_least_s=30.0, jobs=("cancelled",)),
-    # What arrived and was not acknowledged in time is said again; what an owner appends is fenced as well.
-    "identity": Guard(_identity, ("one-way partition",), victims=("gateway", "files", "inference"), at_least_s=8.0),
-    # The same where the server that has the event goes before it has acknowledged it.
+    # A task that is stuck on its way to one owner has another by the time that it arrives.
+    "fence of the late": Guard(_fence, ("one-way partition",), victims=("rollouts", "trainer"), at_least_s=14.0),
+    # What arrived is said again where the server that has it goes before it has acknowledged it.
     "identity at the bus": Guard(
         _identity, ("kill the leader of the log", "freeze the leader of the log", "cut a server of the bus off")
     ),
