@@ -12,8 +12,12 @@ import pytest
 from synth.runtime.child_process import end_child
 
 _WRITES = "import os\nwhile True: os.write(1, bytes(1 << 20))"
-# What it has started keeps its stdout, in a group of its own.
-_LEAVES = "import subprocess; print(subprocess.Popen(['sleep', '100'], start_new_session=True).pid, flush=True)"
+# What it has started keeps its stdout, in a group of its own; it lives itself, too.
+_LEAVES = (
+    "import subprocess, time\n"
+    "print(subprocess.Popen(['sleep', '100'], start_new_session=True).pid, flush=True)\n"
+    "time.sleep(100)"
+)
 
 
 async def _started(program: str, *, limit: int = 1 << 16) -> asyncio.subprocess.Process:
