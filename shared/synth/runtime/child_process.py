@@ -14,8 +14,8 @@ async def end_child(process: asyncio.subprocess.Process, *, group: bool = False)
 
     group: whether the processes of its group are killed, too; it was started with `start_new_session`.
 
-    The pipes are closed from this side. In Python before 3.12.5, who waits for the end of a process waits for the end of
-    its pipes, too (https://github.com/python/cpython/issues/119710). It never comes where a reader is full, or where
+    The pipes are closed from this side. In Python before 3.12.5, who waits for the end of a process waits for the end
+    of its pipes, too (https://github.com/python/cpython/issues/119710). It never comes where a reader is full, or where
     another process has kept the other end.
     """
     with contextlib.suppress(ProcessLookupError):
