@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 
 from nats.errors import Error as NatsError
 from nats.js.errors import NotFoundError
@@ -33,21 +34,29 @@ async def watch_consumers(
         await _pause(stop, every_s)
 
 
-async def wait_for_consumers(
-    bus: Connection, queues: list[tuple[str, str]], stop: asyncio.Event, *, buckets: list[str]
+async def start_on_consumers(
+    bus: Connection,
+    queues: list[tuple[str, str]],
+    stop: asyncio.Event,
+    *,
+    buckets: list[str],
+    start: Callable[[], Awaitable[None]],
 ) -> bool:
-    """Whether the bus says that these durables and KV buckets are there, before `stop`; waits while it is away.
+    """Start what takes from these durables; whether that was done before `stop`.
 
-    Raises `Permanent` when one is not there: who must do without it would notice only much later.
+    Waits while the bus is away. start: called once the bus says that these durables and KV buckets are there, and again
+    where the bus goes away in it. Raises `Permanent` when one is not there: who must do without it would notice only
+    much later.
     """
     while not stop.is_set():
         try:
             await check_consumers(bus, queues)
             for name in buckets:
                 await _check_bucket(bus, name)
+            await start()
             return True
         except (NatsError, TimeoutError) as error:
-            log.warning("the start waits: cannot look at the consumers", error=repr(error))
+            log.warning("the start waits: the bus does not answer", error=repr(error))
         await _pause(stop, _AGAIN_S)
     return False
 

@@ -33,7 +33,7 @@ from nats.js.errors import NotFoundError
 from synth.bus.access.broker import BusBroker
 from synth.bus.cancellation import cancel_until_ended
 from synth.bus.connection import Connection, connect_options, inbox_of
-from synth.bus.consumers import wait_for_consumers, watch_consumers
+from synth.bus.consumers import start_on_consumers, watch_consumers
 from synth.bus.dead_letters import internal_problem, original_of, publish_dead_letter, tell_who_waits
 from synth.bus.held_deliveries import HeldDeliveries, keep_alive, times_delivered
 from synth.bus.lost_tries import Suspect, hold_place
@@ -236,13 +236,13 @@ async def serve_events(
     types = [spec.type for spec in CATALOGUE.values() if spec.reads.get(reader) is Reading.QUEUE]
     queues = [(EVENTS, queue_name(reader, type)) for type in types]
     queues += [(WORK, retry_queue_name(reader, type)) for type in types]
-    # Before the start: FastStream would make a durable that is missing, with settings that are not the topology's.
-    if not await wait_for_consumers(bus, queues, stop, buckets=[EVENT_TRIES] if queues else []):
-        return
-    await broker.start()
-    started.set()
+    # FastStream would make a durable that is missing, with settings that are not the topology's. Started again, it goes
+    # on with the queues that it does not take from yet.
+    buckets = [EVENT_TRIES] if queues else []
     try:
-        await watch_consumers(bus, queues, stop)
+        if await start_on_consumers(bus, queues, stop, buckets=buckets, start=broker.start):
+            started.set()
+            await watch_consumers(bus, queues, stop)
     finally:
         bus.newer.stop()
         await asyncio.gather(*(subscriber.stop() for subscriber in broker.subscribers))

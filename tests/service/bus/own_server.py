@@ -115,6 +115,12 @@ async def left_in(bus: Connection, stream: str, durable: str) -> tuple[int, int]
     return info.num_pending, info.num_ack_pending
 
 
+async def delivered_up_to(bus: Connection, stream: str, durable: str) -> int:
+    """The sequence number of the last message of its stream that a consumer was given."""
+    info: Any = await bus.js.consumer_info(stream, durable)
+    return info.delivered.stream_seq
+
+
 async def is_queued(bus: Connection, subject: str) -> bool:
     """Whether a task is in the queue, owned or not."""
     try:

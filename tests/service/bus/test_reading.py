@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from synth.bus.connection import Connection
-from synth.bus.consumers import wait_for_consumers
+from synth.bus.consumers import start_on_consumers
 from synth.bus.kv.secrets import SecretStore
 from synth.bus.server.topology import SECRETS
 from synth.errors import Transient
@@ -71,7 +71,7 @@ async def test_a_service_that_starts_waits_for_a_bus_that_does_not_answer(broken
     way, bus = broken
     way.breaks = 2
     async with asyncio.timeout(30):
-        await wait_for_consumers(bus, [], asyncio.Event(), buckets=[SECRETS])
+        await start_on_consumers(bus, [], asyncio.Event(), buckets=[SECRETS], start=_nothing)
     assert way.breaks == 0
 
 
@@ -79,8 +79,12 @@ async def test_a_service_that_is_told_to_end_waits_for_no_bus(broken):
     way, bus = broken
     way.breaks = 1000
     stop = asyncio.Event()
-    waiting = asyncio.create_task(wait_for_consumers(bus, [], stop, buckets=[SECRETS]))
+    waiting = asyncio.create_task(start_on_consumers(bus, [], stop, buckets=[SECRETS], start=_nothing))
     await asyncio.wait([waiting], timeout=0.7)
     assert not waiting.done()
     stop.set()
     await asyncio.wait_for(waiting, 20)
+
+
+async def _nothing() -> None:
+    """What there is to start."""

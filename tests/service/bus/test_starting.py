@@ -6,12 +6,16 @@ import asyncio
 
 import httpx
 import msgspec
+import pytest
 from starlette.applications import Starlette
 
 from synth.blobs import BlobStore
+from synth.bus.delivery import make_broker, on_event, serve_events
 from synth.bus.rpc import VALIDATE, ValidateJob, ValidationVerdict, ask, serve_questions
 from synth.events import JobCreated
+from synth.events.catalogue import Role
 from synth.service import Service
+from tests.service.bus.test_delivery import Handler, submit, well
 from tests.service.bus.way import Way, connection_by
 
 QUESTION = ValidateJob(org="org_1", created=JobCreated(config="", config_name="x.toml", body_sha256="0"))
@@ -68,3 +72,34 @@ async def test_who_answers_questions_has_begun_once_they_reach_it(settings_of, b
         assert asked == 2
         stop.set()
         await asyncio.wait_for(serving, 20)
+
+
+@pytest.mark.parametrize("queues", [0, 1])
+async def test_a_start_that_meets_the_end_of_the_server_goes_on(own, queues, monkeypatch):
+    """The server ends when the service takes from so many of its two queues."""
+    await own.provision()
+    bus = await own.connect("validator")
+    broker = make_broker(own.settings("validator"), "validator")
+    handler = Handler(well, enough=1)
+    on_event(broker, bus, Role.VALIDATOR, JobCreated, handler)
+    subscriber = broker.subscribers[queues]
+    begin = subscriber.start
+
+    async def end_the_server_first() -> None:
+        # Once. The client knows nothing of it yet: its request is lost.
+        monkeypatch.setattr(subscriber, "start", begin)
+        own.kill()
+        own.start()
+        await begin()
+
+    monkeypatch.setattr(subscriber, "start", end_the_server_first)
+    stop, started = asyncio.Event(), asyncio.Event()
+    serving = asyncio.create_task(serve_events(broker, bus, Role.VALIDATOR, stop, started))
+    begun = asyncio.create_task(started.wait())
+    await asyncio.wait([serving, begun], timeout=30, return_when=asyncio.FIRST_COMPLETED)
+    assert begun.done()
+    await submit(own, "a")
+    await asyncio.wait_for(handler.enough.wait(), 15)
+    stop.set()
+    await asyncio.wait_for(serving, 15)
+    assert handler.names == ["a"]
