@@ -205,6 +205,8 @@ class JudgeServer:
         config.timeout_graceful_shutdown = 0
         self._server = uvicorn.Server(config)
         self._socket = config.bind_socket()
+        # A call may come before the thread has begun.
+        self._socket.listen(128)
         self._port = self._socket.getsockname()[1]
         self._stopping = False
         self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": [self._socket]}, daemon=True)

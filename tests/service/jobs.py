@@ -60,7 +60,7 @@ def make_model_dir(cluster_dir: Path) -> Path:
     return folder.parent
 
 
-async def wait_for(bus: Connection, subject: str, *types: str, timeout: float = 20, after: int = 0) -> Recorded:
+async def wait_for(bus: Connection, subject: str, *types: str, timeout: float = 60, after: int = 0) -> Recorded:
     """The first event of one of these types on a subject, past or to come, behind sequence `after`."""
     async with (
         asyncio.timeout(timeout),

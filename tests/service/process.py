@@ -16,6 +16,9 @@ from pathlib import Path
 from synth.bus.server.embedded import free_port
 from synth.runtime.settings import ServiceSettings
 
+# A service may take its grace period to end what it does, and a trainer to hand its task back and end its process.
+_END_S = 45
+
 
 def environment(settings: ServiceSettings, **extra: str) -> dict[str, str]:
     """The environment in which a `synthd` process gets these settings."""
@@ -38,7 +41,7 @@ def environment(settings: ServiceSettings, **extra: str) -> dict[str, str]:
 def running(
     name: str, settings: ServiceSettings, log: Path, *, port: int = 0, ends: str = "0", **extra: str
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """A healthy service; ended with SIGTERM, which it must obey within seconds. port: a free one when it is 0.
+    """A healthy service; ended with SIGTERM, which it must obey within its grace period. port: a free one when it is 0.
 
     ends: the code that it must end with, by itself or when it is told to.
     """
@@ -50,7 +53,7 @@ def running(
         _wait_healthy(process, port, log)
         yield process
         process.send_signal(signal.SIGTERM)
-        code = str(process.wait(10))
+        code = str(process.wait(_END_S))
         assert code == ends, f"{name} ended with {code}, and said:\n{log.read_text()}"
     finally:
         process.kill()
@@ -58,7 +61,7 @@ def running(
 
 
 def _wait_healthy(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while time.monotonic() < deadline and process.poll() is None:
         try:
             with urllib.request.urlopen(f"http://127.0.0.1:{port}/healthz", timeout=1):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Annotated
 
@@ -14,6 +13,7 @@ from synth.bus.connection import Connection
 from synth.bus.kv.replicas import ReplicaTable
 from synth.bus.kv.secrets import SecretStore
 from synth.bus.publish import Publisher
+from synth.errors import Transient
 from synth.events import FileUploaded, JobCreated
 from synth.gateway.asked_transcripts import AskedTranscripts
 from synth.gateway.auth import ApiKeyCache
@@ -33,7 +33,7 @@ from synth.service import Service
 
 _JOB_ID = re.compile(r"job_[0-9a-z]{1,64}")
 _FILE_ID = re.compile(r"file_[0-9a-z]{1,64}")
-#: For what another gateway has appended: it may be projected here at once, or not at all.
+#: For what another gateway has appended: it is projected here at once, or this gateway is far behind the log.
 _OTHERS_TIMEOUT_S = 1.0
 
 
@@ -60,13 +60,15 @@ class Gateway:
     base_files: BaseFiles = field(default_factory=BaseFiles)
 
     async def job(self, org: str, id: str) -> JobRow:
-        """A job of this organisation, also one that another gateway took a moment ago. Raises a 404."""
+        """A job of this organisation, also one that another gateway took a moment ago.
+
+        Raises a 404, and `Transient` where the log has the job and the read model is far behind.
+        """
         row = self.read_model.job(org, id)
         if row is None and _JOB_ID.fullmatch(id):
             created = await read_last(self.bus, JobCreated, org, id)
             if created is not None:
-                with suppress(TimeoutError):
-                    await self.hub.wait_until_applied(created.seq, timeout=_OTHERS_TIMEOUT_S)
+                await self._wait_for_anothers(created.seq, "job", id)
                 row = self.read_model.job(org, id)
         if row is None:
             raise not_found("job", id)
@@ -78,17 +80,25 @@ class Gateway:
         return await self.job(org, id)
 
     async def file(self, org: str, id: str) -> FileRow:
-        """A file of this organisation, also one that another gateway took a moment ago. Raises a 404."""
+        """A file of this organisation, also one that another gateway took a moment ago.
+
+        Raises a 404, and `Transient` where the log has the file and the read model is far behind.
+        """
         row = self.read_model.file(org, id)
         if row is None and _FILE_ID.fullmatch(id):
             uploaded = await read_last(self.bus, FileUploaded, org, id)
             if uploaded is not None:
-                with suppress(TimeoutError):
-                    await self.hub.wait_until_applied(uploaded.seq, timeout=_OTHERS_TIMEOUT_S)
+                await self._wait_for_anothers(uploaded.seq, "file", id)
                 row = self.read_model.file(org, id)
         if row is None:
             raise not_found("file", id)
         return row
+
+    async def _wait_for_anothers(self, seq: int, what: str, id: str) -> None:
+        try:
+            await self.hub.wait_until_applied(seq, timeout=_OTHERS_TIMEOUT_S)
+        except TimeoutError as error:
+            raise Transient(f"this gateway is behind the event log, and has not read of {what} {id} yet") from error
 
 
 async def get_gateway(request: Request) -> Gateway:

@@ -66,7 +66,8 @@ class Cluster:
         return self.opened[-1]
 
     def service(self, name: str):
-        extra = {"SYNTH_READ_MODEL_PATH": str(self.home / "g.db"), "SYNTH_HEARTBEAT_AFTER_S": "3600"}
+        quiet = {"SYNTH_HEARTBEAT_AFTER_S": "3600", "SYNTH_WAITING_AFTER_S": "3600"}
+        extra = {"SYNTH_READ_MODEL_PATH": str(self.home / "g.db"), **quiet}
         port = self.port if name == "gateway" else 0
         return running(name, self.bus.settings(name), self.home / f"{name}.log", port=port, **extra)
 

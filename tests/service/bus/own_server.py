@@ -19,7 +19,7 @@ from synth.bus.versions.declared_schemas import Declared, read_declared
 from synth.bus.versions.declared_schemas import declare as declare_in
 from synth.runtime.settings import ServiceSettings
 
-ACK_WAIT_S = 1.0
+ACK_WAIT_S = 2.0
 HEARTBEAT_S = 0.25
 
 

@@ -37,9 +37,9 @@ class Breaking(Way):
 @pytest.fixture
 async def broken(settings_of, bus_admin, monkeypatch) -> AsyncIterator[tuple[Breaking, Connection]]:
     """A gateway's connection, and the way that it goes."""
-    monkeypatch.setattr("synth.gateway.read_model.event_log._TIMEOUT_S", 0.5)
+    monkeypatch.setattr("synth.gateway.read_model.event_log._TIMEOUT_S", 2.0)
     async with connection_by(Breaking, settings_of("gateway"), "gateway") as (way, bus):
-        yield way, replace(bus, js=bus.nc.jetstream(timeout=0.5))
+        yield way, replace(bus, js=bus.nc.jetstream(timeout=2.0))
 
 
 async def test_a_key_is_found_over_a_connection_that_breaks(broken, bus_as):

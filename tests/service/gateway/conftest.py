@@ -65,6 +65,8 @@ async def start_gateway(settings_of, bus_admin, tmp_path: Path) -> AsyncIterator
         path = tmp_path / f"gateway-{len(started)}.db"
         # A busy machine leaves a job silent for seconds: a heartbeat would stand among the events that a test compares.
         quiet = {"read_model_path": path, "log_level": "error", "heartbeat_after_s": 3600.0}
+        # Nobody takes the jobs of other tests, which the watchdog would say in its time.
+        quiet["waiting_after_s"] = 3600.0
         quiet["projection_wait_s"] = 60.0  # It reads what all tests before it wrote.
         settings = GatewaySettings(**base | quiet | changes)
         bus: Connection = await connect(settings, "gateway")

@@ -109,7 +109,7 @@ _WRONG: dict[str, st.SearchStrategy[Any]] = {
     "max_tokens": st.sampled_from([-1, 0]),
     "stop": st.lists(_TEXT, min_size=5, max_size=5),
     "seed": st.sampled_from([2**63, -(2**63) - 1]),
-    "n": st.sampled_from([-1, 0, 17]),
+    "n": st.sampled_from([-1, 0, 129]),
     "function_call": _CHOICE,
     "reasoning_effort": st.sampled_from(["none", "high", ""]),
     "response_format": st.sampled_from([{}, {"type": "json_schema"}, {"type": "json_schema", "json_schema": []}]),
@@ -164,7 +164,7 @@ def hello(**more: Any) -> dict[str, Any]:
 async def test_any_body_gets_an_answer_or_an_error_that_names_the_field(
     served: Served, body: Any, rollout: bool
 ) -> None:
-    query = f"?cid={credential(f'job_1_t{next(_rollouts)}_0', calls=16)}" if rollout else ""
+    query = f"?cid={credential(f'job_1_t{next(_rollouts)}_0', calls=128)}" if rollout else ""
     got = await served.http.post(
         f"/v1/chat/completions{query}", content=json.dumps(body), headers={} if rollout else API_KEY_HEADERS
     )

@@ -118,7 +118,7 @@ def start_judge(settings_of, bus_admin: Connection, tmp_path_factory: pytest.Tem
 
         def start(name: str, **changes: Any) -> RunningJudge:
             settings = settings_of("judge").model_copy(update={"replica": f"judge-{name}"})
-            extra: dict[str, Any] = {"SYNTH_ALLOW_LOOPBACK": "1", "SYNTH_JUDGE_BREAKER_S": "0.5", **changes}
+            extra: dict[str, Any] = {"SYNTH_ALLOW_LOOPBACK": "1", "SYNTH_JUDGE_BREAKER_S": "2", **changes}
             told = {key: value if isinstance(value, str) else json.dumps(value) for key, value in extra.items()}
             own = everything.enter_context(ExitStack())
             return RunningJudge(own, own.enter_context(started("judge", settings, folder / f"{name}.log", **told)))

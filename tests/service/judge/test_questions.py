@@ -119,7 +119,7 @@ async def test_work_that_nobody_asks_for_ends(open_desk):
 
 async def test_who_waits_for_long_work_is_told_that_it_goes_on_and_then_its_answer_and_its_cost(open_desk):
     worker, asked = SlowWorker(), question()
-    desk = await open_desk(worker, answer_s=1.0)
+    desk = await open_desk(worker, answer_s=3.0)
     told = await desk.answer(asked)
     assert told.failure is not None
     assert (told.failure.kind, told.failure.retry_after_s, told.progress, told.usage) == ("working", 0, 7, JudgeUsage())
@@ -130,7 +130,7 @@ async def test_who_waits_for_long_work_is_told_that_it_goes_on_and_then_its_answ
 
 async def test_an_organisation_that_asks_much_keeps_no_other_one_out(open_desk):
     worker = SlowWorker()
-    desk = await open_desk(worker, answer_s=1.0)
+    desk = await open_desk(worker, answer_s=3.0)
     greedy = [asyncio.create_task(desk.answer(question(org="org_greedy", job=f"job_{n}"))) for n in range(9)]
     await worker.begun.wait()
     # Whether its judges could be asked at all is said at once.

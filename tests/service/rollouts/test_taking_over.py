@@ -86,7 +86,7 @@ async def test_its_successor_plays_what_is_missing_and_comes_to_the_same_batch(b
             complete=complete,
             abandon=log.abandon,
             progress=lambda done, of: None,
-            group_timeout_s=0.1 if app.hang == {LATE} else 60.0,
+            group_timeout_s=1.0 if app.hang == {LATE} else 60.0,
         )
 
     async def logged() -> set[int]:

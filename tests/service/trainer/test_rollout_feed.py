@@ -22,7 +22,7 @@ from synth.validator.validate import validate
 from tests.service.jobs import RL, make_model_dir, unclaimed
 
 #: Seconds of silence, which the end of the test waits for once.
-SILENCE_S = 2.0
+SILENCE_S = 5.0
 
 
 class Marks:
@@ -83,7 +83,7 @@ async def test_each_rollout_begins_the_wait_for_a_batch_anew(bus_as, blobs, clus
             await marks.arrived.wait()
             marks.arrived.clear()
             await publisher.fenced(rollout(index), fence=unclaimed(org, id), id=f"r{index}")
-        with pytest.raises(Transient, match=r"wait for batch 1: no rollout came in for 2 s \(SYNTH_BATCH_WAIT_S\)"):
+        with pytest.raises(Transient, match=r"wait for batch 1: no rollout came in for 5 s \(SYNTH_BATCH_WAIT_S\)"):
             await waiting
     finally:
         await feed.close()

@@ -96,6 +96,13 @@ async def _stream(gateway: Gateway, caller: ApiKey, *, job_id: str | None, after
                     log.warning("stream ends, the log cannot be read", subject=subject, error=str(error))
                     return
                 more = page.more
+                # Who asks for the job of an event that it has seen gets it as the event left it.
+                while page.events and not is_over():
+                    try:
+                        await gateway.hub.wait_until_applied(page.events[-1].seq, timeout=gateway.settings.ping_s)
+                        break
+                    except TimeoutError:
+                        yield PING
                 cursor, chunk, ended = _join_frames([to_frame(event) for event in page.events], cursor, job_id)
                 if chunk:
                     yield chunk

@@ -1,9 +1,9 @@
 """A worker's hold on one delivery of a task, and what it may still say of it.
 
 Invariants. The server obeys whoever knows a message: a heartbeat or a hand-back on a delivery that it has given up acts
-on the delivery of the next owner. So both are said only while the lease is sure: while the server has answered a
-heartbeat less than `ack_wait` ago, by our clock. A lease that is not sure is in doubt until its task is delivered to us
-again, or its owner learns that another one has it.
+on the delivery of the next owner. So both are said only while the lease is sure: less than `ack_wait` ago, by our clock,
+a heartbeat was sent that the server answered while the lease was sure. A lease that is not sure is in doubt until its
+task is delivered to us again, or its owner learns that another one has it.
 """
 
 # nats-py annotates parts of itself not at all.
@@ -99,7 +99,8 @@ class Lease:
             return
         reply, asked = self._reply, time.monotonic()
         await nc.request(reply.reply, _IN_PROGRESS, timeout=timeout)
-        if reply is self._reply:
+        # What was said in time may have been heard late, when the server gave the same answer about the next owner's.
+        if reply is self._reply and not self.in_doubt:
             self._sure_until = asked + self._ack_wait
 
     async def done(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -26,8 +27,13 @@ MARKER = "a-name-that-must-go"
 
 def files_with(home: Path, text: str) -> list[str]:
     """The files below a folder that hold these bytes."""
-    found = (path for path in home.rglob("*") if path.is_file() and text.encode() in path.read_bytes())
-    return [path.relative_to(home).as_posix() for path in found]
+    found: list[str] = []
+    for path in home.rglob("*"):
+        # The server removes what it has erased, meanwhile.
+        with suppress(FileNotFoundError):
+            if path.is_file() and text.encode() in path.read_bytes():
+                found.append(path.relative_to(home).as_posix())
+    return found
 
 
 def silent(line: str) -> None:

@@ -75,7 +75,9 @@ async def test_a_subscriber_hears_its_own_organisation_once_each_across_sessions
 
     async def sessions_that_expired() -> int:
         async with httpx.AsyncClient() as http:
-            connections = (await http.get(f"http://127.0.0.1:{nats_server.http_port}/connz?state=closed")).json()
+            connections = (
+                await http.get(f"http://127.0.0.1:{nats_server.http_port}/connz?state=closed&limit=100000")
+            ).json()
         return sum(c["reason"] == "Authentication Expired" for c in connections["connections"])
 
     before = await sessions_that_expired()
@@ -285,7 +287,7 @@ async def ended(bus_admin, owner, key: dict, slot: int = 0) -> bool:
 async def test_feeds_end_when_the_end_of_their_key_comes(start_gateway, issuer_seed, client_of, listen, bus_admin):
     running = await start_gateway(nats_issuer_seed=issuer_seed, bus_end_check_s=0.05, bus_feed_idle_s=60)
     owner = await client_of(running)
-    rotated, short = await make_key(owner), await make_key(owner, expires_in_s=2)
+    rotated, short = await make_key(owner), await make_key(owner, expires_in_s=5)
     for key in (rotated, short):
         assert (await open_feed(running, key["key"])).status_code == 201
         assert not await ended(bus_admin, owner, key)
