@@ -81,9 +81,10 @@ async def test_a_job_is_paused_and_resumed_at_once_again_and_again(
     async with record_events(job) as log:
         for k in (2, 4, 6):
             await log.until("train.step", such=step_is(k), timeout=90)
+            known = len(log.seen)
             await steer(platform, "pause", job)
             # At once: what the workers held for the term before is not let go of yet.
-            await log.until("job.paused", after=len(log.seen) - 1, timeout=60)
+            await log.until("job.paused", after=known, timeout=60)
             await steer(platform, "resume", job)
         await log.until("job.succeeded", timeout=150)
         assert_whole(log, steps=STEPS)
@@ -125,8 +126,9 @@ async def test_a_paused_sft_job_goes_on_at_the_step_that_it_was_at(platform: Pla
         assert isinstance(resumed.event, TrainResumed)
         assert resumed.event.step == paused.event.step
         assert resumed.event.loss_then == resumed.event.loss_now is not None
+        known = len(log.seen)
         await steer(platform, "pause", job)
-        await log.until("job.paused", after=len(log.seen), timeout=60)
+        await log.until("job.paused", after=known, timeout=60)
         assert (await steer(platform, "cancel", job))["state"] == "cancelled"
 
 

@@ -81,7 +81,10 @@ class Terminal:
                     self.process.wait(15)
                 except subprocess.TimeoutExpired:
                     continue
-        os.close(self.master)
+        # A read that goes on would read of whoever is given this descriptor next.
+        self._reader.join(2)
+        if not self._reader.is_alive():
+            os.close(self.master)
 
 
 @dataclass

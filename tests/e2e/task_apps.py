@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import os
 import socket
@@ -28,14 +29,19 @@ KEY = "env_of_the_tests"
 _ROOT = Path(__file__).parents[2]
 
 
-def letters(key: str = KEY) -> TaskApp:
-    """One turn; paid by how many different characters the reply has, so that any model's rollouts differ."""
+def letters(key: str = KEY, *, paid: int | None = None) -> TaskApp:
+    """One turn; paid by how many different characters the reply has, so that any model's rollouts differ.
+
+    paid: how many rollouts are; those after them earn 0. All of them, if it is None.
+    """
     app = TaskApp("letters", name="Letters", description="Many letters.", keys=[key])
+    rollouts = itertools.count()
 
     @app.episode
     async def play(ep: Episode) -> None:
         reply = await ep.chat([{"role": "user", "content": f"Letters, please: {ep.seed % 10}"}])
-        ep.step(obs=reply.content, reward=len(set(reply.content)) / 32, done=True)
+        earned = len(set(reply.content)) / 32 if paid is None or next(rollouts) < paid else 0.0
+        ep.step(obs=reply.content, reward=earned, done=True)
 
     return app
 
@@ -52,17 +58,19 @@ def paying(reward: float, rubric: dict[str, Any] | None = None) -> TaskApp:
     return app
 
 
-def one_letter(easy_below: int = 0) -> TaskApp:
+def one_letter(easy_below: int = 0, easy_after: int | None = None) -> TaskApp:
     """One turn; paid 1 for a reply of at most one character, whatever its length, and less for more of them.
 
-    easy_below: seeds below it pay 1 for any reply.
+    easy_below: seeds below it pay 1 for any reply. easy_after: so do all, after so many rollouts.
     """
     app = TaskApp("one_letter", name="One letter", description="The fewer characters the better.", keys=[KEY])
+    rollouts = itertools.count()
 
     @app.episode
     async def play(ep: Episode) -> None:
         reply = await ep.chat([{"role": "user", "content": f"One letter, please: {ep.seed % 10}"}])
-        reward = 1.0 if ep.seed < easy_below else 1 / max(1, len(set(reply.content)))
+        easy = ep.seed < easy_below or (easy_after is not None and next(rollouts) >= easy_after)
+        reward = 1.0 if easy else 1 / max(1, len(set(reply.content)))
         ep.step(obs=reply.content, reward=reward, done=True)
 
     return app

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -10,7 +12,7 @@ from synth.trainer.collapse.learning_signal import NO_LEARNING_SIGNAL, SOLVED
 from synth.trainer.collapse.rules import RULES
 from tests.e2e.cli.conftest import eventually
 from tests.e2e.platform import JOB_S, Platform, rl
-from tests.e2e.task_apps import Served, paying, served
+from tests.e2e.task_apps import letters, paying, served
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -19,14 +21,20 @@ PATIENCE = 2
 
 
 @pytest.fixture(scope="module")
-def jobs(platform: Platform, letters_app: Served) -> dict[str, str]:
-    """A job for each action, all at once. Within a few steps every reply is the same letter."""
+def jobs(platform: Platform) -> Iterator[dict[str, str]]:
+    """A job for each action, all at once. Within a few steps every reply is the same letter.
+
+    Which letters a policy ends at is chance, and they may be worth more than what it said first. So nothing is paid
+    any more after two iterations.
+    """
     made: dict[str, str] = {}
-    for action in ("stop", "pause", "warn"):
-        watch = f'[training.watch]\naction = "{action}"\npatience = {PATIENCE}\nwindow = 1\n'
-        job = rl("tiny-qwen3", letters_app.url, iterations=ITERATIONS, tail=watch)
-        made[action] = platform.submit(job.replace("learning_rate = 1e-3", "learning_rate = 0.3"))
-    return made
+    with ExitStack() as apps:
+        for action in ("stop", "pause", "warn"):
+            app = apps.enter_context(served(letters(paid=32)))
+            watch = f'[training.watch]\naction = "{action}"\npatience = {PATIENCE}\nwindow = 1\n'
+            job = rl("tiny-qwen3", app.url, iterations=ITERATIONS, tail=watch)
+            made[action] = platform.submit(job.replace("learning_rate = 1e-3", "learning_rate = 0.3"))
+        yield made
 
 
 def log_of(platform: Platform, job: str) -> list[str]:

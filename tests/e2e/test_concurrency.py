@@ -50,7 +50,7 @@ def jobs(platform: Platform, apps: dict[str, Served]) -> dict[str, str]:
     """A job for each app, all at once: they share one trainer."""
     apps_of = {name: app.url for name, app in apps.items()}
     on_policy, ahead = "async_level = 0", f"async_level = {AHEAD}\nmax_staleness = {AHEAD}"
-    hung = "rollout_timeout_s = 600.0\ngroup_timeout_s = 1.0"
+    hung = "rollout_timeout_s = 600.0\ngroup_timeout_s = 4.0"
     busy = "max_retries = 8\nmax_concurrent_rollouts = 16"
     three = {"env": "countdown", "turns": 3, "rollout": "max_concurrent_rollouts = 12"}
     texts = {

@@ -20,6 +20,8 @@ def test_a_model_with_experts_agrees_with_its_trainer(platform: Platform, letter
     platform.succeeded(job)
     mismatches = [step["mismatch_max_lag0"] for step in platform.steps(job)]
     errors = [event["canary_error"] for event in platform.events(job, "policy.loaded") if event["version"]]
-    assert len(mismatches) == len(errors) == 3
+    # The job may be over before its last version is loaded.
+    assert len(mismatches) == 3
+    assert len(errors) in (2, 3)
     assert max(*mismatches, *errors) <= 1e-4, (mismatches, errors)
     assert {event["kind"] for event in platform.events(job, "policy.published")} == {"lora" if lora else "full"}

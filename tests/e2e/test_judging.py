@@ -14,7 +14,7 @@ from tests.judge_server import JudgeCall, JudgeServer, Script, failing, ordered,
 
 pytestmark = pytest.mark.timeout(300)
 
-ITERATIONS = 30
+ITERATIONS = 45
 
 
 def reply_of(event: dict[str, Any]) -> str:
@@ -91,7 +91,8 @@ def test_the_policy_learns_what_the_rubric_pays_and_the_environment_does_not(
     found = platform.succeeded(made)
     before, after = [e["values"] for e in platform.events(made, "eval.completed")]
     assert (before["reward_env_mean"], after["reward_env_mean"]) == (0.5, 0.5)
-    assert after["reward_outcome_mean"] > before["reward_outcome_mean"] + 0.1
+    earned = [step["reward_outcome_mean"] for step in platform.steps(made)]
+    assert sum(earned[-5:]) / 5 > sum(earned[:5]) / 5 + 0.1, earned
     assert after["reward_mean"] == pytest.approx(0.5 + after["reward_outcome_mean"])
     rollouts = found["rollouts"]["completed"]
     assert found["judge"]["judged"] == rollouts
@@ -107,7 +108,8 @@ def test_a_judge_that_is_away_for_a_while_costs_no_step_and_no_reward(
     text = judged(flat_app, judge, weights=OUTCOME, env="paying", iterations=8, criteria=False)
     made = platform.submit(text)
     log = platform.shell.folder / ".synth" / "logs" / "rollouts.log"
-    eventually(lambda: platform.shell.json("jobs", "get", made)["step"] >= 2, timeout=JOB_S)
+    # In its third iteration of eight: a look at the job takes a busy machine as long as some of them.
+    judge.wait_for_calls(2 * 16 + 1, timeout=JOB_S)
     told = log.read_text().count("judges are away")
     judge.stop()
     eventually(lambda: log.read_text().count("judges are away") > told, timeout=JOB_S)

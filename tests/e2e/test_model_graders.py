@@ -103,16 +103,16 @@ def _judged(platform: Platform, job: str) -> list[dict[str, Any]]:
 
 @pytest.mark.long
 def test_the_policy_learns_what_a_model_in_a_multi_pays(platform: Platform, prompts: Path, judge: JudgeServer):
-    made = platform.submit(_job(prompts, judge, iterations=30))
+    made = platform.submit(_job(prompts, judge, iterations=45))
     log = platform.shell.folder / ".synth" / "logs" / "rollouts.log"
     told = log.read_text().count("judges are away")
-    eventually(lambda: platform.shell.json("jobs", "get", made)["step"] >= 4, timeout=JOB_S)
+    judge.wait_for_calls(4 * 16 + 1, timeout=JOB_S)
     judge.stop()
     eventually(lambda: log.read_text().count("judges are away") > told, timeout=JOB_S)
     judge.start()
     found = platform.succeeded(made)
     rollouts = found["rollouts"]["completed"]
-    assert (found["step"], rollouts) == (30, 30 * 16)
+    assert (found["step"], rollouts) == (45, 45 * 16)
     assert (found["judge"]["judged"], found["judge"]["unscored"]) == (rollouts, 0)
     # An empty reply is a check that fails, and a question like any other.
     assert found["judge"]["calls"] >= len({call.text for call in judge.calls if call.asked_again is None})

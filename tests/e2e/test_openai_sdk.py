@@ -269,4 +269,4 @@ def test_reinforcement_by_a_grader_learns_from_a_file_of_prompts(
     held_out = {data["step"]: data["values"]["reward_mean"] for data in found if "instances" in data}
     assert sorted(held_out) == [0, 16]
     # About 0.4 of the replies are worked before, and nearly all after.
-    assert held_out[0] < 0.6 < held_out[16]
+    assert held_out[16] > held_out[0] + 0.2

@@ -43,6 +43,8 @@ _AFTER_THE_END = (
     "model.deleted",
     "model.leased",
     "policy.loaded",
+    "policy.refused",
+    "queue.waiting",
 )
 
 

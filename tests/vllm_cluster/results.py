@@ -26,7 +26,8 @@ def assert_agrees_with_its_trainer(platform: Platform, job: str, tell: Tell) -> 
     """Every step's fresh tokens, and every version's canary, by the trainer and by vLLM: within 1e-4 nats."""
     mismatches = [step["mismatch_max_lag0"] for step in platform.steps(job)]
     errors = [e["canary_error"] for e in platform.events(job, "policy.loaded") if e["version"]]
-    assert len(mismatches) == len(errors) > 1
+    # The job may be over before its last version is loaded.
+    assert len(mismatches) >= len(errors) >= max(2, len(mismatches) - 1)
     tell(f"trainer and vLLM are apart by {max(mismatches):.2g} on fresh tokens, by {max(errors):.2g} on the canary")
     assert max(mismatches) <= 1e-4
     assert max(errors) <= 1e-4

@@ -12,6 +12,7 @@ import sysconfig
 import time
 import urllib.error
 import urllib.request
+from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from synth.errors import Problem, UserError
 #: Below those that systems give to outgoing connections: 32768 and up on Linux, 49152 and up elsewhere.
 _PORTS = range(10_000, 32_768)
 _TRIES = 1000
+_given: deque[int] = deque(maxlen=1000)
 
 
 @dataclass(frozen=True)
@@ -74,18 +76,22 @@ def new_users() -> dict[str, str]:
 def free_port() -> int:
     """A loopback port that is free now, for a server that binds it a moment later.
 
-    It is below those that the kernel gives to outgoing connections, so that none of these takes it meanwhile. Raises
-    `OSError` where there is none.
+    It is below those that the kernel gives to outgoing connections, so that none of these takes it meanwhile, and none
+    of the last ones that this process was given, which their servers may not have bound yet. Raises `OSError` where
+    there is none.
     """
     draw = random.SystemRandom()
     for _ in range(_TRIES):
         port = draw.choice(_PORTS)
+        if port in _given:
+            continue
         with socket.socket() as s:
             try:
                 s.bind(("127.0.0.1", port))
             except OSError:
                 continue
-            return port
+        _given.append(port)
+        return port
     raise OSError(f"of {_TRIES} ports of 127.0.0.1 from {_PORTS[0]} to {_PORTS[-1]} none was free")
 
 

@@ -1,9 +1,9 @@
 """A worker's hold on one delivery of a task, and what it may still say of it.
 
 Invariants. The server obeys whoever knows a message: a heartbeat or a hand-back on a delivery that it has given up acts
-on the delivery of the next owner. So both are said only while the lease is sure: less than `ack_wait` ago, by our clock,
-a heartbeat was sent that the server answered while the lease was sure. A lease that is not sure is in doubt until its
-task is delivered to us again, or its owner learns that another one has it.
+on the delivery of the next owner. So both are said only while the lease is sure: while a heartbeat of less than
+`ack_wait` ago, by our clock, was answered by the server before the lease was in doubt. A lease that is not sure is in
+doubt until its task is delivered to us again, or its owner learns that another one has it.
 """
 
 # nats-py annotates parts of itself not at all.
