@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from collections import deque
 from pathlib import Path
 
 import pytest
@@ -26,5 +27,10 @@ def test_a_port_that_is_taken_is_not_given(monkeypatch: pytest.MonkeyPatch):
         taken.bind(("127.0.0.1", free_port()))
         port = taken.getsockname()[1]
         monkeypatch.setattr(embedded, "_PORTS", [port])
+        monkeypatch.setattr(embedded, "_given", deque())
         with pytest.raises(OSError, match=f"from {port} to {port} none was free"):
             free_port()
+
+
+def test_no_port_is_given_twice_before_its_server_binds_it():
+    assert len({free_port() for _ in range(500)}) == 500
