@@ -99,9 +99,9 @@ async def test_steps_that_a_checkpoint_covers_are_announced_by_whoever_goes_on(
         await log.until("job.started", timeout=60)
         trainer = await asyncio.to_thread(pid_of, platform.shell, "trainer")
         # Its steps are announced after it, one by one: the trainer dies before it has said them all.
-        await log.until("checkpoint.saved", timeout=60)
+        await log.until("checkpoint.saved", timeout=120)
         os.kill(trainer, signal.SIGKILL)
-        await log.until("job.succeeded", timeout=60)
+        await log.until("job.succeeded", timeout=120)
         trained = [r.event for r in log.of("train.step") if isinstance(r.event, TrainStep)]
         assert [s.step for s in trained] == list(range(1, 411))
         assert 2 in {s.attempt for s in trained if s.step <= 400}

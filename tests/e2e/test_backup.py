@@ -15,7 +15,7 @@ from tests.e2e.cli.conftest import Shell, eventually
 from tests.e2e.platform import Platform, sft
 
 pytestmark = [pytest.mark.timeout(900), pytest.mark.long]
-STEPS = 320
+STEPS = 240
 
 
 def test_a_job_in_the_middle_goes_on_where_it_was_saved(tmp_path: Path):

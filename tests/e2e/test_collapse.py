@@ -25,7 +25,7 @@ def jobs(platform: Platform) -> Iterator[dict[str, str]]:
     """A job for each action, all at once. Within a few steps every reply is the same letter.
 
     Which letters a policy ends at is chance, and they may be worth more than what it said first. So nothing is paid
-    any more after two iterations.
+    any more after two iterations. Each sign of a collapse by itself is for the unit tests of the rules.
     """
     made: dict[str, str] = {}
     with ExitStack() as apps:

@@ -16,8 +16,8 @@ from pathlib import Path
 from synth.bus.server.embedded import free_port
 from synth.runtime.settings import ServiceSettings
 
-# A service may take its grace period to end what it does, and a trainer to hand its task back and end its process.
-_END_S = 45
+#: Seconds: a trainer hands its task back and ends its learner's process.
+_END_S = {"trainer": 45}
 
 
 def environment(settings: ServiceSettings, **extra: str) -> dict[str, str]:
@@ -39,9 +39,15 @@ def environment(settings: ServiceSettings, **extra: str) -> dict[str, str]:
 
 @contextmanager
 def running(
-    name: str, settings: ServiceSettings, log: Path, *, port: int = 0, ends: str = "0", **extra: str
+    name: str,
+    settings: ServiceSettings,
+    log: Path,
+    *,
+    port: int = 0,
+    ends: str = "0",
+    **extra: str,
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """A healthy service; ended with SIGTERM, which it must obey within its grace period. port: a free one when it is 0.
+    """A healthy service; ended with SIGTERM, which it must obey within seconds. port: a free one when it is 0.
 
     ends: the code that it must end with, by itself or when it is told to.
     """
@@ -53,7 +59,7 @@ def running(
         _wait_healthy(process, port, log)
         yield process
         process.send_signal(signal.SIGTERM)
-        code = str(process.wait(_END_S))
+        code = str(process.wait(_END_S.get(name, 15)))
         assert code == ends, f"{name} ended with {code}, and said:\n{log.read_text()}"
     finally:
         process.kill()

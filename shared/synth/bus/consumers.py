@@ -5,11 +5,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
+from typing import Any
 
+from nats.errors import ConnectionClosedError
 from nats.errors import Error as NatsError
 from nats.js.errors import NotFoundError
 
+from synth.bus.cancellation import cancel_until_ended
 from synth.bus.connection import Connection
 from synth.errors import Permanent
 from synth.runtime import logs
@@ -17,6 +20,7 @@ from synth.runtime import logs
 log = logs.get("consumers")
 
 _AGAIN_S = 1.0
+_END_S = 5.0
 
 
 async def watch_consumers(
@@ -40,7 +44,7 @@ async def start_on_consumers(
     stop: asyncio.Event,
     *,
     buckets: list[str],
-    start: Callable[[], Awaitable[None]],
+    start: Callable[[], Coroutine[Any, Any, None]],
 ) -> bool:
     """Start what takes from these durables; whether that was done before `stop`.
 
@@ -53,8 +57,10 @@ async def start_on_consumers(
             await check_consumers(bus, queues)
             for name in buckets:
                 await _check_bucket(bus, name)
-            await start()
-            return True
+            return await _run_before(stop, start())
+        except ConnectionClosedError:
+            # For ever: a process that begins anew has another one.
+            raise
         except (NatsError, TimeoutError) as error:
             log.warning("the start waits: the bus does not answer", error=repr(error))
         await _pause(stop, _AGAIN_S)
@@ -68,6 +74,20 @@ async def check_consumers(bus: Connection, queues: list[tuple[str, str]]) -> Non
             await bus.js.consumer_info(stream, queue)
         except NotFoundError as error:
             raise Permanent(f"the consumer {queue} is gone; run `synthd bus init`") from error
+
+
+async def _run_before(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
+    """Whether the work was done before `stop`; it is cancelled then. Raises what it raises."""
+    working, stopped = asyncio.ensure_future(work), asyncio.create_task(stop.wait())
+    try:
+        await asyncio.wait({working, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        if working.done():
+            working.result()
+            return True
+        return False
+    finally:
+        stopped.cancel()
+        await cancel_until_ended(working, what="a start", again_s=1.0, within_s=_END_S)
 
 
 async def _check_bucket(bus: Connection, name: str) -> None:

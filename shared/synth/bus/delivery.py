@@ -251,7 +251,8 @@ async def serve_events(
         if _begun:
             _, late = await asyncio.wait(_begun, timeout=broker.config.graceful_timeout)
             await _end_handlers(late)
-        await broker.stop()
+        with suppress(NatsError):
+            await broker.stop()
 
 
 async def _deliver(

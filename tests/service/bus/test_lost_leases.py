@@ -5,25 +5,28 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
+from contextlib import suppress
 from typing import Any
 
 import pytest
-from nats.js import JetStreamContext
 
 from synth.bus.connection import connect
+from synth.bus.server.topology import WORK
 from synth.bus.tasks.lease import Lease
+from synth.bus.tasks.pull import pull
 from synth.errors import Permanent
 from synth.work import Task
-from tests.service.bus.own_server import OwnServer
+from tests.service.bus.own_server import ACK_WAIT_S, OwnServer, left_in
 from tests.service.bus.owners import Owner, a_task, a_worker, gone, hold, queue, working
 from tests.soak.tcp_proxy import Link, TcpProxy
 
 
-@pytest.mark.parametrize("ending", ["handed back", "dead letter"])
+@pytest.mark.parametrize("ending", ["handed back", "handed back meanwhile", "dead letter"])
 async def test_a_worker_that_was_cut_off_neither_takes_its_successors_task_away_nor_ends_it(
     own: OwnServer, monkeypatch: pytest.MonkeyPatch, ending: str
 ):
-    await own.provision()
+    # As long as it takes to ask the bus in vain, and longer.
+    await own.provision(ack_wait=8 if ending == "handed back meanwhile" else ACK_WAIT_S)
     fail, go_on = asyncio.Event(), asyncio.Event()
     adopted: list[str] = []
     told: list[str] = []
@@ -52,8 +55,11 @@ async def test_a_worker_that_was_cut_off_neither_takes_its_successors_task_away_
         await queue(own, 1)
         await first.has_begun(1)
         proxy.link = Link.FROZEN
+        if ending == "handed back meanwhile":
+            # It is still sure of its task, and what it says waits on its way.
+            stop.set()
         async with working(own, second, capacity=3):
-            await second.has_begun(1)
+            await second.has_begun(1, timeout=20)
             proxy.link = Link.OPEN
             if ending == "dead letter":
                 fail.set()
@@ -126,12 +132,55 @@ async def test_a_worker_that_cannot_end_a_task_leaves_it_to_another_and_says_so(
     assert (stuck.begun, heir.begun, adopted) == (["job_1"], ["job_1"], [])
 
 
+async def test_what_came_for_a_worker_without_room_is_not_taken_when_it_has_room_again(own: OwnServer):
+    """Answers to several of its pulls come at once, when a link passes on again what is said to the worker."""
+    bus = await own.provision(ack_wait=4)
+    go_on, stop = asyncio.Event(), asyncio.Event()
+
+    async def go_on_when_told(task: Task, lease: Lease) -> None:
+        lease.progress("held", deadline=60)
+        await go_on.wait()
+
+    first, second = Owner(go_on_when_told), Owner(hold)
+    proxy = await TcpProxy(own.config.port).start()
+    try:
+        settings = own.settings("trainer").model_copy(update={"nats_url": f"nats://127.0.0.1:{proxy.port}"})
+        own.opened.append(await connect(settings, "trainer"))
+        worker = a_worker(own.opened[-1], first)
+        serving = asyncio.create_task(worker.serve(stop))
+        polls = {worker.last_poll}
+        async with asyncio.timeout(10):
+            while len(polls) < 3:
+                await own.opened[-1].nc.flush()
+                polls.add(worker.last_poll)
+        # It asks for work again and again by now, and for nothing else.
+        proxy.link = Link.ONE_WAY
+        await queue(own, 1, 2)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(2.5):
+                while await left_in(bus, WORK, "train-default") != (0, 2):
+                    continue
+        proxy.link = Link.OPEN
+        await first.has_begun(1)
+        async with working(own, second):
+            await second.has_begun(1)
+            go_on.set()
+            await gone(own, a_task(int(first.begun[0].removeprefix("job_"))))
+            await queue(own, 3)
+            await first.has_begun(2)
+            assert (first.begun[1], sorted([first.begun[0], *second.begun])) == ("job_3", ["job_1", "job_2"])
+            stop.set()
+            await serving
+    finally:
+        stop.set()
+        await proxy.close()
+
+
 async def test_a_worker_that_was_frozen_with_a_delivery_leaves_the_task_to_whoever_has_it_now(
     own: OwnServer, monkeypatch: pytest.MonkeyPatch
 ):
     await own.provision()
     await queue(own, 1)
-    fetch = JetStreamContext.PullSubscription.fetch
     rivals: list[subprocess.Popen[bytes]] = []
     began_beside_it: list[bool] = []
     looked = asyncio.Event()
@@ -146,10 +195,10 @@ async def test_a_worker_that_was_frozen_with_a_delivery_leaves_the_task_to_whoev
         assert rival.stdout is not None
         assert rival.stdout.readline() == b"took job_1\n"
 
-    async def fetch_and_freeze(self: Any, *arguments: Any, **options: Any) -> list[Any]:
+    async def pull_and_freeze(*arguments: Any, **options: Any) -> list[Any]:
         if rivals:
             looked.set()
-        found = await fetch(self, *arguments, **options)
+        found = await pull(*arguments, **options)
         if not rivals:
             freeze()
         return found
@@ -159,7 +208,7 @@ async def test_a_worker_that_was_frozen_with_a_delivery_leaves_the_task_to_whoev
         looked.set()
 
     password = own.config.users["trainer"]
-    monkeypatch.setattr(JetStreamContext.PullSubscription, "fetch", fetch_and_freeze)
+    monkeypatch.setattr("synth.bus.tasks.worker.pull", pull_and_freeze)
     async with working(own, Owner(note)):
         await asyncio.wait_for(looked.wait(), 30)
         rivals[0].kill()

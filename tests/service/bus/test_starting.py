@@ -10,11 +10,14 @@ import pytest
 from starlette.applications import Starlette
 
 from synth.blobs import BlobStore
+from synth.bus.access.broker import BusBroker
+from synth.bus.connection import Connection
 from synth.bus.delivery import make_broker, on_event, serve_events
 from synth.bus.rpc import VALIDATE, ValidateJob, ValidationVerdict, ask, serve_questions
 from synth.events import JobCreated
 from synth.events.catalogue import Role
 from synth.service import Service
+from tests.service.bus.own_server import OwnServer
 from tests.service.bus.test_delivery import Handler, submit, well
 from tests.service.bus.way import Way, connection_by
 
@@ -74,22 +77,29 @@ async def test_who_answers_questions_has_begun_once_they_reach_it(settings_of, b
         await asyncio.wait_for(serving, 20)
 
 
-@pytest.mark.parametrize("queues", [0, 1])
-async def test_a_start_that_meets_the_end_of_the_server_goes_on(own, queues, monkeypatch):
-    """The server ends when the service takes from so many of its two queues."""
-    await own.provision()
+async def a_validator(own: OwnServer, handler: Handler) -> tuple[BusBroker, Connection]:
     bus = await own.connect("validator")
     broker = make_broker(own.settings("validator"), "validator")
-    handler = Handler(well, enough=1)
     on_event(broker, bus, Role.VALIDATOR, JobCreated, handler)
-    subscriber = broker.subscribers[queues]
+    return broker, bus
+
+
+@pytest.mark.parametrize("queues", [0, 1])
+async def test_a_start_that_meets_the_end_of_the_server_goes_on(own: OwnServer, queues: int, monkeypatch):
+    """The server ends when the service takes from so many of its two queues."""
+    await own.provision()
+    handler = Handler(well, enough=1)
+    broker, bus = await a_validator(own, handler)
+    subscriber, starts = broker.subscribers[queues], 0
     begin = subscriber.start
 
     async def end_the_server_first() -> None:
-        # Once. The client knows nothing of it yet: its request is lost.
-        monkeypatch.setattr(subscriber, "start", begin)
-        own.kill()
-        own.start()
+        nonlocal starts
+        starts += 1
+        if starts == 1:
+            # The client knows nothing of it yet: its request is lost.
+            own.kill()
+            own.start()
         await begin()
 
     monkeypatch.setattr(subscriber, "start", end_the_server_first)
@@ -98,8 +108,31 @@ async def test_a_start_that_meets_the_end_of_the_server_goes_on(own, queues, mon
     begun = asyncio.create_task(started.wait())
     await asyncio.wait([serving, begun], timeout=30, return_when=asyncio.FIRST_COMPLETED)
     assert begun.done()
+    assert starts > 1
     await submit(own, "a")
     await asyncio.wait_for(handler.enough.wait(), 15)
     stop.set()
     await asyncio.wait_for(serving, 15)
     assert handler.names == ["a"]
+
+
+async def test_a_service_that_is_told_to_end_in_its_start_waits_for_no_bus(own: OwnServer, monkeypatch):
+    """The server is away when the service takes from one of its two queues."""
+    await own.provision()
+    broker, bus = await a_validator(own, Handler(well, enough=1))
+    reached, subscriber = asyncio.Event(), broker.subscribers[1]
+    begin = subscriber.start
+
+    async def end_the_server_first() -> None:
+        own.kill()
+        reached.set()
+        await begin()
+
+    monkeypatch.setattr(subscriber, "start", end_the_server_first)
+    stop, started = asyncio.Event(), asyncio.Event()
+    serving = asyncio.create_task(serve_events(broker, bus, Role.VALIDATOR, stop, started))
+    await asyncio.wait_for(reached.wait(), 10)
+    stop.set()
+    # A request has five seconds for its answer.
+    await asyncio.wait_for(serving, 4)
+    assert not started.is_set()

@@ -44,11 +44,11 @@ async def submitted_elsewhere(start_gateway, client_of, disk: Disk):
     running = await start_gateway(ping_s=0.2)
     user = await client_of(running, elsewhere.key)
     disk.full_for = "gateway-1.db"
-    return user, (await elsewhere.submit())["id"]
+    return running, user, (await elsewhere.submit())["id"]
 
 
 async def test_a_job_that_the_log_has_is_not_denied(start_gateway, client_of, disk):
-    user, id = await submitted_elsewhere(start_gateway, client_of, disk)
+    _, user, id = await submitted_elsewhere(start_gateway, client_of, disk)
     reply = await user.http.get(f"/api/jobs/{id}")
     assert (reply.status_code, "behind the event log" in reply.text) == (503, True)
     assert int(reply.headers["retry-after"]) > 0
@@ -60,7 +60,7 @@ async def test_a_job_that_the_log_has_is_not_denied(start_gateway, client_of, di
 
 
 async def test_an_event_is_streamed_once_its_job_can_be_asked_for(start_gateway, client_of, disk):
-    user, id = await submitted_elsewhere(start_gateway, client_of, disk)
+    _, user, id = await submitted_elsewhere(start_gateway, client_of, disk)
     lines: list[str] = []
 
     async def watch() -> httpx.Response:
@@ -79,3 +79,26 @@ async def test_an_event_is_streamed_once_its_job_can_be_asked_for(start_gateway,
     assert not [line for line in lines if line.startswith("data: ")]
     disk.full_for = ""
     assert (await asyncio.wait_for(watching, 20)).json()["id"] == id
+
+
+async def test_a_key_that_is_revoked_meanwhile_is_shown_no_event(start_gateway, client_of, disk):
+    running, user, id = await submitted_elsewhere(start_gateway, client_of, disk)
+    disk.full_for = ""
+    made = (await user.http.post("/api/keys", json={})).json()
+    headers = SSE | {"Authorization": f"Bearer {made['key']}"}
+    async with (
+        httpx.AsyncClient(base_url=running.service.url, headers=headers, timeout=20) as http,
+        asyncio.timeout(30),
+    ):
+        last = (await user.http.get(f"/api/jobs/{id}")).json()["last_seq"]
+        disk.full_for = "gateway-1.db"
+        later = asyncio.create_task(user.submit())
+        async with http.stream("GET", "/api/events", params={"after": last}) as events:
+            lines = events.aiter_lines()
+            while await anext(lines) != ": ping":
+                continue
+            await user.http.delete(f"/api/keys/{made['id']}")
+            rest = [line async for line in lines]
+    assert not [line for line in rest if line.startswith("data: ")]
+    disk.full_for = ""
+    assert (await later)["id"]

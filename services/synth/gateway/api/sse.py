@@ -103,6 +103,8 @@ async def _stream(gateway: Gateway, caller: ApiKey, *, job_id: str | None, after
                         break
                     except TimeoutError:
                         yield PING
+                if is_over():
+                    return
                 cursor, chunk, ended = _join_frames([to_frame(event) for event in page.events], cursor, job_id)
                 if chunk:
                     yield chunk

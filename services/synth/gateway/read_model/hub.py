@@ -176,8 +176,7 @@ class Hub:
             self.lag = batch[-1].pending + self._unprojected.qsize()
             metrics.PROJECTOR_LAG.set(self.lag)
             metrics.PROJECTED.inc(len(batch))
-            self._advanced.set()
-            self._advanced = asyncio.Event()
+            self._wake_waiters()
             for event in batch:
                 self._fan_out(event)
             # A long catch-up must not keep requests waiting.
@@ -233,9 +232,11 @@ class Hub:
                 await self._advanced.wait()
 
     async def wait_until_applied(self, seq: int, *, timeout: float = PROJECTION_TIMEOUT_S) -> None:
-        """Wait until the model has the event of this sequence. Raises `TimeoutError`."""
+        """Wait until the model has the event of this sequence. Raises `TimeoutError`, also when the gateway ends."""
         async with asyncio.timeout(timeout):
             while self.model.applied < seq:
+                if self._closed:
+                    raise TimeoutError("the gateway ends")
                 await self._advanced.wait()
 
     @contextmanager
@@ -266,9 +267,14 @@ class Hub:
     def close(self) -> None:
         """End every open stream, and each that is opened from now on."""
         self._closed = True
+        self._wake_waiters()
         for subscribers in self._subscribers.values():
             for subscriber in subscribers:
                 subscriber.close()
+
+    def _wake_waiters(self) -> None:
+        self._advanced.set()
+        self._advanced = asyncio.Event()
 
     async def _apply(self, batch: list[Recorded]) -> bool:
         """Project a batch, once there is room for it; False when the model was damaged, and is empty now."""

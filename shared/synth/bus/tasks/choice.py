@@ -9,27 +9,23 @@ look: what is in the queue and does not wait is at work, at this worker or at an
 # pyright: reportUnknownMemberType=false
 from __future__ import annotations
 
-import asyncio
-import json
 import random
 import time
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Awaitable, Callable, Collection
 
 from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
-from nats.errors import TimeoutError as NatsTimeout
-from nats.js import JetStreamContext
 
 from synth.bus.connection import Connection
 from synth.bus.server.topology import TASKS_IN_FLIGHT, WORK, task_queue_name
+from synth.bus.tasks.pull import pull
 from synth.fairness.turns import FairTurns
 from synth.runtime import logs
 from synth.work import task_of
 
 log = logs.get("task_choice")
 
-_LOOK_S = 2.0
 #: A worker without room looks for organisations that have nothing this often, and among those that it has seen before,
 #: which others may be looking at too, less often: the more tasks wait, the dearer is a look.
 _SPARE_LOOK_S = 1.0
@@ -40,8 +36,10 @@ _SPARE_LOOK_TASKS_PER_S = 100.0
 class TaskChoice:
     """The choice among the tasks of one kind that wait in one pool."""
 
-    def __init__(self, bus: Connection, kind: str, pool: str) -> None:
+    def __init__(self, bus: Connection, kind: str, pool: str, *, send_on: Callable[[Msg], Awaitable[None]]) -> None:
+        """send_on: gives back what is not chosen."""
         self._bus = bus
+        self._send_on = send_on
         self._queue = task_queue_name(kind, pool)
         self._subjects = f"work.{kind}.{pool}.>"
         self._turns = FairTurns()
@@ -64,7 +62,8 @@ class TaskChoice:
         if len(orgs) < 2:
             self._note(delivered)
             return [delivered]
-        return await self._pick([delivered, *await self._pull()], queued, own, room=room, only_new=False)
+        waiting = await pull(self._bus, self._queue, batch=TASKS_IN_FLIGHT)
+        return await self._pick([delivered, *waiting], queued, own, room=room, only_new=False)
 
     async def choose_spare(self, *, own: Collection[str], room: int) -> list[Msg]:
         """What a worker takes that has no room left but spare places: tasks of organisations that have nothing."""
@@ -80,7 +79,7 @@ class TaskChoice:
             others = frozenset(_org_of(subject) for subject in queued) - here
             if not others or (others <= self._seen and now < self._seen_again_at):
                 return []
-            waiting = await self._pull()
+            waiting = await pull(self._bus, self._queue, batch=TASKS_IN_FLIGHT)
             again_s = max(_SPARE_LOOK_AGAIN_S, len(waiting) / _SPARE_LOOK_TASKS_PER_S)
             self._seen, self._seen_again_at = others, now + jitter * again_s
             return await self._pick(waiting, queued, own, room=room, only_new=True)
@@ -92,23 +91,6 @@ class TaskChoice:
         """The subjects of all tasks of the queue, those that are at work too."""
         info = await self._bus.js.stream_info(WORK, subjects_filter=self._subjects)
         return list(info.state.subjects or {})
-
-    async def _pull(self) -> list[Msg]:
-        """All tasks that wait, in their order. What arrives too late comes back by itself."""
-        found: list[Msg] = []
-        inbox = self._bus.nc.new_inbox()
-        subscription = await self._bus.nc.subscribe(inbox)
-        try:
-            body = json.dumps({"batch": TASKS_IN_FLIGHT, "no_wait": True}).encode()
-            await self._bus.nc.publish(f"$JS.API.CONSUMER.MSG.NEXT.{WORK}.{self._queue}", body, reply=inbox)
-            async with asyncio.timeout(_LOOK_S):
-                while not JetStreamContext.is_status_msg(msg := await subscription.next_msg(timeout=_LOOK_S)):
-                    found.append(msg)
-        except (NatsTimeout, TimeoutError):
-            log.warning("a look at the queue did not end", queue=self._queue, found=len(found))
-        finally:
-            await subscription.unsubscribe()
-        return found
 
     async def _pick(
         self, waiting: list[Msg], queued: list[str], own: Collection[str], *, room: int, only_new: bool
@@ -140,7 +122,7 @@ class TaskChoice:
         left = {msg.subject for msgs in by_org.values() for msg in msgs}
         for msg in waiting:
             if msg.subject in left:
-                await msg.nak()
+                await self._send_on(msg)
         return taken
 
     def _note(self, msg: Msg) -> None:

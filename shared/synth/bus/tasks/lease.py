@@ -11,9 +11,11 @@ doubt until its task is delivered to us again, or its owner learns that another 
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 
 from nats.aio.client import Client
 from nats.aio.msg import Msg
+from nats.errors import Error as NatsError
 
 from synth.bus.kv.task_failures import TaskFailures
 from synth.bus.server.topology import ACK_WAIT_S
@@ -23,6 +25,7 @@ from synth.work import Task
 log = logs.get("lease")
 
 _IN_PROGRESS = b"+WPI"
+_ASK_S = 2.0
 
 
 class Lease:
@@ -110,9 +113,14 @@ class Lease:
     async def give_back(self, nc: Client, delay: float = 0) -> None:
         """Hand the task back to the queue, which delivers it again, to anybody, after `delay` seconds.
 
-        In doubt nothing is said: the queue gives the task on by itself, or has.
+        In doubt nothing is said: the queue gives the task on by itself, or has. The queue is asked first, as a word
+        that waits on its way may be heard when the task is another's.
         """
-        if self.in_doubt or not nc.is_connected:
+        heard = False
+        with suppress(NatsError, TimeoutError):
+            await self.keep(nc, timeout=_ASK_S)
+            heard = True
+        if not heard or self.in_doubt or not nc.is_connected:
             log.warning("a task is left to the queue, which may have given it on", task=self.task.subject)
             return
         await self._reply.nak(delay=delay or None)

@@ -26,8 +26,6 @@ from collections.abc import Awaitable, Callable
 import msgspec
 from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
-from nats.errors import TimeoutError as NatsTimeout
-from nats.js import JetStreamContext
 from nats.js.errors import Error as JetStreamError
 from nats.js.errors import NotFoundError
 
@@ -38,6 +36,7 @@ from synth.bus.kv.task_failures import TaskFailures
 from synth.bus.server.topology import ACK_WAIT_S, HEARTBEAT_S, WORK, task_queue_name
 from synth.bus.tasks.choice import TaskChoice
 from synth.bus.tasks.lease import Lease
+from synth.bus.tasks.pull import pull
 from synth.bus.tasks.solitude import Solitude, SuspicionSettings
 from synth.errors import Crashed, Fenced, NewerVersion, Permanent, SynthError, Transient
 from synth.runtime import logs
@@ -87,7 +86,7 @@ class TaskWorker:
         self._queue = task_queue_name(kind, pool)
         self._capacity = capacity
         self._spare = spare
-        self._choice = TaskChoice(bus, kind, pool)
+        self._choice = TaskChoice(bus, kind, pool, send_on=self._send_on)
         self._failures = failures
         self._solitude = Solitude(suspicion)
         self._run = run
@@ -123,22 +122,17 @@ class TaskWorker:
     async def serve(self, stop: asyncio.Event) -> None:
         """Take and run tasks until `stop`; then hand back what is still held. Raises when its consumer is gone."""
         beat = asyncio.create_task(self._heartbeat())
-        subscription: JetStreamContext.PullSubscription | None = None
         try:
+            await self._require_queue()
             while not stop.is_set():
                 self.last_poll = time.monotonic()
-                subscription = subscription or await self._subscribe()
-                for msg in await self._next(subscription):
+                for msg in await self._next():
                     await self._take(msg)
         finally:
             beat.cancel()
             await self._hand_back()
 
-    async def _subscribe(self) -> JetStreamContext.PullSubscription:
-        await self._require_queue()
-        return await self._bus.js.pull_subscribe_bind(durable=self._queue, stream=WORK)
-
-    async def _next(self, subscription: JetStreamContext.PullSubscription) -> list[Msg]:
+    async def _next(self) -> list[Msg]:
         """What to take now; the choice among what waits, where there is one."""
         if self._full and not any(lease.in_doubt and not lease.was_let_go for lease, _ in self._held.values()):
             await asyncio.sleep(_PULL_S / 4)
@@ -146,22 +140,24 @@ class TaskWorker:
             self._delivered_at = time.monotonic()
             leaves = spare <= 0 or self._solitude.taken or self._bus.newer.leaves(self._queue)
             return [] if leaves else await self._choice.choose_spare(own=self._held, room=spare)
-        if self._bus.newer.leaves(self._queue):
-            await asyncio.sleep(_PULL_S)
+        # A pull that is said without a connection is heard after the outage, beside all others that were.
+        if self._bus.newer.leaves(self._queue) or not self._bus.nc.is_connected:
+            await asyncio.sleep(self._pull_s)
             return []
         try:
             # Before: this process may be frozen between the delivery and the next line.
             self._delivered_at = time.monotonic()
-            [msg] = await subscription.fetch(1, timeout=self._pull_s)
+            delivered = await pull(self._bus, self._queue, batch=1, wait_s=self._pull_s)
+            if not delivered:
+                return []
+            [msg] = delivered
             if msg.subject in self._held:
                 return [msg]
             if self._full:
-                await msg.nak(delay=_SEND_ON_S)
+                await self._send_on(msg, _SEND_ON_S)
                 return []
             return await self._choice.choose(msg, own=self._held, room=self._capacity - len(self._held))
-        except (NatsTimeout, TimeoutError):
-            return []
-        except (NatsError, JetStreamError) as error:
+        except (NatsError, JetStreamError, TimeoutError) as error:
             log.warning("cannot pull", kind=self._kind, error=repr(error))
             await self._require_queue()
             await asyncio.sleep(0.5)
@@ -189,7 +185,7 @@ class TaskWorker:
         held = self._held.get(msg.subject)
         if held is not None and held[0].was_let_go:
             # What is being ended here is another's to run, and may never end.
-            await msg.nak(delay=_SEND_ON_S)
+            await self._send_on(msg, _SEND_ON_S)
             return
         if held is not None:
             held[0].adopt(msg, delivered_at=self._delivered_at)
@@ -197,7 +193,7 @@ class TaskWorker:
             return
         if self._bus.newer.leaves(self._queue):
             # It answers a pull that was open when newer work was met.
-            await msg.nak()
+            await self._send_on(msg)
             return
         if time.monotonic() > self._delivered_at + self._ack_wait:
             # Whoever ran it now could take it from one that has it already.
@@ -212,6 +208,14 @@ class TaskWorker:
         lease = Lease(task, msg, delivered_at=self._delivered_at, ack_wait=self._ack_wait, failures=failures)
         running = asyncio.create_task(self._run_task(lease))
         self._held[msg.subject] = (lease, running)
+
+    async def _send_on(self, msg: Msg, delay: float = 0) -> None:
+        """Give back what this worker does not take, to anybody, after `delay` seconds.
+
+        Nothing is said of what was delivered longer ago than `ack_wait`: that is another's by now.
+        """
+        if self._bus.nc.is_connected and time.monotonic() < self._delivered_at + self._ack_wait:
+            await msg.nak(delay=delay or None)
 
     async def _bury_unreadable(self, msg: Msg, reason: str) -> None:
         """Make a dead letter of a message that is no task; its subject says whose job waits for it."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
@@ -28,10 +29,10 @@ MARKER = "a-name-that-must-go"
 def files_with(home: Path, text: str) -> list[str]:
     """The files below a folder that hold these bytes."""
     found: list[str] = []
-    for path in home.rglob("*"):
-        # The server removes what it has erased, meanwhile.
+    # The server removes what it has erased, meanwhile: `walk` passes over a folder that is gone.
+    for path in (Path(folder) / name for folder, _, names in os.walk(home) for name in names):
         with suppress(FileNotFoundError):
-            if path.is_file() and text.encode() in path.read_bytes():
+            if text.encode() in path.read_bytes():
                 found.append(path.relative_to(home).as_posix())
     return found
 

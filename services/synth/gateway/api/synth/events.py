@@ -91,8 +91,8 @@ async def _stream(gateway: Gateway, caller: ApiKey, row: JobRow, span: Span) -> 
             # What comes while the log is read wakes the next turn.
             subscriber.reset()
             subscriber.drain()
-            row = await gateway.job(row.org, row.job.id)
             try:
+                row = await gateway.job(row.org, row.job.id)
                 events = await read_events(gateway, row, span, limit=_BATCH)
             except Transient as error:
                 # The client comes back with its cursor, which is the retry.
