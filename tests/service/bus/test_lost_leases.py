@@ -21,7 +21,9 @@ from tests.service.bus.owners import Owner, a_task, a_worker, gone, hold, queue,
 from tests.soak.tcp_proxy import Link, TcpProxy
 
 
-@pytest.mark.parametrize("ending", ["handed back", "handed back meanwhile", "dead letter"])
+@pytest.mark.parametrize(
+    "ending", ["handed back", pytest.param("handed back meanwhile", marks=pytest.mark.long), "dead letter"]
+)
 async def test_a_worker_that_was_cut_off_neither_takes_its_successors_task_away_nor_ends_it(
     own: OwnServer, monkeypatch: pytest.MonkeyPatch, ending: str
 ):
