@@ -16,7 +16,7 @@ from pathlib import Path
 from synth.bus.server.embedded import free_port
 from synth.runtime.settings import ServiceSettings
 
-#: Seconds: a trainer hands its task back and ends its learner's process.
+#: Seconds that a service may take to end: a trainer hands its task back, and ends its learner's process.
 _END_S = {"trainer": 45}
 
 
@@ -39,13 +39,7 @@ def environment(settings: ServiceSettings, **extra: str) -> dict[str, str]:
 
 @contextmanager
 def running(
-    name: str,
-    settings: ServiceSettings,
-    log: Path,
-    *,
-    port: int = 0,
-    ends: str = "0",
-    **extra: str,
+    name: str, settings: ServiceSettings, log: Path, *, port: int = 0, ends: str = "0", **extra: str
 ) -> Iterator[subprocess.Popen[bytes]]:
     """A healthy service; ended with SIGTERM, which it must obey within seconds. port: a free one when it is 0.
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from typing import Any
 
 import httpx
 import msgspec
@@ -84,25 +86,34 @@ async def a_validator(own: OwnServer, handler: Handler) -> tuple[BusBroker, Conn
     return broker, bus
 
 
+def before_start(subscriber: Any, act: Callable[[], None], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let `act` be called each time that the service begins to take from this queue."""
+    begin = subscriber.start
+
+    async def act_and_begin() -> None:
+        act()
+        await begin()
+
+    monkeypatch.setattr(subscriber, "start", act_and_begin)
+
+
 @pytest.mark.parametrize("queues", [0, 1])
 async def test_a_start_that_meets_the_end_of_the_server_goes_on(own: OwnServer, queues: int, monkeypatch):
     """The server ends when the service takes from so many of its two queues."""
     await own.provision()
     handler = Handler(well, enough=1)
     broker, bus = await a_validator(own, handler)
-    subscriber, starts = broker.subscribers[queues], 0
-    begin = subscriber.start
+    starts = 0
 
-    async def end_the_server_first() -> None:
+    def end_the_server_once() -> None:
         nonlocal starts
         starts += 1
         if starts == 1:
             # The client knows nothing of it yet: its request is lost.
             own.kill()
             own.start()
-        await begin()
 
-    monkeypatch.setattr(subscriber, "start", end_the_server_first)
+    before_start(broker.subscribers[queues], end_the_server_once, monkeypatch)
     stop, started = asyncio.Event(), asyncio.Event()
     serving = asyncio.create_task(serve_events(broker, bus, Role.VALIDATOR, stop, started))
     begun = asyncio.create_task(started.wait())
@@ -120,15 +131,13 @@ async def test_a_service_that_is_told_to_end_in_its_start_waits_for_no_bus(own: 
     """The server is away when the service takes from one of its two queues."""
     await own.provision()
     broker, bus = await a_validator(own, Handler(well, enough=1))
-    reached, subscriber = asyncio.Event(), broker.subscribers[1]
-    begin = subscriber.start
+    reached = asyncio.Event()
 
-    async def end_the_server_first() -> None:
+    def end_the_server() -> None:
         own.kill()
         reached.set()
-        await begin()
 
-    monkeypatch.setattr(subscriber, "start", end_the_server_first)
+    before_start(broker.subscribers[1], end_the_server, monkeypatch)
     stop, started = asyncio.Event(), asyncio.Event()
     serving = asyncio.create_task(serve_events(broker, bus, Role.VALIDATOR, stop, started))
     await asyncio.wait_for(reached.wait(), 10)
