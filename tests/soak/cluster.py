@@ -110,6 +110,8 @@ class SoakCluster:
             "SYNTH_BOOTSTRAP_ENVIRONMENT_KEY": self.environment_key,
             "SYNTH_SERVE_REPLICAS": str(REPLICAS),
             "SYNTH_GRACE_S": "8",
+            # Longer than the faults that can meet in one call: a job whose app comes back within it is not refused.
+            "SYNTH_RETRY_FOR_S": "30",
         }
 
     async def _proxy(self, port: int) -> TcpProxy:

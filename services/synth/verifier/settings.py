@@ -21,7 +21,7 @@ class VerifierSettings(ServiceSettings, GuardSettings, EnvironmentKeySettings):
     """Seconds within which a task app answers one call."""
 
     retry_for_s: float = 10.0
-    """For how long a task app that is away, or answers 5xx, is asked again."""
+    """For how long a task app that is away, answers 5xx or does not answer is asked again, from the first such call."""
 
     verify_within_s: float | None = Field(default=None, gt=0)
     """Seconds within which a job's task app has to be verified, with all keys that are stored for it; then the job is
@@ -45,5 +45,8 @@ class VerifierSettings(ServiceSettings, GuardSettings, EnvironmentKeySettings):
     """How many inference processes serve a job's policy."""
 
     def task_app_within_s(self, calls: int) -> float:
-        """Seconds for all that is asked of one task app, where one key of it needs so many calls."""
-        return self.verify_within_s or calls * self.call_deadline_s + self.retry_for_s
+        """Seconds for all that is asked of one task app, where one key of it needs so many calls.
+
+        A call that is made again may begin at the end of `retry_for_s`, so there is time for one more.
+        """
+        return self.verify_within_s or (calls + 1) * self.call_deadline_s + self.retry_for_s

@@ -63,9 +63,9 @@ class TaskAppUnusable(UserError):
 
 @dataclass(frozen=True)
 class TaskAppCheck:
-    """Asks one task app. call_deadline_s: a call; retry_for_s: all calls to an app that is away.
+    """Asks one task app. call_deadline_s: of a call. max_answer_bytes: of one answer.
 
-    max_answer_bytes: of one answer.
+    retry_for_s: for how long a call is made again, from when it first failed.
     """
 
     client: httpx.AsyncClient
@@ -79,12 +79,11 @@ class TaskAppCheck:
 
         rubric_of: a seed whose task's rubric is asked for, too.
         """
-        give_up = time.monotonic() + self.retry_for_s
         refused: list[str] = []
         for key in [*reversed(keys)] or [None]:
             try:
-                app = await self._try_key(key, give_up)
-                return app if rubric_of is None else replace(app, rubric=await self._rubric(key, rubric_of, give_up))
+                app = await self._try_key(key)
+                return app if rubric_of is None else replace(app, rubric=await self._rubric(key, rubric_of))
             except KeyRefused as refusal:
                 refused.append(f"{key.id if key else 'no key'}: {refusal}")
         raise UserError(self._no_key_opens(refused, stored=bool(keys)))
@@ -104,7 +103,7 @@ class TaskAppCheck:
             left = begun + budget_s - time.monotonic()
             try:
                 async with asyncio.timeout(max(0.0, left)):
-                    app = await self._try_key(key, begun + self.retry_for_s)
+                    app = await self._try_key(key)
             except KeyRefused as refused:
                 reason = f"refused: {refused}"
                 found = KeyResult(key_id=id, ok=False, path=refused.path, status=refused.status, reason=reason)
@@ -124,17 +123,17 @@ class TaskAppCheck:
                 break
         return TaskAppReport(key_ids=[key.id for key in newest_first], attempts=attempts, task_name=name)
 
-    async def _try_key(self, key: EnvironmentKey | None, give_up: float) -> VerifiedTaskApp:
-        health = await self._request("/health", key, give_up)
+    async def _try_key(self, key: EnvironmentKey | None) -> VerifiedTaskApp:
+        health = await self._request("/health", key)
         if health.get("healthy") is False:
             raise self._unusable("/health", "says that it is not healthy", status=200)
-        info = await self._request("/task_info", key, give_up)
+        info = await self._request("/task_info", key)
         if "taskset" not in info and "task" not in info:
             raise self._unusable("/task_info", f"answers without a task: {_excerpt(info)}", status=200)
         return VerifiedTaskApp(name=task_name(info), key_id=key.id if key else None, env_names=env_names(info))
 
-    async def _rubric(self, key: EnvironmentKey | None, seed: int, give_up: float) -> Rubric:
-        info = await self._request("/task_info", key, give_up, seed=seed)
+    async def _rubric(self, key: EnvironmentKey | None, seed: int) -> Rubric:
+        info = await self._request("/task_info", key, seed=seed)
         rubric = rubric_from_task_info(info, where=self.url)
         if isinstance(rubric, Problem):
             raise UserError(rubric)
@@ -142,9 +141,8 @@ class TaskAppCheck:
             raise self._unusable("/task_info", f"has a rubric of more than {_MAX_RUBRIC_BYTES:,} bytes", status=200)
         return rubric
 
-    async def _request(
-        self, path: str, key: EnvironmentKey | None, give_up: float, *, seed: int | None = None
-    ) -> dict[str, Any]:
+    async def _request(self, path: str, key: EnvironmentKey | None, *, seed: int | None = None) -> dict[str, Any]:
+        give_up: float | None = None
         pause = _FIRST_PAUSE_S
         while True:
             status: int | None = None
@@ -155,16 +153,16 @@ class TaskAppCheck:
                 status, trouble = reply.status, f"answers HTTP {reply.status}: {_text(reply.body)}"
             except AddressRefused as error:
                 raise TaskAppUnusable(self._address_refused(error), path=path) from error
-            except (TimeoutError, httpx.TimeoutException) as error:
-                # It has had the whole deadline: asking again would only make the user wait longer.
-                within = f"{self.call_deadline_s:g} s (SYNTH_CALL_DEADLINE_S)"
-                raise self._unusable(path, f"does not answer within {within}") from error
+            except (TimeoutError, httpx.TimeoutException):
+                # One silence may be the verifier's own: a process that stood still finds all its deadlines past.
+                trouble = f"does not answer within {self.call_deadline_s:g} s (SYNTH_CALL_DEADLINE_S)"
             except ReplyTooLarge as error:
                 raise self._unusable(path, f"does not end: {error} (SYNTH_MAX_ANSWER_BYTES)") from error
             except httpx.TransportError as error:
                 trouble = f"cannot be reached ({error or type(error).__name__})"
             except (httpx.InvalidURL, httpx.HTTPError, UnicodeError) as error:
                 raise self._unusable(path, f"cannot be asked ({error})") from error
+            give_up = give_up or time.monotonic() + self.retry_for_s
             if time.monotonic() + pause > give_up:
                 raise self._unusable(path, trouble, status=status)
             await asyncio.sleep(pause)

@@ -69,7 +69,7 @@ async def test_keys_that_are_refused_slowly_have_one_deadline_together(bus_as, m
 
 def test_the_deadline_follows_from_what_the_job_needs():
     settings = VerifierSettings(call_deadline_s=7, retry_for_s=3)
-    assert [settings.task_app_within_s(calls=n) for n in (2, 3)] == [17, 24]
+    assert [settings.task_app_within_s(calls=n) for n in (2, 3)] == [24, 31]
 
 
 async def test_a_job_that_is_cancelled_is_verified_no_further(bus_as, models_dir):
