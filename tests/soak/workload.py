@@ -109,7 +109,7 @@ class Workload:
         iterations = rng.randint(4, 10)
         texts = {
             "sft": lambda: demo("sft", total_steps=60, checkpoint_every=20),
-            "evaluation": lambda: demo("eval"),
+            "evaluation": lambda: self._patient("[eval]", demo("eval")),
             "judged": lambda: self._rl(iterations, rng) + _JUDGED.format(url=self.cluster.judge_url),
         }
         text = texts.get(kind, lambda: self._rl(iterations, rng))()
@@ -164,5 +164,8 @@ class Workload:
 
     def _rl(self, iterations: int, rng: random.Random) -> str:
         text = demo("rl_long", iterations_per_epoch=iterations, async_level=rng.randint(0, 1))
-        patience = f"[rollout]\nmax_retries = {self.retries}\nrollout_timeout_s = 30.0\n"
-        return text.replace("[rollout]\n", patience, 1)
+        return self._patient("[rollout]", text)
+
+    def _patient(self, section: str, text: str) -> str:
+        assert f"{section}\n" in text
+        return text.replace(f"{section}\n", f"{section}\nmax_retries = {self.retries}\nrollout_timeout_s = 30.0\n", 1)
