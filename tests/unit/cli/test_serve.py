@@ -98,6 +98,7 @@ def test_it_serves_with_a_key_of_its_own_making_until_ctrl_c(tmp_path: Path):
     assert key not in said
 
 
+@pytest.mark.long
 def test_with_reload_each_save_is_served_on_the_same_port_and_an_error_waits_for_the_next(tmp_path: Path):
     app, rules = tmp_path / "app.py", tmp_path / "rules.py"
     app.write_text(ONE.format(name="one"))

@@ -147,6 +147,7 @@ def test_what_is_deployed_is_the_app_with_its_key_as_a_secret_and_it_serves(fold
     assert served.stdout == "200 400\n", served.stderr
 
 
+@pytest.mark.long
 def test_it_is_listed_deployed_again_under_its_name_and_stopped(folder: Path, modal: ModalServer):
     assert deploy(folder, modal, "--tag", "ours").returncode == 0
     first = listed(folder, modal)
@@ -210,6 +211,7 @@ def test_what_is_wrong_is_said_once(
     assert modal.published == []
 
 
+@pytest.mark.long
 def test_an_image_that_cannot_be_built_leaves_what_was_deployed(folder: Path, modal: ModalServer):
     assert deploy(folder, modal).returncode == 0
     modal.builds = False

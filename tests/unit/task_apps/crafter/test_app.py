@@ -142,6 +142,7 @@ PUBLISHED = {
 }
 
 
+@pytest.mark.long
 async def test_the_turns_are_worth_what_the_published_clients_step_rewards_say() -> None:
     def worth(answer: Object) -> list[Object]:
         return [step["info"]["stepwise"] for step in answer["trajectories"][0]["steps"]]
