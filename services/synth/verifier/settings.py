@@ -21,7 +21,8 @@ class VerifierSettings(ServiceSettings, GuardSettings, EnvironmentKeySettings):
     """Seconds within which a task app answers one call."""
 
     retry_for_s: float = 10.0
-    """For how long a task app that is away, answers 5xx or does not answer is asked again, from the first such call."""
+    """For how long a call to a task app that is away, answers 5xx or does not answer is made again, from when it first
+    failed; `verify_within_s` bounds all calls together."""
 
     verify_within_s: float | None = Field(default=None, gt=0)
     """Seconds within which a job's task app has to be verified, with all keys that are stored for it; then the job is

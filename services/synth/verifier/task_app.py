@@ -162,7 +162,8 @@ class TaskAppCheck:
                 trouble = f"cannot be reached ({error or type(error).__name__})"
             except (httpx.InvalidURL, httpx.HTTPError, UnicodeError) as error:
                 raise self._unusable(path, f"cannot be asked ({error})") from error
-            give_up = give_up or time.monotonic() + self.retry_for_s
+            if give_up is None:
+                give_up = time.monotonic() + self.retry_for_s
             if time.monotonic() + pause > give_up:
                 raise self._unusable(path, trouble, status=status)
             await asyncio.sleep(pause)

