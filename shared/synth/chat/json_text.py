@@ -1,4 +1,4 @@
-"""Reading JSON that a model or a task app wrote: whatever is wrong with it is one exception."""
+"""Reads JSON that a model, a task app or a training file holds: any fault in it is one exception."""
 
 from __future__ import annotations
 
@@ -24,6 +24,38 @@ def read_json(text: str) -> Any:
     # Text that is nested deeply enough ends the parser with a RecursionError.
     except (ValueError, RecursionError) as error:
         raise BadJson(str(error)) from error
+
+
+def tool_arguments(value: Any) -> dict[str, Any]:
+    """Return the object of a tool call's arguments: a dict as it is, or the JSON object that a text holds.
+
+    None, a blank text and the text `null` are the empty object: a call of a function without parameters is written so.
+    Raises `BadJson` for anything else: a list, a number, broken JSON, half of a surrogate pair, or an object of more
+    than `MAX_VALUE_NESTING` levels.
+    """
+    if isinstance(value, str):
+        value = _object_in(value) if value.strip() else None
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise BadJson(f"a JSON {_KINDS.get(type(cast(object, value)), 'value')}, not an object")
+    if is_too_deep(value, MAX_VALUE_NESTING):
+        raise BadJson(f"nested deeper than {MAX_VALUE_NESTING} levels")
+    return cast(dict[str, Any], value)
+
+
+_KINDS = {list: "list", str: "string", bool: "boolean", int: "number", float: "number"}
+
+
+def _object_in(text: str) -> Any:
+    value = read_json(text)
+    try:
+        if "\\u" in text:
+            # Half of a surrogate pair is a JSON text, and no UTF-8.
+            json.dumps(value, ensure_ascii=False).encode()
+    except (UnicodeEncodeError, RecursionError) as error:
+        raise BadJson("a \\u escape is one half of a surrogate pair, or it is nested too deeply") from error
+    return value
 
 
 def refuse_constant(constant: str) -> Any:

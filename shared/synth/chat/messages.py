@@ -5,9 +5,10 @@ template by the same rules, so that a model is trained on what it is served with
 
 - reasoning: `reasoning_content`, else `reasoning`, of an assistant alone. It stands in front of the text as
   `<think>\\n…\\n</think>\\n\\n`, only for a family that thinks, and only if the text does not hold `</think>` already.
-- tools and tool calls: nested in `function`, with a `type`. A call's arguments are an object where their text is a JSON
-  object (none are the empty object), and else stay as they are. An id is kept where there is one. An assistant's
-  content of `{tool_name, arguments}` actions, and of nothing else, is tool calls.
+- tools and tool calls: nested in `function`, with a `type`. A call's arguments are the object that
+  `json_text.tool_arguments` returns, and stay as they are if they hold none; a training file may not have such. An id
+  is kept if there is one. An assistant's content of `{tool_name, arguments}` actions, and of nothing else, is tool
+  calls.
 - images: for a model that sees, a message that shows any keeps its parts, texts and images in their order.
 - content: text. Parts are joined; an object that is no part, and an action among other parts, is its JSON.
   `raw_content` stands for the content of an assistant that has neither content nor tool calls nor reasoning.
@@ -25,7 +26,7 @@ import msgspec
 from msgspec import Meta
 
 from synth.chat.families import THINK, THINK_CLOSING, THINK_END
-from synth.chat.json_text import MAX_VALUE_NESTING, BadJson, is_too_deep, read_json
+from synth.chat.json_text import BadJson, tool_arguments
 from synth.errors import Problem, UserError
 
 Role = Literal["system", "developer", "user", "assistant", "tool"]
@@ -342,24 +343,11 @@ def _function(name: str, arguments: Any) -> dict[str, Any]:
 
 
 def call_arguments(arguments: Any) -> Any:
-    """A call's arguments as a template takes them: an object, {} without any; a text that is no JSON object stays.
-
-    A text whose escapes spell half of a surrogate pair stays too: its value could not be encoded. So does one that is
-    nested too deeply.
-    """
-    if arguments is None:
-        return {}
-    if not isinstance(arguments, str):
-        return arguments
+    """Return a call's arguments as a template takes them: `tool_arguments`, or the value itself if it is no object."""
     try:
-        value: Any = read_json(arguments)
-        if "\\u" in arguments:
-            json.dumps(value, ensure_ascii=False).encode()
-    except (BadJson, UnicodeEncodeError, RecursionError):
+        return tool_arguments(arguments)
+    except BadJson:
         return arguments
-    if not isinstance(value, dict) or is_too_deep(value, MAX_VALUE_NESTING):
-        return arguments
-    return cast(dict[str, Any], value)
 
 
 def _template_tool(tool: Mapping[str, Any]) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from typing import Annotated, Any, cast
 import msgspec
 from msgspec import Meta
 
-from synth.chat.json_text import MAX_VALUE_NESTING, is_too_deep
+from synth.chat.json_text import MAX_VALUE_NESTING, BadJson, is_too_deep, tool_arguments
 from synth.chat.messages import (
     IMAGE_TYPES,
     PART_TYPES,
@@ -282,6 +282,8 @@ def _content(
         elif part.type is None:
             if part.tool_name is None or role != "assistant":
                 return f"{place}[{j}]", f"a part without a type; expected one of {', '.join(PART_TYPES)}"
+            if wrong := _arguments_problem(part.arguments, f"{place}[{j}].arguments"):
+                return wrong
             texts.append(part.tool_name + msgspec.json.encode(part.arguments).decode())
         elif part.type == "text":
             if part.text is None:
@@ -303,9 +305,21 @@ def _calls(message: Message, texts: list[str], place: str) -> tuple[str, str] | 
         function = call.called
         if not function.name:
             return f"{place}.tool_calls[{j}]", "a call without `function` or `name`"
+        key = "arguments" if call.function is None else "function.arguments"
+        if wrong := _arguments_problem(function.arguments, f"{place}.tool_calls[{j}].{key}"):
+            return wrong
         arguments = function.arguments
         said = arguments if isinstance(arguments, str) else msgspec.json.encode(arguments or {}).decode()
         texts.append(function.name + said)
+    return None
+
+
+def _arguments_problem(arguments: Any, place: str) -> tuple[str, str] | None:
+    """What is wrong with a call's arguments, which a model would learn as they are."""
+    try:
+        tool_arguments(arguments)
+    except BadJson as error:
+        return place, f"{str(arguments)[:60]!r} is not the arguments of a call ({error}); expected a JSON object"
     return None
 
 

@@ -34,9 +34,12 @@ def test_tools_and_calls_are_what_the_openai_api_calls_them():
 
 @pytest.mark.parametrize(
     ("arguments", "given"),
-    [(None, {}), ("", ""), ("[1]", "[1]"), ('{"a": NaN}', '{"a": NaN}'), ('{"a": "\\ud83d"}', '{"a": "\\ud83d"}')],
+    [
+        *((none, {}) for none in (None, "", " \n", "null", " null ", "{}")),
+        *((text, text) for text in ("[1]", "7", '{"a": 1', '{"a": NaN}', '{"a": "\\ud83d"}', '"{}"')),
+    ],
 )
-def test_arguments_that_are_no_object_stay_as_they_are(arguments: str | None, given: Any):
+def test_empty_arguments_are_an_object_and_others_that_are_none_stay(arguments: str | None, given: Any):
     call = {"function": {"name": "move", "arguments": arguments}}
     assert shown(role="assistant", tool_calls=[call])["tool_calls"][0]["function"]["arguments"] == given
 

@@ -214,7 +214,23 @@ def test_a_conversation_has_the_same_ids_in_files_inference_and_trainer(name: st
     assert turns_of_files(row, model_dir) == trained, "files and trainer differ"
 
 
-@pytest.mark.parametrize("name", CONVERSATIONS)
+#: Conversations that a chat may hold and a training file may not.
+REFUSED = (
+    "a call whose arguments are no object",
+    "a call whose arguments are no JSON",
+    "a call whose arguments spell half a pair",
+    "literals in arguments that are text",
+)
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_arguments_that_are_no_object_are_shown_in_a_chat_and_refused_in_a_file(name: str):
+    checked = read_line(line_of(CONVERSATIONS[name]))
+    assert isinstance(checked, tuple)
+    assert checked[0].endswith("].arguments")
+
+
+@pytest.mark.parametrize("name", [name for name in CONVERSATIONS if name not in REFUSED])
 def test_the_text_that_files_count_is_the_text_that_is_rendered(name: str):
     row = CONVERSATIONS[name]
     checked = read_line(line_of(row))

@@ -40,6 +40,9 @@ ROW = st.fixed_dictionaries(
 )
 
 
+CALL = "$.messages[1].tool_calls[0]"
+
+
 def chat(*, role: str = "assistant", also: dict[str, Any] | None = None, **message: Any) -> bytes:
     row = {"messages": [{"role": "user", "content": "q"}, {"role": role, **message}], **(also or {})}
     return json.dumps(row).encode()
@@ -84,6 +87,8 @@ def test_any_file_has_a_verdict(pieces: list[bytes]):
         (chat(content=[{"tool_name": "move", "arguments": {"to": 1}}]), 'move{"to":1}'),
         (chat(tool_calls=[{"name": "move", "arguments": {"to": 1}}]), 'move{"to":1}'),
         (chat(tool_calls=[{"function": {"name": "move", "arguments": "{}"}}]), "move{}"),
+        *((chat(tool_calls=[{"name": "move", "arguments": none}]), f"move{none}") for none in ("", " ", "null", "{}")),
+        (chat(tool_calls=[{"name": "move", "arguments": None}]), "move{}"),
         (chat(reasoning="because"), "because"),
         (chat(reasoning_content="because"), "because"),
         (chat(reasoning_content="because", reasoning="so"), "because"),
@@ -112,6 +117,20 @@ def test_every_shape_of_the_clients_is_taken(line: bytes, text: str):
         (chat(role="user", content=[{"tool_name": "f"}]), "$.messages[1].content[0]", "without a type"),
         (chat(content={"type": "image", "image": 7}), "$.messages[1].content", "got `int`"),
         (chat(tool_calls=[{"arguments": {}}]), "$.messages[1].tool_calls[0]", "without `function` or `name`"),
+        *(
+            (chat(tool_calls=[{"function": {"name": "f", "arguments": bad}}]), f"{CALL}.function.arguments", reason)
+            for bad, reason in (
+                ('{"a": 1', "JSON object"),
+                ("[1]", "a JSON list"),
+                ("f(1)", "JSON object"),
+                ('"{}"', "a JSON string"),
+                ('{"a": NaN}', "NaN"),
+                ("7", "a JSON number"),
+                ('{"a": "\\ud83d"}', "surrogate"),
+            )
+        ),
+        (chat(tool_calls=[{"name": "f", "arguments": "7"}]), f"{CALL}.arguments", "a JSON number"),
+        (chat(content=[{"tool_name": "f", "arguments": [1]}]), "$.messages[1].content[0].arguments", "a JSON list"),
         (chat(role="user", tool_calls=[{"name": "f"}]), "$.messages[1].tool_calls", "only assistants call tools"),
         (chat(content="a", reasoning_content=7), "$.messages[1].reasoning_content", "got `int`"),
         (chat(content="a", also={"tools": [{}]}), "$.tools[0]", "a tool without a name"),
