@@ -38,13 +38,13 @@ def tool_arguments(value: Any) -> dict[str, Any]:
     if value is None:
         return {}
     if not isinstance(value, dict):
-        raise BadJson(f"a JSON {_KINDS.get(type(cast(object, value)), 'value')}, not an object")
+        raise BadJson(f"a JSON {_KINDS.get(type(value).__name__, 'value')}, not an object")
     if is_too_deep(value, MAX_VALUE_NESTING):
         raise BadJson(f"nested deeper than {MAX_VALUE_NESTING} levels")
     return cast(dict[str, Any], value)
 
 
-_KINDS = {list: "list", str: "string", bool: "boolean", int: "number", float: "number"}
+_KINDS = {"list": "list", "str": "string", "bool": "boolean", "int": "number", "float": "number"}
 
 
 def _object_in(text: str) -> Any:
