@@ -224,7 +224,7 @@ async def use(url: str, key: str, *, seconds: float, watchers: int) -> None:
 
 async def _watch(http: httpx.AsyncClient, id: str) -> None:
     async with http.stream("GET", f"/api/jobs/{id}/events", headers={"Accept": "text/event-stream"}) as stream:
-        async for _ in stream.aiter_lines():
+        async for _ in stream.aiter_bytes():
             pass
 
 

@@ -18,6 +18,7 @@ import msgspec
 from synth.cli.api.client import Client
 from synth.cli.config import Config
 from synth.cli.errors import CliError, NotAuthorised
+from synth.runtime.lines import split_lines
 
 _LITTLE_DISK = 5e9
 _CLUSTER_EXTRA = 'pip install "synthctl[cluster]"'
@@ -91,7 +92,7 @@ def _torch() -> CheckResult:
             check="torch", result="fail", found="its import takes over 60 s", fix="is the disk very slow?"
         )
     if run.returncode != 0:
-        last = (run.stderr.strip().splitlines() or ["does not import"])[-1]
+        last = (split_lines(run.stderr.strip()) or ["does not import"])[-1]
         return CheckResult(check="torch", result="fail", found=last[:120], fix=f"install it again: {_CLUSTER_EXTRA}")
     return CheckResult(check="torch", result="ok", found=run.stdout.strip())
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 import secrets
 from pathlib import Path
 
+from synth.runtime.lines import split_lines
+
 
 def read_env_file(path: Path) -> dict[str, str]:
     """`KEY=value` lines; `export` and quotes are taken off, comments and all else are passed over."""
     if not path.is_file():
         return {}
     found: dict[str, str] = {}
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+    for line in split_lines(path.read_text(encoding="utf-8", errors="replace")):
         key, equals, value = line.strip().removeprefix("export ").partition("=")
         key, value = key.strip(), value.strip()
         if not equals or not key or key.startswith("#"):

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
+from synth.runtime.lines import split_lines
+
 #: Of an endless recursion the last calls say enough.
 _MOST_FRAMES = 8
 _LONGEST_TEXT = 2000
@@ -48,7 +50,7 @@ class Fault:
     def lines(self) -> list[str]:
         """The last lines of a traceback: place and source of each call, then what was raised."""
         shown = [part for f in self.frames for part in (f"{f.place}, in {f.function}", f"  {f.source}") if part.strip()]
-        return [*shown, *self.what.splitlines(), *([f"raised in {self.raised_in}"] if self.raised_in else [])]
+        return [*shown, *split_lines(self.what), *([f"raised in {self.raised_in}"] if self.raised_in else [])]
 
     def text(self) -> str:
         return "\n".join(self.lines())

@@ -37,6 +37,7 @@ from starlette.routing import Route
 
 from synth.errors import InvalidKey, Problem, UserError
 from synth.runtime.env_file import read_env_file
+from synth.runtime.lines import split_lines
 from synth.taskapp.auth import configured_keys, error, refusal
 from synth.taskapp.blame import blame
 from synth.taskapp.contract import Metrics, RolloutRequest, RolloutResponse, Step, Trajectory
@@ -265,7 +266,7 @@ def _broken(doing: str, raised: Exception, **beside: Any) -> JSONResponse:
     """
     fault = fault_of(raised)
     _log_fault(doing, fault)
-    message = fault.what.splitlines()[0] + (f" ({fault.place})" if fault.place else "")
+    message = split_lines(fault.what)[0] + (f" ({fault.place})" if fault.place else "")
     return error(500, "environment_error", message, traceback=fault.lines(), **beside)
 
 

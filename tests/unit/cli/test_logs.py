@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -83,3 +84,13 @@ def test_what_is_written_later_follows_and_a_log_that_begins_anew_is_read_from_i
     assert [line.text for line in iter(lambda: next(followed), None) if line] == ["later"]
     files[0].write_text(entry(10, "anew"))
     assert [line.text for line in iter(lambda: next(followed), None) if line] == ["anew"]
+
+
+def test_a_line_of_a_followed_log_ends_where_it_does_in_one_that_is_read(tmp_path: Path):
+    log = tmp_path / "trainer.log"
+    written = "a\u2028b\x0cc\rd\r\ne\n"
+    log.write_bytes(written.encode())
+    texts = [line.text for line in read_logs([log])]
+    assert texts == ["a\u2028b\x0cc", "d", "e"]
+    followed = follow_logs([log], {log: 0})
+    assert [line and line.text for line in islice(followed, 3)] == texts

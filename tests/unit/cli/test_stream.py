@@ -8,7 +8,8 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from synth.cli.api.stream import EventFollower, SseEvent, parse_sse
+from synth.cli.api.stream import EventFollower
+from synth.cli.commands.chat import stream_text
 from synth.cli.errors import NotFound, TimedOut, Unreachable
 from tests.unit.cli.backend import Answer, Request, backend_that
 
@@ -30,9 +31,21 @@ def behind(request: Request) -> list[dict]:
     return [e for e in LOG if e["seq"] > cursor]
 
 
-def test_frames_are_read_over_comments_and_several_data_lines():
-    lines = [": ping", "id: 7", "event: train.step", "data: a", "data:b", "", "retry: 100", "", "event: end", ""]
-    assert list(parse_sse(lines)) == [None, SseEvent("7", "train.step", "a\nb"), SseEvent("7", "end", "")]
+@pytest.mark.parametrize("character", ["\u2028", "\u2029", "\u0085"])
+def test_a_job_whose_name_holds_a_line_separator_is_followed_to_its_end(character: str):
+    log = [LOG[0] | {"data": {"name": f"run{character}two"}}, LOG[-1]]
+    chunks = [f"id: {e['seq']}\nevent: {e['type']}\ndata: {json.dumps(e, ensure_ascii=False)}\n\n" for e in log]
+    with backend_that(lambda _: Answer(chunks=[*chunks, END])) as (backend, client):
+        events = list(EventFollower(client, "job_1", deadline=time.monotonic() + 60).events())
+    assert events[0].data["name"] == f"run{character}two"
+    assert len(backend.requests) == 1
+
+
+def test_a_streamed_reply_holds_line_separators_as_text():
+    pieces = [f"a{c}b" for c in ("\u2028", "\u2029", "\u0085")]
+    chunks = [json.dumps({"choices": [{"delta": {"content": piece}}]}, ensure_ascii=False) for piece in pieces]
+    with backend_that(lambda _: Answer(chunks=[f"data: {c}\n\n" for c in [*chunks, "[DONE]"]])) as (_, client):
+        assert list(stream_text(client, {"model": "m", "messages": []}, patience=60)) == pieces
 
 
 def test_a_stream_that_breaks_after_every_event_gives_each_once_and_in_order():

@@ -7,13 +7,14 @@ not come through (a proxy that holds them back), pages are asked for instead.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from urllib.parse import quote
 
 import httpx
 
 from synth.api.schemas import EventView
+from synth.api.sse import SseEvent, read_sse
 from synth.cli.api.client import Client, backoff
 from synth.cli.errors import CliError, TimedOut, Unreachable
 from synth.jobs.lifecycle import TERMINAL, TERMINAL_FACTS
@@ -24,38 +25,6 @@ _SILENCE_S = 45.0
 _MAX_EMPTY_STREAMS = 3
 # Events of one request; the next page follows, so that nothing is left out.
 _PAGE = 500
-
-
-@dataclass(frozen=True)
-class SseEvent:
-    """One server-sent event."""
-
-    id: str
-    event: str
-    data: str
-
-
-def parse_sse(lines: Iterable[str]) -> Iterator[SseEvent | None]:
-    """Parse the lines of a body into server-sent events; None for a comment, which is only a sign of life."""
-    id, event, data = "", "", list[str]()
-    for line in lines:
-        if line.startswith(":"):
-            yield None
-        elif line:
-            name, _, value = line.partition(":")
-            value = value.removeprefix(" ")
-            match name:
-                case "id":
-                    id = value
-                case "event":
-                    event = value
-                case "data":
-                    data.append(value)
-                case _:
-                    pass
-        elif data or event:
-            yield SseEvent(id, event, "\n".join(data))
-            event, data = "", []
 
 
 @dataclass
@@ -107,7 +76,7 @@ class EventFollower:
                     return
                 self._reset_patience()
                 answered = False
-                for sse in parse_sse(reply.iter_lines()):
+                for sse in read_sse(reply.iter_bytes()):
                     self._reset_patience()
                     self._check_deadline()
                     answered = True

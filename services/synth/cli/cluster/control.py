@@ -26,6 +26,7 @@ from synth.cli.devices.probe import GpuList, read_gpus
 from synth.cli.errors import CliError
 from synth.cli.processes import is_alive
 from synth.runtime.env_file import read_env_file
+from synth.runtime.lines import split_lines
 
 START_TIMEOUT_S = 60.0
 # Services drain, then the bus does.
@@ -171,7 +172,7 @@ def _wait_all_healthy(
 
 def _failed(what: str, data: Path, name: str) -> CliError:
     log = data / "logs" / f"{name}.log"
-    lines = log.read_text(errors="replace").splitlines()[-_TAIL_LINES:] if log.is_file() else []
+    lines = split_lines(log.read_text(errors="replace"))[-_TAIL_LINES:] if log.is_file() else []
     tail = "\n    ".join(lines) or "(nothing)"
     return CliError(what, fix=f"its log ends with:\n    {tail}", where=str(log))
 

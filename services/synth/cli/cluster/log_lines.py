@@ -14,9 +14,12 @@ from typing import Any
 import msgspec
 
 from synth.cli.errors import UsageProblem
+from synth.runtime.lines import read_lines, split_lines
 
 #: Seconds between two looks at the files that are followed.
 _LOOK_S = 0.2
+#: Bytes of a log that are read at once.
+_PIECE = 1 << 16
 _NATS = re.compile(r"\[\d+\] (\d{4}/\d\d/\d\d \d\d:\d\d:\d\d(?:\.\d+)?) \[(\w+)\] (.*)")
 _NATS_LEVELS = {"INF": "info", "WRN": "warning", "ERR": "error", "FTL": "error", "DBG": "debug", "TRC": "debug"}
 _SUPERVISOR = re.compile(r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d) (.*)")
@@ -86,7 +89,7 @@ def follow_logs(files: list[Path], sizes: dict[Path, int]) -> Iterator[LogLine |
             # The end of a line that is still being written is read with the rest of it.
             whole = read[: read.rfind(b"\n") + 1]
             sizes[file] = at + len(whole)
-            new += [line for raw in whole.splitlines() if (line := parsers[file].parse(raw))]
+            new += [line for raw in split_lines(whole) if (line := parsers[file].parse(raw))]
         yield from sorted(new)
         yield None
         time.sleep(_LOOK_S)
@@ -95,7 +98,7 @@ def follow_logs(files: list[Path], sizes: dict[Path, int]) -> Iterator[LogLine |
 def _read(file: Path) -> Iterator[LogLine]:
     parser = _Parser(file)
     with file.open("rb") as text:
-        for raw in text:
+        for raw in read_lines(iter(lambda: text.read(_PIECE), b"")):
             if line := parser.parse(raw):
                 yield line
 

@@ -107,21 +107,21 @@ def _converse(client: Client, options: dict[str, Any], history: list[dict[str, A
 
 def _print_reply(client: Client, options: dict[str, Any], history: list[dict[str, Any]], patience: float) -> str:
     said: list[str] = []
-    for piece in _stream_text(client, {**options, "messages": history, "stream": True}, patience):
+    for piece in stream_text(client, {**options, "messages": history, "stream": True}, patience):
         said.append(piece)
         output.print_piece(piece)
     output.print_line("")
     return "".join(said)
 
 
-def _stream_text(client: Client, body: dict[str, Any], patience: float) -> Iterator[str]:
+def stream_text(client: Client, body: dict[str, Any], patience: float) -> Iterator[str]:
     """Yield the pieces of a streamed reply."""
     import msgspec
 
-    from synth.cli.api.stream import parse_sse
+    from synth.api.sse import read_sse
 
     with client.stream_chat(body, patience=patience) as reply:
-        for sse in parse_sse(reply.iter_lines()):
+        for sse in read_sse(reply.iter_bytes()):
             if sse is None or sse.data == "[DONE]":
                 continue
             chunk: dict[str, Any] = msgspec.json.decode(sse.data)

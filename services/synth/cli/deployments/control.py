@@ -14,6 +14,7 @@ from pathlib import Path
 from synth.cli.deployments.state import Deployment, DeploymentState, DeployOrder
 from synth.cli.errors import CliError
 from synth.cli.processes import end_group, is_alive
+from synth.runtime.lines import split_lines
 from synth.taskapp.server import GRACE_S
 
 _LOOK_S = 0.05
@@ -97,7 +98,7 @@ def stop(files: Deployment, state: DeploymentState) -> bool:
 def tail(files: Deployment, lines: int = _TAIL_LINES) -> list[str]:
     """The last lines of the log."""
     try:
-        return files.log.read_text(errors="replace").splitlines()[-lines:] if lines else []
+        return split_lines(files.log.read_text(errors="replace"))[-lines:] if lines else []
     except FileNotFoundError:
         return []
 

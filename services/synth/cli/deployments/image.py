@@ -20,6 +20,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from synth.cli.errors import CliError, UsageProblem
+from synth.runtime.lines import split_lines
 from synth.taskapp.faults import is_own
 
 #: What builds images, in the order in which they are asked.
@@ -179,7 +180,7 @@ def _imported(root: Path, own: Sequence[Path]) -> list[str]:
 
 def _read_requirements(file: Path) -> list[str]:
     try:
-        return file.read_text(encoding="utf-8").splitlines()
+        return split_lines(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise UsageProblem(
             f"cannot be read ({error.strerror})", expected="a file as pip reads", where=str(file)
@@ -222,6 +223,6 @@ def _check_loads(app: Path, place: str) -> None:
         [sys.executable, "-P", "-c", _LOADS, place], cwd=app, env=env, capture_output=True, text=True, check=False
     )
     if run.returncode != 0:
-        last = (run.stderr.strip().splitlines() or ["it says nothing"])[-1]
+        last = (split_lines(run.stderr.strip()) or ["it says nothing"])[-1]
         fix = "add what it reads: --include PATH"
         raise CliError(f"the app does not load from what would be in the image: {last}", fix=fix, where=str(app))

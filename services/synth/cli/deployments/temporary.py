@@ -14,6 +14,7 @@ from synth.cli.api.task_app import TaskAppConnection, TaskAppError
 from synth.cli.deployments.worker import UNTIL_STDIN_ENDS
 from synth.cli.errors import CliError
 from synth.cli.processes import end_group
+from synth.runtime.lines import split_lines
 from synth.taskapp.server import GRACE_S, listen, url_of
 
 _WORKER = (sys.executable, "-P", "-m", "synth.cli.deployments.worker")
@@ -66,6 +67,6 @@ def _wait(process: subprocess.Popen[bytes], url: str, log: Path) -> None:
                 return
             except TaskAppError:
                 if process.poll() is not None:
-                    lines = "\n    ".join(log.read_text(errors="replace").splitlines()[-_TAIL_LINES:]) or "(nothing)"
+                    lines = "\n    ".join(split_lines(log.read_text(errors="replace"))[-_TAIL_LINES:]) or "(nothing)"
                     what = f"the task app ended with code {process.returncode} before it answered"
                     raise CliError(what, fix=f"its log ends with:\n    {lines}", where=str(log)) from None

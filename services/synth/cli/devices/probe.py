@@ -22,6 +22,7 @@ import msgspec
 
 from synth.cli.devices.inventory import Gpu, GpuProcess, Inventory, TorchBuild
 from synth.runtime.gpus import count_device_files
+from synth.runtime.lines import split_lines
 
 #: A driver that has to wake eight GPUs takes ten seconds.
 _SMI_S = 60.0
@@ -181,7 +182,7 @@ def _slices_of(gpu: Gpu, listing: str) -> list[Gpu]:
     """The MIG slices of a GPU, from what `nvidia-smi -L` prints; the size of one is in the name of its profile."""
     found: list[Gpu] = []
     inside = False
-    for line in listing.splitlines():
+    for line in split_lines(listing):
         if line.startswith("GPU "):
             inside = gpu.uuid in line
         match = re.search(r"MIG (\S+)\s.*UUID: (MIG-[^)]+)\)", line)
@@ -247,7 +248,7 @@ class _ProbeFailed(Exception):
 
 def _ask_smi(tool: str, query: str) -> list[list[str]]:
     said = _run([tool, query, "--format=csv,noheader,nounits"])
-    return [[cell.strip() for cell in row] for row in csv.reader(said.splitlines()) if row]
+    return [[cell.strip() for cell in row] for row in csv.reader(split_lines(said)) if row]
 
 
 def _run(command: list[str]) -> str:
@@ -265,7 +266,7 @@ def _run(command: list[str]) -> str:
         os.killpg(process.pid, signal.SIGKILL)
         raise _ProbeFailed(f"does not answer: nothing after {deadline:g} s") from None
     if process.returncode:
-        said = "; ".join(line.strip() for line in (err.strip() or out.strip()).splitlines() if line.strip())
+        said = "; ".join(line.strip() for line in split_lines(err.strip() or out.strip()) if line.strip())
         raise _ProbeFailed(f"failed: {said}" if said else f"failed: status {process.returncode}")
     return out
 

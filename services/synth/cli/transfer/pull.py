@@ -24,6 +24,7 @@ import msgspec
 from synth.cli.errors import CliError, NotFound, Unreachable, UsageProblem
 from synth.models.architectures import fault_of_config
 from synth.models.table import canonical
+from synth.runtime.lines import split_lines
 
 #: What the services read, in the model's own folder; what lies deeper is another format's.
 WANTED = (
@@ -297,4 +298,4 @@ _RETRY = "pull again, which goes on where this stopped; HF_ENDPOINT names anothe
 
 
 def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+    return (split_lines(str(error).strip()) or [type(error).__name__])[0][:200]

@@ -12,6 +12,7 @@ import os
 from collections.abc import Callable
 
 from synth.cli.tui.output import print_piece
+from synth.runtime.lines import split_lines
 
 #: Set where bash asks for completions; the words come in COMP_WORDS, a line each.
 ASKED = ("_SYNTHCTL_COMPLETE", "complete_bash")
@@ -47,4 +48,4 @@ def complete_in_bash(complete: Callable[[], None]) -> None:
         with contextlib.redirect_stdout(offered):
             complete()
     finally:
-        print_piece("".join(f"{line.removeprefix(kept)}\n" for line in offered.getvalue().splitlines()))
+        print_piece("".join(f"{line.removeprefix(kept)}\n" for line in split_lines(offered.getvalue())))

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from synth.cli.tui import output
 from synth.cli.tui.series import averaged
+from synth.runtime.lines import split_lines
 
 #: Of the curves, in their order; names that plotext and rich share.
 COLOURS = ("cyan", "magenta", "yellow", "green", "red", "blue")
@@ -76,7 +77,7 @@ def draw(curves: Sequence[Curve], *, title: str, width: int, height: int, colour
     plotext.clear_figure()
     if not colours:
         text = str(plotext.uncolorize(text))
-    return "\n".join(line.rstrip() for line in text.splitlines())
+    return "\n".join(line.rstrip() for line in split_lines(text))
 
 
 def _step_ticks(first: int, last: int, *, most: int) -> tuple[list[int], list[str]]:

@@ -16,8 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
-import msgspec
-
+from synth.api.sse import data_of
 from synth.bus.connection import Connection
 from synth.bus.recorded import Recorded
 from synth.bus.replay import follow
@@ -329,6 +328,5 @@ class Hub:
 
 def to_frame(event: Recorded) -> Frame:
     """The server-sent event of an event: `id` is its sequence, `event` its type, `data` its JSON on one line."""
-    data = msgspec.json.encode(to_view(event))
-    text = b"id: %d\nevent: %s\ndata: %s\n\n" % (event.seq, event.type.encode(), data)
+    text = b"id: %d\nevent: %s\ndata: %s\n\n" % (event.seq, event.type.encode(), data_of(to_view(event)))
     return Frame(event.seq, text, event.type in TERMINAL_FACTS)

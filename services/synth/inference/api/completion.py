@@ -13,6 +13,7 @@ import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from synth.api.sse import data_event
 from synth.chat.families import CALL_END
 from synth.chat.messages import Conversation
 from synth.errors import SynthError
@@ -336,8 +337,7 @@ class EventStream(Response):
 
 
 def _sse_event(chunk: dict[str, Any], *, last: bool = False) -> dict[str, Any]:
-    body = b"data: " + msgspec.json.encode(chunk) + b"\n\n"
-    return {"type": "http.response.body", "body": body, "more_body": not last}
+    return {"type": "http.response.body", "body": data_event(chunk), "more_body": not last}
 
 
 async def _gather_or_cancel(runs: Sequence[Coroutine[Any, Any, None]]) -> None:

@@ -21,6 +21,7 @@ from synth.chat.json_text import is_too_deep
 from synth.errors import Problem, Transient, UserError
 from synth.inference.grammar.tokens import Grammar, build_lexicon
 from synth.runtime.child_process import end_child
+from synth.runtime.lines import split_lines
 
 # Schemas that are kept compiled for each model.
 _CACHED = 128
@@ -164,7 +165,7 @@ async def _check(text: str, where: str, limits: SchemaLimits) -> dict[str, Any]:
         raise Transient("a JSON schema could not be checked in time: the machine is busy") from None
     finally:
         await end_child(process)
-    answers = said.splitlines()
+    answers = split_lines(said)
     if not answers:
         raise SchemaError(
             Problem(

@@ -13,6 +13,7 @@ from synth.cli.errors import UsageProblem
 from synth.cli.tui import output
 from synth.cli.tui.completion import complete_jobs
 from synth.cli.tui.output import Format, Output
+from synth.runtime.lines import split_lines
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -117,7 +118,7 @@ def _print(line: LogLine, fmt: Format) -> None:
         text.append(f"{line.level or '-':7} ", style=_LEVELS.get(line.level, "dim"))
         text.append(f"{line.service:10} ", style="cyan").append(f"{first} ", style="default").append(shown, style="dim")
         output.out().print(text)
-    for below in rest.splitlines():
+    for below in split_lines(rest):
         output.print_line(f"    {below}")
 
 

@@ -15,6 +15,7 @@ from synth.cli.connect import Backend, EnvFiles, get_env_files, load_config, ove
 from synth.cli.tui import output
 from synth.cli.tui.groups import RunByDefault
 from synth.cli.tui.output import Format, Output
+from synth.runtime.lines import split_lines
 
 if TYPE_CHECKING:
     from synth.cli.deployments.image import ImageFolder
@@ -295,7 +296,7 @@ def logs(
     if state.modal is not None:
         raise UsageProblem(f"the log of {id} is at Modal", fix=f"modal app logs {state.modal.name}", where=id)
     with files.log.open(encoding="utf-8", errors="replace") as log:
-        lines = log.read().splitlines()
+        lines = split_lines(log.read())
         for line in lines if tail is None else lines[len(lines) - min(tail, len(lines)) :]:
             output.print_line(line)
         try:

@@ -10,9 +10,9 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
 from datetime import datetime
 
-import msgspec
 from starlette.responses import StreamingResponse
 
+from synth.api.sse import data_event
 from synth.bus.kv.secrets import ApiKey
 from synth.bus.recorded import Recorded
 from synth.errors import Transient
@@ -100,7 +100,7 @@ async def _stream(gateway: Gateway, caller: ApiKey, row: JobRow, span: Span) -> 
                 return
             if events:
                 span = replace(span, after=events[-1].seq, since=None)
-                yield b"".join(b"data: %s\n\n" % msgspec.json.encode(event) for event in events)
+                yield b"".join(map(data_event, events))
             if len(events) < _BATCH:
                 if row.ended_seq is not None or span.before is not None:
                     return

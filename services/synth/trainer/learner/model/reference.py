@@ -15,6 +15,7 @@ import msgspec
 import torch
 from torch import Tensor
 
+from synth.runtime.lines import split_lines
 from synth.trainer.config import RlTrainConfig
 from synth.trainer.errors import TrainingFailed
 from synth.trainer.learner.data.allowed_tokens import AllowedTokens
@@ -134,7 +135,7 @@ def _device(name: str) -> torch.device:
     except (RuntimeError, AssertionError) as error:
         raise TrainingFailed(
             "bad_recipe",
-            f"the reference model has no device {name!r} ({str(error).splitlines()[0]}); set SYNTH_REFERENCE_DEVICE to "
+            f"the reference model has no device {name!r} ({split_lines(str(error))[0]}); set SYNTH_REFERENCE_DEVICE to "
             "one that the trainer has, or to none",
         ) from error
 

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 from transformers.utils.import_utils import is_flash_attn_2_available, is_flash_attn_3_available
 
+from synth.runtime.lines import split_lines
 from synth.windowed_attention import causal_attention
 
 log = logging.getLogger(__name__)
@@ -161,7 +162,7 @@ def _varlen_fault(device: torch.device) -> str | None:
             out, _ = attend(nn.Identity(), q_BHLD, k_BHLD, v_BHLD, None, scaling=0.1, **varlen_kwargs(positions))
             out.float().square().sum().backward()
         except (ImportError, RuntimeError, TypeError, NotImplementedError) as error:
-            return f"{type(error).__name__}: {str(error).splitlines()[0]}"
+            return f"{type(error).__name__}: {split_lines(str(error))[0]}"
         found.append([out, *(x.grad for x in inputs if x.grad is not None)])
     worst = max(float((a - b).abs().max() / b.abs().max()) for a, b in zip(*found, strict=True))
     return None if worst <= _TOLERANCE else f"it differs by {worst:.2g} from attention by sequence"
