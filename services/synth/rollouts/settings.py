@@ -27,7 +27,8 @@ class RolloutsSettings(ServiceSettings, GuardSettings, EnvironmentKeySettings, P
     within it."""
 
     max_answer_bytes: int = Field(default=64 << 20, ge=1)
-    """The largest answer of a task app to one rollout; a larger one is an error of the environment."""
+    """The largest answer of a task app to one rollout, before and after decompression; a larger one is an error of the
+    environment."""
 
     max_answer_depth: int = Field(default=100, ge=8, le=200)
     """How deeply the objects and lists of a task app's answer may lie in one another; a deeper one is an error of the

@@ -40,7 +40,7 @@ class VerifierSettings(ServiceSettings, GuardSettings, EnvironmentKeySettings):
     take the longest (`SYNTH_IMAGES_DEADLINE_S`)."""
 
     max_answer_bytes: int = Field(default=64 << 20, ge=1)
-    """The largest answer of a task app to one call, such as its list of tasks."""
+    """The largest answer of a task app to one call, such as its list of tasks, before and after decompression."""
 
     serve_replicas: int = 1
     """How many inference processes serve a job's policy."""

@@ -22,7 +22,8 @@ from synth.events.catalogue import MAX_EVENT_BODY_BYTES
 from synth.judging.rubric import rubric_from_task_info
 from synth.judging.settings import Rubric
 from synth.keys import without_secrets
-from synth.outbound.http_guard import AddressRefused, Fetched, ReplyTooLarge, fetch, origin_of
+from synth.outbound.http_guard import AddressRefused, Fetched, fetch, origin_of
+from synth.outbound.reply_body import ReplyTooLarge, ReplyUndecodable
 from synth.taskapp.env_names import env_names
 
 _FIRST_PAUSE_S = 0.25
@@ -158,6 +159,8 @@ class TaskAppCheck:
                 trouble = f"does not answer within {self.call_deadline_s:g} s (SYNTH_CALL_DEADLINE_S)"
             except ReplyTooLarge as error:
                 raise self._unusable(path, f"does not end: {error} (SYNTH_MAX_ANSWER_BYTES)") from error
+            except ReplyUndecodable as error:
+                raise self._unusable(path, f"cannot be read: {error}") from error
             except httpx.TransportError as error:
                 trouble = f"cannot be reached ({error or type(error).__name__})"
             except (httpx.InvalidURL, httpx.HTTPError, UnicodeError) as error:

@@ -15,7 +15,8 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from synth.errors import SynthError
 from synth.images.format import NotAnImage, read_image_format
-from synth.outbound.http_guard import AddressRefused, ReplyTooLarge, fetch
+from synth.outbound.http_guard import AddressRefused, fetch
+from synth.outbound.reply_body import ReplyTooLarge, ReplyUndecodable
 
 _DATA = re.compile(r"data:image/(png|jpe?g|webp|gif)(?:;[a-z]+=[^;,]*)*;base64,", re.IGNORECASE)
 #: The name of an image that is stored: of an organisation, by the sha256 of its file.
@@ -115,6 +116,8 @@ async def _follow(url: httpx.URL, client: httpx.AsyncClient, limits: ImageLimits
             raise ImageRefused(f"{error}; put the image where the public internet reaches it") from error
         except ReplyTooLarge as error:
             raise ImageRefused(_too_large(limits.size)) from error
+        except ReplyUndecodable as error:
+            raise ImageRefused(f"cannot be read from {url.host}: {error}") from error
         except httpx.HTTPError as error:
             raise ImageUnavailable(asked.host, str(error) or repr(error)) from error
         if reply.status in _REDIRECTS and reply.location:

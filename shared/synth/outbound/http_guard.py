@@ -22,6 +22,7 @@ from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from synth.errors import SynthError
 from synth.outbound.name_lookups import name_lookups
+from synth.outbound.reply_body import read_body
 from synth.outbound.special_addresses import Network, is_loopback, is_metadata, is_public, parse_address
 
 
@@ -32,10 +33,6 @@ class AddressRefused(httpx.ConnectError, SynthError):
         super().__init__(f"{host} is at {address}, which is not a public address")
         self.host = host
         self.address = address
-
-
-class ReplyTooLarge(httpx.TransportError, SynthError):
-    """The answer is larger than the caller takes."""
 
 
 @dataclass(frozen=True)
@@ -140,17 +137,13 @@ async def fetch(
 ) -> Fetched:
     """GET at most `limit` bytes within `deadline` seconds in all.
 
-    Raises httpx.HTTPError (with `AddressRefused` and `ReplyTooLarge`) and `TimeoutError`.
+    Raises httpx.HTTPError (with `AddressRefused`, and as `read_body`) and `TimeoutError`.
     """
-    # An answer that inflates on arrival would pass the limit before we could count it.
+    # Compression costs more here than it saves; the answer of an app that compresses all the same is read.
     asked = {**headers, "Accept-Encoding": "identity"}
     async with asyncio.timeout(deadline), client.stream("GET", url, headers=asked) as reply:
-        body = bytearray()
-        async for chunk in reply.aiter_raw():
-            body += chunk
-            if len(body) > limit:
-                raise ReplyTooLarge(f"the answer is larger than {limit} bytes")
-        return Fetched(reply.status_code, bytes(body), reply.headers.get("location"))
+        body = await read_body(reply, limit)
+        return Fetched(reply.status_code, body, reply.headers.get("location"))
 
 
 class _GuardedBackend(httpcore.AsyncNetworkBackend):

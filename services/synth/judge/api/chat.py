@@ -21,7 +21,8 @@ from synth.judge.failures import JudgeTrouble, away, refused, unreadable
 from synth.judge.metrics import CALL_SECONDS, CALLS
 from synth.judge.prompts.answers import UnusableAnswer
 from synth.judge.usage import UsageCount
-from synth.outbound.http_guard import AddressRefused, ReplyTooLarge
+from synth.outbound.http_guard import AddressRefused
+from synth.outbound.reply_body import ReplyTooLarge, ReplyUndecodable, read_body
 from synth.runtime import logs
 
 log = logs.get("judge calls")
@@ -157,7 +158,7 @@ class JudgeChat:
             async with asyncio.timeout(timeout_s):
                 reply = await client.send(request, stream=True)
                 try:
-                    content = await self._body(reply)
+                    content = await read_body(reply, self._max_reply_bytes)
                 finally:
                     await reply.aclose()
             answered = True
@@ -169,6 +170,8 @@ class JudgeChat:
                 f"it answered more than {self._max_reply_bytes:,} bytes (SYNTH_JUDGE_MAX_REPLY_BYTES)",
                 where=endpoint.where,
             ) from error
+        except ReplyUndecodable as error:
+            raise refused(str(error), where=endpoint.where) from error
         except (TimeoutError, httpx.TimeoutException) as error:
             CALLS.labels(outcome="none").inc()
             # What a job gives too little time has not failed, and must not be kept from the others.
@@ -188,14 +191,6 @@ class JudgeChat:
             endpoint.breaker.failed(what)
         log.warning("a judge gave no answer", judge=endpoint.where, reason=what)
         return away(what, where=endpoint.where, retry_after_s=_AWAY_S)
-
-    async def _body(self, reply: httpx.Response) -> bytes:
-        body = bytearray()
-        async for chunk in reply.aiter_raw():
-            body += chunk
-            if len(body) > self._max_reply_bytes:
-                raise ReplyTooLarge("the answer is too large")
-        return bytes(body)
 
     def _refusal(
         self, endpoint: JudgeEndpoint, quirks: ModelQuirks, reply: httpx.Response, content: bytes, *, last: bool

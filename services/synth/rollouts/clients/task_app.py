@@ -12,6 +12,7 @@ from synth.base_url import under
 from synth.jobs.resolved import RolloutSettings
 from synth.keys import without_secrets
 from synth.outbound.http_guard import GuardPolicy, guarded_client
+from synth.outbound.reply_body import ReplyTooLarge, ReplyUndecodable, read_body
 from synth.rollouts.collection.types import CollectRequest, RolloutSpec
 from synth.rollouts.rewards.scoring import TaskAppReply
 
@@ -46,7 +47,7 @@ class TaskAppClient:
         self._max_answer_bytes = max_answer_bytes
         self._max_answer_depth = max_answer_depth
         self._answer_within_s = answer_within_s
-        # An answer that inflates on arrival would pass the limit before we could count it.
+        # Compression costs more here than it saves; the answer of an app that compresses all the same is read.
         headers = {"Accept-Encoding": "identity"}
         if key:
             headers |= {"X-API-Key": key, "X-API-Keys": key, "Authorization": f"Bearer {key}"}
@@ -61,17 +62,17 @@ class TaskAppClient:
     async def play(self, request: CollectRequest, spec: RolloutSpec, *, inference_url: str, cid: str) -> TaskAppReply:
         """One try of one rollout. A transport error is a reply of status 0: the environment's fault."""
         body = self._body(request, spec, inference_url=inference_url, cid=cid)
-        largest, content = self._max_answer_bytes, bytearray()
         try:
             client = next(self._next)
             async with client.stream("POST", self._url, json=body) as reply:
-                async for chunk in reply.aiter_raw():
-                    content += chunk
-                    if len(content) > largest:
-                        return TaskAppReply(0, f"the answer is larger than {largest} bytes (SYNTH_MAX_ANSWER_BYTES)")
+                content = await read_body(reply, self._max_answer_bytes)
+        except ReplyTooLarge as error:
+            return TaskAppReply(0, f"{error} (SYNTH_MAX_ANSWER_BYTES)")
+        except ReplyUndecodable as error:
+            return TaskAppReply(0, str(error))
         except httpx.HTTPError as error:
             return TaskAppReply(0, f"{type(error).__name__}: {error}")
-        answer = self._parse(bytes(content), cid)
+        answer = self._parse(content, cid)
         if isinstance(answer, RecursionError) or _is_deeper(answer, self._max_answer_depth):
             # Whatever reads it goes down level by level.
             what = f"the answer is nested deeper than {self._max_answer_depth} levels (SYNTH_MAX_ANSWER_DEPTH)"

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
+import zlib
 from typing import Any, Literal
 
 import msgspec
@@ -38,6 +40,7 @@ async def play(
     *,
     answer: bytes = b"{}",
     max_answer_bytes: int = 1000,
+    headers: str = "",
 ) -> tuple[dict[str, Any], TaskAppReply]:
     """The body that a task app on loopback gets for one rollout, and what becomes of its answer."""
     bodies: list[dict[str, Any]] = []
@@ -46,7 +49,8 @@ async def play(
         head = await reader.readuntil(b"\r\n\r\n")
         length = next(int(line.split(b":")[1]) for line in head.lower().split(b"\r\n") if b"content-length" in line)
         bodies.append(json.loads(await reader.readexactly(length)))
-        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % len(answer) + answer)
+        head = f"HTTP/1.1 200 OK\r\ncontent-length: {len(answer)}\r\n{headers}connection: close\r\n\r\n"
+        writer.write(head.encode() + answer)
         await writer.drain()
         writer.close()
 
@@ -82,6 +86,20 @@ async def test_an_answer_that_is_too_large_names_the_setting():
     assert (reply.status, reply.body) == (0, "the answer is larger than 1000 bytes (SYNTH_MAX_ANSWER_BYTES)")
     _, reply = await play(SETTINGS, answer=b"x" * 1000)
     assert reply.status == 200
+
+
+@pytest.mark.parametrize(
+    ("encoding", "answer", "body"),
+    [
+        ("gzip", gzip.compress(b'{"a": 1}'), {"a": 1}),
+        ("deflate", zlib.compress(b'{"a": 1}'), {"a": 1}),
+        ("br", b"x", "the answer has Content-Encoding 'br'; expected gzip, deflate or none"),
+        ("gzip", gzip.compress(b" " * 1001), "the answer is larger than 1000 bytes (SYNTH_MAX_ANSWER_BYTES)"),
+    ],
+)
+async def test_a_compressed_answer_is_read_or_named(encoding: str, answer: bytes, body: Any):
+    _, reply = await play(SETTINGS, answer=answer, headers=f"content-encoding: {encoding}\r\n")
+    assert (reply.status, reply.body) == (200 if isinstance(body, dict) else 0, body)
 
 
 @pytest.mark.parametrize("depth", [101, 480, 100_000])
