@@ -5,11 +5,52 @@ Tolerant of extra fields in both directions: real task apps and real trainers se
 
 from __future__ import annotations
 
-from typing import Any, Literal, cast
+import json
+import math
+from typing import Annotated, Any, Literal, SupportsFloat, cast
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo
 
 Object = dict[str, Any]
+
+
+class NotAReward(ValueError):
+    """A value in the place of a reward is not a finite number."""
+
+
+def read_reward(value: Any, field: str) -> float:
+    """Return a reward as a number: true is 1 and false is 0. Raises `NotAReward` with the field and the value."""
+    number = math.nan
+    if isinstance(value, SupportsFloat):
+        try:
+            number = float(value)
+        except OverflowError:  # an integer in JSON may have any size
+            number = math.inf
+        except (TypeError, ValueError):
+            pass  # an array of several numbers
+    if not math.isfinite(number):
+        raise NotAReward(f"{field} is {_shown(value)}; expected a finite number, true or false")
+    return number
+
+
+def _shown(value: Any) -> str:
+    match value:
+        case list() | dict():
+            return "a list" if isinstance(value, list) else "an object"
+        case None | float():
+            return json.dumps(value)
+        case int():
+            return "an integer that no float holds"
+        case _:
+            text = str(value)
+            return json.dumps(text if len(text) <= 40 else f"{text[:40]}…", ensure_ascii=False)
+
+
+def _validate_reward(value: Any, info: ValidationInfo) -> float | None:
+    return None if value is None else read_reward(value, str(info.field_name))
+
+
+Reward = Annotated[float | None, BeforeValidator(_validate_reward)]
 
 
 class Wire(BaseModel):
@@ -75,7 +116,7 @@ class Step(Wire):
 
     obs: Any = None
     tool_calls: list[Any] = Field(default_factory=list[Any])
-    reward: float | None = None
+    reward: Reward = None
     done: bool = False
     truncated: bool | None = None
     info: Object | None = None
@@ -97,12 +138,12 @@ class Trajectory(Wire):
 class Metrics(Wire):
     """What the rollout earned. `outcome_score`, else `mean_return`, is the reward; all None: the policy failed."""
 
-    episode_returns: list[float] = Field(default_factory=list[float])
-    mean_return: float | None = None
+    episode_returns: list[Reward] = Field(default_factory=list[Reward])
+    mean_return: Reward = None
     num_steps: int = 0
     num_episodes: int = 1
-    outcome_score: float | None = None
-    events_score: float | None = None
+    outcome_score: Reward = None
+    events_score: Reward = None
     details: Object = Field(default_factory=dict)
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 import time
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
 from synth.rollout_credential import find_credential
-from synth.taskapp.contract import RolloutRequest, Step
+from synth.taskapp.contract import RolloutRequest, Step, read_reward
 from synth.taskapp.llm import ChatClients, PolicyFailure, Reply
 from synth.taskapp.trace import Trace
 
@@ -104,10 +103,9 @@ class Episode:
         values their text. truncated: whether the episode ends here by a limit, and not by the task itself. tool_calls:
         those of the replies since the last step where none are given.
 
-        Raises ValueError when the reward is not finite: JSON would turn it into "no reward".
+        Raises ValueError when the reward is not a finite number: JSON would turn it into "no reward".
         """
-        if reward is not None and not math.isfinite(reward):
-            raise ValueError(f"the environment paid a reward of {reward}")
+        reward = None if reward is None else read_reward(reward, "the reward of a step")
         if self.trace is not None:
             self.trace.stepped(reward=reward, done=done, truncated=bool(truncated))
         told = info or {}
@@ -132,11 +130,10 @@ class Episode:
         events: a score of what happened on the way, which is shown and not trained. details: for whoever reads the
         rollout. The last call counts; after a failure of the policy none does.
 
-        Raises ValueError when a score is not finite: JSON would turn it into "no reward".
+        Raises ValueError when a score is not a finite number: JSON would turn it into "no reward".
         """
-        for value in (score, events):
-            if value is not None and not math.isfinite(value):
-                raise ValueError(f"the outcome has a score of {value}")
+        score = read_reward(score, "the score of the outcome")
+        events = None if events is None else read_reward(events, "the events of the outcome")
         self.earned = Outcome(score, events, details or {})
 
 

@@ -186,7 +186,8 @@ async def test_an_environment_that_breaks_is_a_500_that_says_how(reward: float |
     reply = await play(app)
     assert reply.status_code == 500
     assert reply.json()["detail"]["error"]["code"] == "environment_error"
-    assert ("the maze has no exit" if reward is None else f"reward of {reward}") in reply.text
+    problem = "the reward of a step is NaN" if reward != reward else "the reward of a step is Infinity"
+    assert ("the maze has no exit" if reward is None else problem) in reply.text
 
 
 async def test_an_observation_that_is_no_json_is_shown_as_its_text() -> None:

@@ -101,7 +101,7 @@ class _Session:
             policy_name=_word(m.get("policy_name")),
             mode=_word(m.get("mode")),
             seed=m["seed"] if isinstance(m.get("seed"), int) else None,
-            reward=float(total) if isinstance(total, int | float) and not isinstance(total, bool) else reward,
+            reward=float(total) if isinstance(total, int | float) else reward,
             environment=reward,
             tokens=sum(tokens) if tokens else round(sum(map(tokens_in, replies))),
             failed=bool(m.get("error")) or m.get("outcome") in ("policy_failure", "failed", "late"),

@@ -85,7 +85,7 @@ def read_order(text: str, count: int) -> Order:
 
 def _on_scale(value: Any, criterion: Criterion) -> float:
     named = f"the score of {criterion.id!r}"
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    if (criterion.scale != "binary" and isinstance(value, bool)) or not isinstance(value, int | float):
         raise UnusableAnswer(f"{named} is {shown(value, 80)}, and not a number")
     try:
         finite = math.isfinite(value)

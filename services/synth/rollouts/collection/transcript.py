@@ -153,6 +153,6 @@ def _list(value: Any) -> list[Any]:
 
 
 def _finite(value: Any) -> float | None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or abs(value) > 1e300 or math.isnan(value):
+    if not isinstance(value, int | float) or abs(value) > 1e300 or math.isnan(value):
         return None
     return float(value)

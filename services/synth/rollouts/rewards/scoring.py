@@ -7,13 +7,13 @@ dropped. What an app says of tokens is not read: the sampled tokens come from th
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 from typing import Any
 
 from synth.errors import Problem
 from synth.jobs.rewards import RewardSettings
-from synth.rollouts.rewards.step_rewards import StepRewardUnreadable, turn_rewards
+from synth.rollouts.rewards.step_rewards import turn_rewards
+from synth.taskapp.contract import NotAReward, read_reward
 from synth.trajectories import CompletionRecord, RewardSources, at_last_turn
 
 #: Words in the errors of the published task apps when the policy failed, not the environment.
@@ -89,16 +89,18 @@ def score(
     turns = len(records)
     try:
         steps = turn_rewards(reply.body, rewards.steps, calls=turns) if rewards.steps is not None else None
-    except StepRewardUnreadable as error:
-        return _environment_failed(url, f"a step's reward cannot be read: {error}", "a finite number")
-    episode = _read_reward(metrics, rewards)
+        episode, scores = _read_episode(metrics, rewards), _own_scores(metrics, rewards)
+    except NotAReward as error:
+        what, _, expected = str(error).partition("; expected ")
+        return _environment_failed(url, what, expected)
     if episode is None and (reply.body.get("aborted") or "policy_failure" in info.get("details", {})):
         # Also where steps before the failure were paid.
         return _policy_failure(failure_reward, turns, info)
     reward = sum(steps) if steps is not None else episode
     if reward is None:
-        return _environment_failed(url, "the answer has no reward", _reward_fields(rewards))
-    scores = _own_scores(metrics, rewards)
+        names = ("outcome_score", "mean_return")
+        fields = " and ".join(f"metrics.{name} is {'null' if name in metrics else 'missing'}" for name in names)
+        return _environment_failed(url, f"the answer has no reward: {fields}", _reward_fields(rewards))
     for name, value in {"reward": reward, **scores}.items():
         if value is None:
             return _environment_failed(
@@ -130,7 +132,8 @@ def _own_scores(metrics: dict[str, Any], rewards: RewardSettings) -> dict[str, f
     if rewards.scores != "task_app":
         return {}
     paid = {"events_score": rewards.weights.event, "outcome_score": rewards.weights.outcome}
-    return {name: _number(metrics.get(name)) for name, weight in paid.items() if weight}
+    values = {name: metrics.get(name) for name, weight in paid.items() if weight}
+    return {name: None if value is None else read_reward(value, f"metrics.{name}") for name, value in values.items()}
 
 
 def _score_error(
@@ -166,14 +169,16 @@ def _error_text(body: Any) -> str:
     return str(body)
 
 
-def _read_reward(metrics: dict[str, Any], rewards: RewardSettings) -> float | None:
+def _read_episode(metrics: dict[str, Any], rewards: RewardSettings) -> float | None:
     # Where the outcome's score has a weight of its own, the environment's part is what its episode returned.
     for name in ("mean_return",) if _pays_outcome_apart(rewards) else ("outcome_score", "mean_return"):
-        if (value := _number(metrics.get(name))) is not None:
-            return value
-    returns = metrics.get("episode_returns")
-    if isinstance(returns, list) and returns:
-        return _number(returns[0])
+        if metrics.get(name) is not None:
+            return read_reward(metrics[name], f"metrics.{name}")
+    returns = metrics.get("episode_returns") or []
+    if not isinstance(returns, list):
+        return read_reward(returns, "metrics.episode_returns")
+    if returns and returns[0] is not None:
+        return read_reward(returns[0], "metrics.episode_returns[0]")
     return 0.0 if _pays_outcome_apart(rewards) and not rewards.weights.env else None
 
 
@@ -183,16 +188,6 @@ def _pays_outcome_apart(rewards: RewardSettings) -> bool:
 
 def _reward_fields(rewards: RewardSettings) -> str:
     return "metrics.mean_return" if _pays_outcome_apart(rewards) else "metrics.outcome_score or metrics.mean_return"
-
-
-def _number(value: Any) -> float | None:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        # JSON has no NaN: an app that means one often sends the string.
-        return math.nan if isinstance(value, str) and value.lower() == "nan" else None
-    try:
-        return float(value)
-    except OverflowError:  # an integer in JSON may have any size
-        return math.inf
 
 
 def _is_policy_failure(reply: TaskAppReply, records: list[CompletionRecord]) -> bool:

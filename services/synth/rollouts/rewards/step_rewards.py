@@ -6,17 +6,13 @@ finite number is an error of the environment.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any, cast
 
 from synth.jobs.rewards import StepRewards
+from synth.taskapp.contract import read_reward
 
 Object = dict[str, Any]
-
-
-class StepRewardUnreadable(ValueError):
-    """A step's reward is there and is no finite number."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +38,7 @@ def turn_rewards(answer: Object, settings: StepRewards, *, calls: int) -> list[f
         env_sparse          r_t = `reward` of the step, else `reward_last_step` of its observation
         both                r_t + beta · (T − t) · [something new was reached]     t from 0, T decisions
 
-    Raises `StepRewardUnreadable`.
+    Raises `NotAReward`.
     """
     trajectories = [t for t in _list(answer.get("trajectories")) if isinstance(t, dict)]
     decisions = _paid_steps(trajectories) if settings.mode == "env_sparse" else _decisions(trajectories, settings)
@@ -64,7 +60,7 @@ def _decisions(trajectories: list[Object], settings: StepRewards) -> list[_Decis
             return found
         stepwise = [(step, _table(step.get("info")).get("stepwise")) for step in _steps(trajectories)]
         if found := [
-            _Decision(_number(s["reward"], "stepwise.reward"), bool(s.get("indicator")), _call(step))
+            _Decision(read_reward(s["reward"], "stepwise.reward"), bool(s.get("indicator")), _call(step))
             for step, s in stepwise
             if isinstance(s, dict) and s.get("reward") is not None
         ]:
@@ -76,8 +72,8 @@ def _decisions(trajectories: list[Object], settings: StepRewards) -> list[_Decis
         if not isinstance(record, dict):
             continue
         record = cast(Object, record)
-        unique = _number(record.get("unique_delta") or 0, "decision_rewards.unique_delta")
-        every = _number(record.get("ach_delta") or 0, "decision_rewards.ach_delta")
+        unique = read_reward(record.get("unique_delta") or 0, "decision_rewards.unique_delta")
+        every = read_reward(record.get("ach_delta") or 0, "decision_rewards.ach_delta")
         reward = unique if settings.kind == "unique" else every
         found.append(_Decision(reward + settings.indicator_lambda * (unique > 0), unique > 0, _call(step)))
     return found
@@ -86,7 +82,7 @@ def _decisions(trajectories: list[Object], settings: StepRewards) -> list[_Decis
 def _sample(sample: Object) -> _Decision:
     number = sample.get("decision_index")
     call = number if isinstance(number, int) and not isinstance(number, bool) and number >= 0 else None
-    return _Decision(_number(sample["r_i"], "decision_samples[].r_i"), bool(sample.get("indicator")), call)
+    return _Decision(read_reward(sample["r_i"], "decision_samples[].r_i"), bool(sample.get("indicator")), call)
 
 
 def _paid_steps(trajectories: list[Object]) -> list[_Decision]:
@@ -97,7 +93,7 @@ def _paid_steps(trajectories: list[Object]) -> list[_Decision]:
         if paid is None:
             paid = _table(step.get("obs")).get("reward_last_step")
         says = says or paid is not None
-        reward = 0.0 if paid is None else _number(paid, "steps[].reward")
+        reward = 0.0 if paid is None else read_reward(paid, "steps[].reward")
         found.append(_Decision(reward, reward > 0, _call(step)))
     return found if says else []
 
@@ -109,18 +105,6 @@ def _steps(trajectories: list[Object]) -> list[Object]:
 def _call(step: Object) -> int | None:
     after = step.get("after_call")
     return after - 1 if isinstance(after, int) and not isinstance(after, bool) and after > 0 else None
-
-
-def _number(value: Any, name: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise StepRewardUnreadable(f"{name} is {str(value)[:40]!r}")
-    try:
-        number = float(value)
-    except OverflowError:  # an integer in JSON may have any size
-        number = math.inf
-    if not math.isfinite(number):
-        raise StepRewardUnreadable(f"{name} is {number:g}")
-    return number
 
 
 def _list(value: Any) -> list[Any]:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from synth.jobs.rewards import RewardSettings
+from synth.jobs.rewards import RewardSettings, RewardWeights
 from synth.rollouts.rewards.scoring import EnvironmentFailed, Rewarded, TaskAppReply
 from synth.rollouts.rewards.scoring import score as score_by
 from synth.trajectories import CompletionRecord, RewardSources
@@ -43,10 +43,49 @@ def scored(status: int, body: Any, *, sampled: bool = True) -> Rewarded | Enviro
         {"outcome_score": 0.5, "mean_return": 9},
         {"outcome_score": None, "mean_return": 0.5},
         {"episode_returns": [0.5, 1]},
+        {"outcome_score": None, "episode_returns": [0.5]},
     ],
 )
 def test_the_reward_is_the_outcome_score_or_else_the_return(metrics: dict[str, Any]):
     assert scored(200, {"metrics": metrics}) == Rewarded(RewardSources([0.5]), "ok")
+
+
+@pytest.mark.parametrize("field", ["outcome_score", "mean_return", "episode_returns"])
+@pytest.mark.parametrize(("value", "reward"), [(True, 1.0), (False, 0.0), (1, 1.0), (-0.5, -0.5)])
+def test_a_reward_that_is_true_is_one_and_false_is_zero(field: str, value: Any, reward: float):
+    metrics = {field: [value] if field == "episode_returns" else value}
+    assert scored(200, {"metrics": metrics}) == Rewarded(RewardSources([reward]), "ok")
+
+
+def test_a_score_of_the_apps_own_that_is_true_is_one():
+    rewards = RewardSettings(scores="task_app", weights=RewardWeights(env=1, event=1, outcome=1))
+    metrics = {"mean_return": False, "events_score": True, "outcome_score": True}
+    result = score(TaskAppReply(200, {"metrics": metrics}), [SAMPLED], url=URL, failure_reward=0.0, rewards=rewards)
+    assert result == Rewarded(RewardSources([0.0], events=[1.0], outcome=1.0), "ok")
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        ("0.5", '"0.5"'),
+        ("true", '"true"'),
+        ("NaN", '"NaN"'),
+        ("", '""'),
+        ("x" * 1000, f'"{"x" * 40}…"'),
+        (float("nan"), "NaN"),
+        (float("-inf"), "-Infinity"),
+        ([0.5], "a list"),
+        ({"score": 1}, "an object"),
+        (10**400, "an integer that no float holds"),
+    ],
+)
+@pytest.mark.parametrize("field", ["outcome_score", "mean_return", "episode_returns[0]"])
+def test_a_reward_that_is_no_number_is_refused_with_its_field_and_value(field: str, value: Any, shown: str):
+    name, listed = field.removesuffix("[0]"), field.endswith("[0]")
+    result = scored(200, {"metrics": {name: [value] if listed else value}})
+    assert isinstance(result, EnvironmentFailed)
+    assert result.problem.what == f"metrics.{field} is {shown}"
+    assert result.problem.expected == "a finite number, true or false"
 
 
 @pytest.mark.parametrize(
@@ -102,10 +141,8 @@ def test_the_same_error_without_a_completion_is_the_environments():
         (0, "no answer within 30 s", "no answer within 30 s"),
         (200, "<html>hello</html>", "not a rollout response"),
         (200, {"metrics": {}}, "no reward"),
-        (200, {"metrics": {"outcome_score": "NaN"}}, "reward is nan"),
-        (200, {"metrics": {"mean_return": float("inf")}}, "reward is inf"),
+        (200, {"metrics": {"outcome_score": None}}, "metrics.outcome_score is null and metrics.mean_return is missing"),
         (200, {"metrics": {"outcome_score": -1e200}}, "reward is -1e+200"),
-        (200, {"metrics": {"outcome_score": 10**400}}, "reward is inf"),
         (400, {"detail": {"error": {"code": "unauthorised"}}}, "refuses the environment key"),
     ],
 )

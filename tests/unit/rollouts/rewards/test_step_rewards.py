@@ -8,7 +8,8 @@ import pytest
 
 from synth.jobs.rewards import RewardSettings, RewardWeights, StepRewards
 from synth.rollouts.rewards.scoring import EnvironmentFailed, Rewarded, TaskAppReply, score
-from synth.rollouts.rewards.step_rewards import StepRewardUnreadable, turn_rewards
+from synth.rollouts.rewards.step_rewards import turn_rewards
+from synth.taskapp.contract import NotAReward
 from tests.unit.rollouts.rewards.test_scoring import SAMPLED, URL
 
 
@@ -79,14 +80,20 @@ def test_no_step_rewards_are_none_and_not_a_zero():
         assert turn_rewards({"trajectories": "none"}, StepRewards(mode=mode), calls=1) is None
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), "much", True, 10**400])
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), "much", "0.5", [1], {}, 10**400])
 def test_a_step_reward_that_is_no_number_is_an_error_of_the_environment(value: Any):
     body = answer({"reward": value})
-    with pytest.raises(StepRewardUnreadable):
+    with pytest.raises(NotAReward, match=r"steps\[\]\.reward is .*; expected a finite number"):
         turn_rewards(body, StepRewards(mode="env_sparse"), calls=1)
     rewards = RewardSettings(steps=StepRewards(mode="env_sparse"))
     found = score(TaskAppReply(200, body), [SAMPLED], url=URL, failure_reward=0.0, rewards=rewards)
     assert isinstance(found, EnvironmentFailed)
+
+
+def test_a_step_reward_that_is_true_is_one():
+    assert turn_rewards(answer({"reward": True}, {"reward": False}), StepRewards(mode="env_sparse"), calls=2) == [1, 0]
+    samples = {"trajectories": [{"decision_samples": [{"r_i": True}, {"r_i": False}]}]}
+    assert turn_rewards(samples, StepRewards(mode="decision_stepwise"), calls=2) == [1.0, 0.0]
 
 
 def scored(body: Any, rewards: RewardSettings, *, calls: int = 3) -> Rewarded:

@@ -152,7 +152,7 @@ def _step(event: dict[str, Any], *, after_call: int) -> TranscriptStep:
 
 
 def _number(value: Any) -> float | None:
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+    return float(value) if isinstance(value, int | float) else None
 
 
 def _without_nulls(part: dict[str, Any]) -> dict[str, Any]:
