@@ -14,7 +14,8 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from pydantic import BaseModel, PlainValidator, SecretStr
 from pydantic.fields import FieldInfo
 
-from synth.bus.server.topology import SERVICES
+from synth.bus_admin import BusSettings
+from synth.events.catalogue import SERVICES
 from synth.jobs.parse.unsupported import UNSUPPORTED
 from synth.jobs.schema.eval import EvalConfig
 from synth.jobs.schema.filter import FilterConfig
@@ -23,7 +24,6 @@ from synth.jobs.schema.sections import keys_of
 from synth.jobs.schema.sft import SftConfig
 from synth.outbound.http_guard import GuardSettings
 from synth.runtime.settings import ServiceSettings
-from synth.synthd import BusSettings
 
 _CONFIGS_HEAD = """\
 # Job files

@@ -22,8 +22,9 @@ from synth.blobs import BlobStore
 from synth.bus.connection import Connection, connect
 from synth.bus.server.embedded import free_port, new_users
 from synth.bus.server.provision import provision
-from synth.bus.server.topology import SERVICES, topology
+from synth.bus.server.topology import topology
 from synth.cli.tiny_models.qwen3 import make_tiny_qwen3
+from synth.events.catalogue import SERVICES
 from synth.runtime.settings import ServiceSettings
 from tests.judge_server import JudgeCall, JudgeServer, scored
 from tests.soak.bus_servers import BusServers

@@ -13,8 +13,8 @@ from pydantic import SecretStr
 from synth.bus.kv.bucket import seal_text, unseal_text
 from synth.bus.kv.environment_keys import EnvironmentKeyStore
 from synth.bus.kv.reseal import Resealer
-from synth.bus.server.topology import SERVICES
 from synth.errors import InvalidKey, Permanent, UserError
+from synth.events.catalogue import SERVICES
 from synth.keys import Cid, internal_token, is_internal, mint_cid, open_sealed, read_cid, sealing_key
 from synth.runtime.settings import ServiceSettings
 from synth.service_secrets import ID_LENGTH, NEEDS, Purpose, ServiceSecrets, hkdf

@@ -228,6 +228,11 @@ def _explain(error: Exception) -> int:
         where = str(error.filename) if error.filename else ""
         show_problems([Problem(what=error.strerror or str(error), where=where)])
         return ExitCode.ERROR
+    if isinstance(error, ModuleNotFoundError):
+        from synth.runtime.extras import install_command
+
+        typer.echo(f"{_verb()} needs: {install_command(error)}", err=True)
+        return ExitCode.USAGE
     if type(error).__module__.startswith("httpx"):
         fix = "is the cluster running? `synthctl status` shows it"
         show_problems([Problem(what=f"the connection to the backend broke ({error})", fix=fix)])
@@ -236,3 +241,14 @@ def _explain(error: Exception) -> int:
     fix = "this is a fault of synthctl; `synthctl --debug …` shows where it happened"
     show_problems([Problem(what=what, fix=fix)])
     return ExitCode.ERROR
+
+
+def _verb() -> str:
+    """Return the command that runs, as in `models make`."""
+    command, words = build(), list[str]()
+    for argument in sys.argv[1:]:
+        below = getattr(command, "commands", {})
+        if argument in below:
+            command = below[argument]
+            words.append(argument)
+    return " ".join(words)

@@ -39,12 +39,9 @@ def is_parquet(file: Path) -> bool:
 
 def parquet_lines(file: Path) -> Iterator[bytes]:
     """The rows as JSONL, in pieces of whole lines. Raises `ParquetUnreadable`."""
-    try:
-        # Loaded where it is needed alone: a client may be without it.
-        pyarrow: Any = importlib.import_module("pyarrow")
-        parquet: Any = importlib.import_module("pyarrow.parquet")
-    except ImportError as error:
-        raise ParquetUnreadable("reading Parquet needs pyarrow: pip install 'synthctl[parquet]'") from error
+    # Imported here: a plain client has no pyarrow.
+    pyarrow: Any = importlib.import_module("pyarrow")
+    parquet: Any = importlib.import_module("pyarrow.parquet")
     encoder, lines, size = msgspec.json.Encoder(), list[bytes](), 0
     try:
         # Without a buffer of its own for each column a group of rows would be read whole.

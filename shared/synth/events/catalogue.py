@@ -28,6 +28,10 @@ class Role(StrEnum):
     OWNER = "owner"
 
 
+#: The services. Each has a user of its own on the bus; the user `bus` provisions it.
+SERVICES: tuple[str, ...] = tuple(role.value for role in Role if role is not Role.OWNER)
+
+
 class Reading(StrEnum):
     QUEUE = "queue"
     FOLLOW = "follow"

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import socket
+import threading
+from collections.abc import Generator
+from contextlib import contextmanager
 
 import uvicorn
 from starlette.applications import Starlette
@@ -52,3 +55,17 @@ def make_server(app: Starlette, *, grace_s: int = GRACE_S) -> uvicorn.Server:
         timeout_graceful_shutdown=grace_s,
     )
     return uvicorn.Server(config)
+
+
+@contextmanager
+def serving(app: Starlette) -> Generator[str]:
+    """Serve the app in a thread, on a free port of this machine, while the block runs; yields its address."""
+    server = make_server(app, grace_s=1)
+    listener = listen("127.0.0.1", 0)
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
+    thread.start()
+    try:
+        yield url_of(listener)
+    finally:
+        server.should_exit = True
+        thread.join(5)

@@ -9,10 +9,11 @@ from pydantic import SecretStr
 from synth.bus.connection import connect
 from synth.bus.kv.secrets import SecretStore
 from synth.bus.server.provision import provision
-from synth.bus.server.topology import DEFAULT_POOL, SERVICES, topology
+from synth.bus.server.topology import DEFAULT_POOL, topology
 from synth.cli.cluster.backup import _bus_alone, back_up, restore
 from synth.cli.cluster.plan import choose_ports, make_plan
 from synth.cli.cluster.state import ClusterState, StateFile
+from synth.events.catalogue import SERVICES
 from synth.runtime.settings import ServiceSettings
 from tests.keyrings import secrets_of
 

@@ -15,9 +15,9 @@ from synth.bus.connection import connect, connect_options
 from synth.bus.publish import enqueue
 from synth.bus.server.embedded import new_users
 from synth.bus.server.provision import drift, provision
-from synth.bus.server.topology import SERVICES, topology
+from synth.bus.server.topology import topology
 from synth.errors import Permanent, UserError
-from synth.events.catalogue import CATALOGUE, Role
+from synth.events.catalogue import CATALOGUE, SERVICES, Role
 from synth.runtime.settings import ServiceSettings
 from synth.work import TASKS, Task
 from tests.service.bus.own_server import OwnServer

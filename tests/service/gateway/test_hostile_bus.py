@@ -12,7 +12,7 @@ from nats.aio.client import Client
 from nats.errors import Error as NatsError
 
 from synth.bus.server.embedded import free_port
-from synth.bus.server.topology import SERVICES
+from synth.events.catalogue import SERVICES
 from synth.keys import new_api_key
 from tests.service.own_bus import provisioned
 from tests.service.process import running

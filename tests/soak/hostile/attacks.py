@@ -15,8 +15,8 @@ import nats
 from nats.aio.client import Client
 from nats.errors import Error as NatsError
 
-from synth.bus.server.topology import SERVICES
 from synth.events import FileRejected
+from synth.events.catalogue import SERVICES
 from tests.service.gateway.hostile import Hostile
 from tests.service.gateway.raw_http import exchange, status_of
 from tests.soak.hostile.addresses import forbidden_addresses, image_address

@@ -7,7 +7,8 @@ import random
 from dataclasses import dataclass, field
 
 from synth.bus.server.permissions import may_publish
-from synth.bus.server.topology import DEFAULT_POOL, SERVICES
+from synth.bus.server.topology import DEFAULT_POOL
+from synth.events.catalogue import SERVICES
 from tests.soak.hostile.values import RAW_NUMBERS, TEXTS, nested, text, value
 
 _MOST_BYTES = 900_000

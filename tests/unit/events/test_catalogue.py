@@ -11,8 +11,8 @@ import msgspec
 import pytest
 
 from synth.bus.server.permissions import may_publish
-from synth.bus.server.topology import EVENTS, SERVICES, WORK, queue_name, roles_of, task_queue_name, topology
-from synth.events.catalogue import CATALOGUE, Reading, Role, Write, spec_of, subject_of
+from synth.bus.server.topology import EVENTS, WORK, queue_name, roles_of, task_queue_name, topology
+from synth.events.catalogue import CATALOGUE, SERVICES, Reading, Role, Write, spec_of, subject_of
 from synth.jobs.lifecycle import RESUMED, TERMINAL_FACTS
 from synth.work import TASKS, Task
 

@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from synth.bus.server.deployed import ISSUER_VARIABLE, password_variable
-from synth.bus.server.topology import SERVICES
+from synth.events.catalogue import SERVICES
 from synth.runtime.settings import ServiceSettings
 from synth.service_secrets import NEEDS, secrets_variable
 

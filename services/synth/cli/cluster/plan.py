@@ -10,10 +10,11 @@ from pathlib import Path
 
 from synth.bus.server.account_key import AccountKey
 from synth.bus.server.embedded import ServerConfig, binary, free_port
-from synth.bus.server.topology import DEFAULT_POOL, SERVICES, read_pools
+from synth.bus.server.topology import DEFAULT_POOL, read_pools
 from synth.cli.cluster.gpu_report import turn_file
 from synth.cli.cluster.state import ClusterState, ProcessState
 from synth.cli.errors import CliError
+from synth.events.catalogue import SERVICES
 
 HOST = "127.0.0.1"
 DEFAULT_PORT = 8000

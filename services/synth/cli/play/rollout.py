@@ -7,8 +7,7 @@ import queue
 import re
 import threading
 import uuid
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -18,8 +17,6 @@ from synth.cli.play.models import Body, Typist, completion_of, read_typed
 from synth.cli.play.relay import ModelRelay
 from synth.errors import Problem
 from synth.taskapp.contract import RolloutResponse, Step
-from synth.taskapp.sdk import TaskApp
-from synth.taskapp.server import listen, make_server, url_of
 
 #: Calls of a rollout on the platform: so many for each turn, and at least so many.
 _CALLS_A_TURN = 4
@@ -62,20 +59,6 @@ class Played:
     policy_failure: Body | None
     details: Body
     problems: list[Problem]
-
-
-@contextmanager
-def serving(app: TaskApp) -> Iterator[str]:
-    """The app on a port of this machine while the block runs; its address."""
-    server = make_server(app.asgi(), grace_s=1)
-    listener = listen("127.0.0.1", 0)
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
-    thread.start()
-    try:
-        yield url_of(listener)
-    finally:
-        server.should_exit = True
-        thread.join(5)
 
 
 def turns_of(info: Body) -> int | None:

@@ -35,7 +35,6 @@ WANTED = (
 )  # fmt: skip
 #: The same weights once more, in another layout.
 _DOUBLES = ("consolidated*.safetensors",)
-_INSTALL = 'pip install "synthctl[inference]"'
 _SHOW_EVERY_S = 0.5
 
 Show = Callable[[int, int], None]
@@ -126,15 +125,11 @@ def _pull_from_cache(hub: Any, id: str, models_dir: Path, revision: str | None) 
 
 
 def _import_hub() -> Any:
-    try:
-        import huggingface_hub
-        import huggingface_hub.constants
-        import huggingface_hub.errors
-        import huggingface_hub.utils
-    except ImportError as error:
-        raise CliError(
-            "huggingface_hub is not installed", fix=f"install it: {_INSTALL}", where="models pull"
-        ) from error
+    import huggingface_hub
+    import huggingface_hub.constants
+    import huggingface_hub.errors
+    import huggingface_hub.utils
+
     return huggingface_hub
 
 

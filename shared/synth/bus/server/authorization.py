@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from synth.bus.server.permissions import permissions_of
-from synth.bus.server.topology import SERVICES
+from synth.events.catalogue import SERVICES
 
 
 def authorization(

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 
 from synth.bus.access.nkeys import NkeyKind, is_public
 from synth.bus.server.authorization import authorization
-from synth.bus.server.topology import MAX_PAYLOAD_BYTES, SERVICES
+from synth.bus.server.topology import MAX_PAYLOAD_BYTES
 from synth.errors import Problem, UserError
+from synth.events.catalogue import SERVICES
 
 #: The environment variable that holds the public key of outside logins where the bus is deployed.
 ISSUER_VARIABLE = "SYNTH_NATS_ISSUER"

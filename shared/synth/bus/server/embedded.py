@@ -17,8 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from synth.bus.server.authorization import authorization
-from synth.bus.server.topology import DEFAULT_POOL, MAX_PAYLOAD_BYTES, SERVICES
+from synth.bus.server.topology import DEFAULT_POOL, MAX_PAYLOAD_BYTES
 from synth.errors import Problem, UserError
+from synth.events.catalogue import SERVICES
 
 #: Below those that systems give to outgoing connections: 32768 and up on Linux, 49152 and up elsewhere.
 _PORTS = range(10_000, 32_768)

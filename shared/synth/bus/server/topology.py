@@ -16,7 +16,7 @@ from nats.js.api import (
 
 from synth.bus.recorded import EVENTS
 from synth.bus.versions.declared_schemas import declare, written_schemas
-from synth.events.catalogue import CATALOGUE, MAX_EVENT_BYTES, Reading, Role
+from synth.events.catalogue import CATALOGUE, MAX_EVENT_BYTES, SERVICES, Reading, Role
 from synth.work import TASKS
 
 WORK = "WORK"
@@ -197,18 +197,6 @@ def _durable(name: str, subject: str, in_flight: int) -> ConsumerConfig:
         max_ack_pending=in_flight,
     )
 
-
-#: Services that have a user of their own on the bus. `bus` provisions it, and is the one that may.
-SERVICES: tuple[str, ...] = (
-    "gateway",
-    "validator",
-    "verifier",
-    "files",
-    "rollouts",
-    "inference",
-    "judge",
-    "trainer",
-)
 
 _ROLES: dict[str, frozenset[Role]] = {
     **{name: frozenset({Role(name)}) for name in SERVICES},

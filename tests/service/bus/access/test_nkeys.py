@@ -20,8 +20,9 @@ from synth.bus.connection import connect
 from synth.bus.server.deployed import ServerTls
 from synth.bus.server.embedded import free_port
 from synth.bus.server.provision import provision
-from synth.bus.server.topology import SERVICES, topology
+from synth.bus.server.topology import topology
 from synth.errors import UserError
+from synth.events.catalogue import SERVICES
 from synth.keys import new_api_key
 from tests.service.bus.access.certificates import Authority
 from tests.service.process import running

@@ -16,8 +16,8 @@ from nats.errors import TimeoutError as NatsTimeout
 
 from synth.bus.publish import enqueue
 from synth.bus.rpc import JUDGE, QUESTIONS, VALIDATE
-from synth.bus.server.topology import EVENTS, SERVICES, WORK, roles_of, topology
-from synth.events.catalogue import CATALOGUE, Reading
+from synth.bus.server.topology import EVENTS, WORK, roles_of, topology
+from synth.events.catalogue import CATALOGUE, SERVICES, Reading
 from synth.ids import new_job_id, new_org_id
 from synth.work import TASKS, Task
 

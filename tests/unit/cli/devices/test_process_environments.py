@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from synth.bus.server.topology import SERVICES
 from synth.cli.cluster.plan import choose_ports, make_plan
 from synth.cli.cluster.state import ClusterState
 from synth.cli.devices.inventory import Inventory
 from synth.cli.devices.plan import plan_devices
 from synth.cli.devices.wishes import Wishes
+from synth.events.catalogue import SERVICES
 from synth.inference.settings import InferenceSettings
 from synth.runtime.gpus import visible_gpus
 from synth.trainer.settings import TrainerSettings

@@ -20,16 +20,14 @@ if TYPE_CHECKING:
 
     from synth.cli.cluster.log_lines import LogLine
 
-_SERVICES = (
-    *("gateway", "validator", "verifier", "files", "rollouts", "inference", "judge", "trainer"),
-    *("nats", "supervisor"),
-)
 _LEVELS = {"error": "bold red", "critical": "bold red", "warning": "yellow", "info": "green", "debug": "dim"}
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 
 def _complete(ctx: typer.Context, incomplete: str) -> list[tuple[str, str]]:
-    return [(name, "service") for name in _SERVICES] + complete_jobs(ctx, incomplete)
+    from synth.events.catalogue import SERVICES
+
+    return [(name, "service") for name in (*SERVICES, "nats", "supervisor")] + complete_jobs(ctx, incomplete)
 
 
 def logs(

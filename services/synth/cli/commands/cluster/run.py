@@ -67,7 +67,6 @@ def up(
     """
     import os
 
-    from synth.bus.server.topology import SERVICES
     from synth.cli.cluster.control import inspect_cluster, prepare_cluster, start_detached
     from synth.cli.cluster.gpu_report import planned_gpus
     from synth.cli.cluster.state import StateFile
@@ -76,6 +75,7 @@ def up(
     from synth.cli.devices.probe import read_inventory
     from synth.cli.devices.wishes import read_wishes
     from synth.cli.errors import UsageProblem
+    from synth.events.catalogue import SERVICES
 
     if fmt is Format.JSON and not detach:
         raise UsageProblem("only --detach returns what JSON could be printed of", fix="add --detach", where="-o json")

@@ -165,9 +165,9 @@ def _open_app(app: str, settings: Config, env_files: Any) -> Iterator[tuple[str,
         with TaskAppConnection(app, settings.environment_key.text if settings.environment_key else None) as client:
             yield app, client
         return
-    from synth.cli.play.rollout import serving
     from synth.cli.task_apps.loading import load_task_app, read_environment
     from synth.runtime.env_file import new_environment_key
+    from synth.taskapp.server import serving
 
     read_environment(env_files)
     # Of this process alone: nobody else is to open it.
@@ -175,7 +175,7 @@ def _open_app(app: str, settings: Config, env_files: Any) -> Iterator[tuple[str,
     loaded = load_task_app(app)
     # What the app's code raises is the outcome here, and is told at the end.
     logging.getLogger("synth.taskapp").setLevel(logging.CRITICAL)
-    with serving(loaded) as url, TaskAppConnection(url, loaded.keys[0]) as client:
+    with serving(loaded.asgi()) as url, TaskAppConnection(url, loaded.keys[0]) as client:
         yield loaded.id, client
 
 
