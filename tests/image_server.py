@@ -5,11 +5,23 @@ from __future__ import annotations
 import asyncio
 import base64
 import struct
+import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
-PNG = b"\x89PNG\r\n\x1a\n" + struct.pack(">I4sII", 13, b"IHDR", 64, 48) + b"\x08\x02\0\0\0" + b"\0" * 32
+
+def _chunk(name: bytes, body: bytes) -> bytes:
+    return struct.pack(">I", len(body)) + name + body + struct.pack(">I", zlib.crc32(name + body))
+
+
+#: A black picture of 64×48 pixels.
+PNG = (
+    b"\x89PNG\r\n\x1a\n"
+    + _chunk(b"IHDR", struct.pack(">II", 64, 48) + b"\x08\x02\0\0\0")
+    + _chunk(b"IDAT", zlib.compress(bytes(48 * (1 + 64 * 3))))
+    + _chunk(b"IEND", b"")
+)
 GIF = bytes.fromhex("474946383761030002008000000000000000002c00000000030002000008060001081c1810003b")
 
 Answer = tuple[int, bytes] | tuple[int, bytes, str]

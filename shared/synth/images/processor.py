@@ -9,25 +9,20 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import io
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
 
 from synth.errors import Permanent, Problem, UserError
-from synth.images.format import NotAnImage, read_image_format
+from synth.images.decoding import check_aspect, open_image
+from synth.images.format import read_image_format
 from synth.images.prompt_image import PromptImage
 
-if TYPE_CHECKING:
-    from PIL.Image import Image
-
 SETTINGS_FILE = "preprocessor_config.json"
-#: transformers' limit: a longer one would become a single row of patches.
-_MAX_ASPECT = 200
 
 
 @dataclass(frozen=True)
@@ -90,8 +85,7 @@ class ImageProcessor:
         """The patches, (rows, columns), of an image of so many pixels. Raises `NotAnImage`."""
         from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
 
-        if max(width, height) > _MAX_ASPECT * min(width, height):
-            raise NotAnImage(f"an image of {width}×{height} pixels; expected sides of at most 1 to {_MAX_ASPECT}")
+        check_aspect(width, height)
         size, patch = self._library.size, self._library.patch_size
         resized = smart_resize(height, width, patch * self.merge_size, size["shortest_edge"], size["longest_edge"])
         return resized[0] // patch, resized[1] // patch
@@ -118,30 +112,6 @@ class ImageProcessor:
         made: Any = self._library.preprocess([pixels], return_tensors="np", input_data_format="channels_last")
         _, rows, columns = made["image_grid_thw"][0].tolist()
         return np.ascontiguousarray(made["pixel_values"], np.float32), (rows, columns)
-
-
-def open_image(body: bytes) -> Image:
-    """The image of a file in RGB, as it is stored: of an animation the first frame, of a transparent one the colours.
-
-    Raises `NotAnImage` where it cannot be decoded, or has another size than its header says.
-    """
-    from PIL import Image as images
-
-    header = read_image_format(body)
-    try:
-        with images.open(io.BytesIO(body), formats=("PNG", "JPEG", "WEBP", "GIF")) as opened:
-            if opened.size != (header.width, header.height):
-                raise NotAnImage(f"an image of {opened.size}, whose header says {(header.width, header.height)}")
-            if opened.mode.startswith("I;16"):
-                # Pillow would cut off what is above 255.
-                grey = (np.asarray(opened).astype(np.uint32) // 257).astype(np.uint8)
-                return images.fromarray(grey).convert("RGB")
-            return opened.convert("RGB")
-    except NotAnImage:
-        raise
-    # Pillow raises whatever its decoders do for a broken file, SyntaxError and struct.error among it.
-    except Exception as error:
-        raise NotAnImage(f"an image that cannot be decoded: {error}") from error
 
 
 def is_vision_folder(model_dir: Path) -> bool:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
 import hashlib
 from typing import Any, cast
+
+from synth.images.data_uri import BadDataUri, DataUri, read_data_uri
 
 #: A deeper value is shown as a word: encoders and readers of JSON recurse.
 _MAX_NESTING = 64
@@ -45,24 +45,22 @@ def to_plain(value: Any, *, depth: int = 0) -> Any:
 def _plain_text(text: str) -> Any:
     if len(text) < _MIN_IMAGE_CHARS:
         return _valid(text)
-    if text.startswith("data:"):
-        head, _, payload = text.partition(",")
-        kind, _, encoding = head.removeprefix("data:").partition(";")
-        if encoding.endswith("base64"):
-            return _digest(kind or "data", payload) or _valid(text)
+    uri = read_data_uri(text)
+    if uri is not None and uri.base64:
+        return _digest(uri) or _valid(text)
     for begin, kind in _IMAGES.items():
         if text.startswith(begin) and " " not in text:
-            return _digest(kind, text)
+            return _digest(DataUri(kind, True, text))
     return _valid(text)
 
 
-def _digest(kind: str, payload: str) -> dict[str, Any] | None:
+def _digest(uri: DataUri) -> dict[str, Any] | None:
     """A file by its digest. Of an image that cannot be decoded, its length; None for other text that cannot be."""
     try:
-        body = base64.b64decode("".join(payload.split()), validate=True)
-    except (binascii.Error, ValueError):
-        return {"image": kind, "chars": len(payload)} if kind.startswith("image/") else None
-    return {"image": kind, "bytes": len(body), "sha256": hashlib.sha256(body).hexdigest()}
+        body = uri.decode()
+    except BadDataUri:
+        return {"image": uri.media, "chars": len(uri.payload)} if uri.media.startswith("image/") else None
+    return {"image": uri.media or "data", "bytes": len(body), "sha256": hashlib.sha256(body).hexdigest()}
 
 
 def _valid(text: str) -> str:

@@ -218,9 +218,9 @@ async def test_all_images_of_a_file_have_one_deadline(ingest: Ingest):
         ("http://", "expected an https:// address"),
         ("http://a:99999/", "is no URL"),
         ("http://nowhere.invalid/a.png", "cannot be resolved"),
-        ("data:text/html;base64,AAAA", "is not data:image/png"),
-        ("data:image/svg+xml;base64,AAAA", "is not data:image/png"),
-        ("data:image/png,AAAA", "is not data:image/png"),
+        ("data:text/html;base64,AAAA", "not a PNG, JPEG, WebP or GIF image"),
+        ("data:image/svg+xml;base64,AAAA", "not a PNG, JPEG, WebP or GIF image"),
+        ("data:image/png,AAAA", "not a PNG, JPEG, WebP or GIF image"),
         ("data:image/png;base64,!!", "is not base64"),
         ("data:image/png;base64,é", "is not base64"),
         (data_uri(b"<html>"), "not a PNG, JPEG, WebP or GIF image (its bytes begin with 3c 68"),
@@ -228,6 +228,7 @@ async def test_all_images_of_a_file_have_one_deadline(ingest: Ingest):
         (data_uri(PNG[:17]), "ends after 17 bytes, inside its header"),
         (data_uri(PNG.replace(b"\0\0\0\x40", b"\0\0\0\0")), "a png image of 0×48 pixels"),
         (data_uri(PNG.replace(b"\0\0\0\x40", b"\0\xff\0\0")), "expected at most 50,000,000"),
+        (data_uri(PNG[: len(PNG) // 2]), "an image that cannot be decoded: "),
     ],
 )
 async def test_what_is_no_image_is_said_with_its_place(ingest: Ingest, url: str, reason: str):

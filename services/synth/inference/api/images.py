@@ -31,7 +31,7 @@ from synth.chat.messages import (
 from synth.errors import Problem, Transient, UserError
 from synth.events import BlobRef
 from synth.images.format import NotAnImage
-from synth.images.processor import ImageProcessor, open_image
+from synth.images.processor import ImageProcessor
 from synth.images.prompt_image import PromptImage
 from synth.images.source import BLOB, ImageLimits, ImageRefused, check_image, read_image
 from synth.inference.chat.prompts import TokenHistory
@@ -204,7 +204,6 @@ class _Reader:
 
         def look() -> tuple[str, PromptImage]:
             digest = check_image(body, self.source.limits)
-            open_image(body)
             name = f"orgs/{self.org}/images/{digest}"
             return name, self.processor.describe(body, sha256=digest, uri=f"blob://{name}")
 

@@ -241,7 +241,7 @@ def bomb(side: int) -> bytes:
         ("", "without an address"),
         ("file:///etc/passwd", "expected an https:// address"),
         ("no image", "expected an https:// address"),
-        ("data:text/plain;base64,aGk=", "is not data:image/png"),
+        ("data:text/plain;base64,aGk=", "not a PNG, JPEG, WebP or GIF"),
         ("data:image/png;base64,%%%", "not base64"),
         (data_uri(b"<html>"), "not a PNG, JPEG, WebP or GIF"),
         (data_uri(RED[:60]), "cannot be decoded"),
