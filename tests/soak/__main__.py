@@ -1,6 +1,6 @@
 """Two of every service and three nats-servers under seeded faults, and a check of all that the log says afterwards.
 
-.venv/bin/python -m tests.soak [--minutes 10 | --faults 200] [--seed 0] [--folder DIR] [--without GUARD]
+.venv/bin/python -m tests.soak [--minutes 5 | --faults 200] [--seed 0] [--folder DIR] [--without GUARD]
 
 Jobs of every kind run meanwhile. After the time, or the last fault, the jobs that run are waited for. Without one of
 its guards (`tests.soak.unguarded`) the platform must break a promise. Exit code 1: a promise was broken, and each line
@@ -48,6 +48,8 @@ from tests.soak.workload import Log, Workload
 #: Faults that there are at a time, and the pause between the beginnings of two, in seconds.
 _AT_ONCE = 2
 _PAUSE_S = (1.0, 4.0)
+#: Until the next look for a victim when all were busy.
+_BUSY_S = 0.1
 _REPLAYED = 3
 #: How long a fault may take, on average, with the wait until a server of the bus has caught up.
 _FAULT_S = 20.0
@@ -65,6 +67,7 @@ class Storm:
     rng: random.Random
     choice: Choice
     done: list[Fault] = field(default_factory=list[Fault])
+    _struck: Counter[str] = field(default_factory=Counter[str])
     _busy: set[str] = field(default_factory=set[str])
 
     async def blow(
@@ -77,12 +80,13 @@ class Storm:
         async with asyncio.TaskGroup() as strikes:
             while time.monotonic() < ends and (faults is None or begun < faults) and not stop.is_set():
                 await room.acquire()
-                fault = draw(self.rng, self.choice, self._busy)
+                fault = draw(self.rng, self.choice, self._struck, self._busy)
                 if fault is None:
                     room.release()
-                    await asyncio.sleep(0)
+                    await asyncio.sleep(_BUSY_S)
                     continue
                 begun += 1
+                self._struck[fault.kind] += 1
                 self._busy.add(fault.victim)
                 strikes.create_task(self._strike(cluster, fault, room))
                 await asyncio.sleep(self.rng.uniform(*_PAUSE_S))
@@ -302,7 +306,7 @@ def main() -> int:
     options.add_argument("--patience", type=float, default=15.0, help="minutes for all but the faults; then it fails")
     options.add_argument("--until-violation", action="store_true", help="end at the first promise that is broken")
     chosen = options.parse_args()
-    minutes = chosen.minutes if chosen.minutes or chosen.faults else 10.0
+    minutes = chosen.minutes if chosen.minutes or chosen.faults else 5.0
     with tempfile.TemporaryDirectory(prefix="soak") as temporary:
         folder = chosen.folder or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import signal
+from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -61,19 +62,21 @@ class Choice:
     at_least_s: float = 0.0
 
 
-def draw(rng: random.Random, choice: Choice, busy: set[str]) -> Fault | None:
-    """A fault at a victim that nothing is being done to; None where the one that was drawn is busy."""
-    kind = rng.choice(choice.kinds)
-    victim = rng.choice(choice.victims or _VICTIMS[kind])
-    if victim in _SERVICES:
-        victim = f"{victim}-{rng.randrange(2)}"
-    least, most = _SECONDS[kind]
-    least = max(least, choice.at_least_s)
-    seconds = rng.uniform(least, max(most, least + 1))
-    # Two of the three servers must stand, so the bus is one victim: without a majority it promises nothing.
-    if victim in busy:
-        return None
-    return Fault(kind, victim, seconds)
+def draw(rng: random.Random, choice: Choice, struck: Counter[str], busy: set[str]) -> Fault | None:
+    """A fault at a victim that nothing is being done to; None if every drawn victim is busy.
+
+    Kinds that struck least often are drawn first, so that a short storm has every kind. struck: how often each has.
+    """
+    for kind in sorted(rng.sample(choice.kinds, len(choice.kinds)), key=struck.__getitem__):
+        victim = rng.choice(choice.victims or _VICTIMS[kind])
+        if victim in _SERVICES:
+            victim = f"{victim}-{rng.randrange(2)}"
+        # Two of the three servers must stand, so the bus is one victim: without a majority it promises nothing.
+        if victim not in busy:
+            least, most = _SECONDS[kind]
+            least = max(least, choice.at_least_s)
+            return Fault(kind, victim, rng.uniform(least, max(most, least + 1)))
+    return None
 
 
 @asynccontextmanager
