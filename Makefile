@@ -10,7 +10,7 @@ BIN := .venv/bin
 unexport PYTHONDONTWRITEBYTECODE
 PIP := --quiet --disable-pip-version-check --no-compile
 .DEFAULT_GOAL := help
-.PHONY: help install install-vllm install-synth-ai demo demo-vision test lint unit service test-clients test-docs test-vllm long chaos storm soak hostile contracts precommit tax clean
+.PHONY: help install install-vllm install-synth-ai demo demo-vision test lint unit service test-clients test-docs test-vllm long chaos storm soak hostile environments contracts precommit tax clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
@@ -70,6 +70,8 @@ CLIENTS := synth-ai-0.2.16 synth-ai-0.2.23 openai-1 openai-2 openai pydantic-ai
 	.venv-clients/$*/bin/pip install $(PIP) --requirement $< && touch $@
 
 install-synth-ai: .venv-clients/synth-ai-0.2.23/installed ## make .venv-clients/synth-ai-0.2.23, with the published client
+
+environments: .venv-vllm/installed $(CLIENTS:%=.venv-clients/%/installed) ## what test-clients, test-docs and test-vllm need beside .venv (faster with --jobs=2)
 
 test-clients: .venv/installed $(CLIENTS:%=.venv-clients/%/installed) ## the published clients, unmodified, against a cluster
 	@$(BIN)/pytest tests/clients --numprocesses 2 --dist loadfile
