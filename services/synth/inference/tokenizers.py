@@ -10,6 +10,7 @@ from typing import Any
 from synth.chat.families import MARKS
 from synth.chat.turn_end import turn_ends
 from synth.errors import Permanent
+from synth.inference.token_bytes import TokenBytes, token_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,13 +18,14 @@ class Tokenizer:
     """full: the Hugging Face tokenizer, for its chat template.
 
     turn_end, turn_end_text: the token with which the template ends a turn, the eos where it has none. ends: every token
-    that ends a turn.
+    that ends a turn. bytes_of: the bytes of a token, which may be part of a character.
     """
 
     full: Any
     turn_end: int
     turn_end_text: str
     ends: frozenset[int]
+    bytes_of: TokenBytes
     _hidden: frozenset[int]
 
     def encode(self, text: str) -> list[int]:
@@ -36,8 +38,8 @@ class Tokenizer:
         return self.full.backend_tokenizer.decode(shown, skip_special_tokens=False)
 
     def text_of(self, token_id: int) -> str:
-        """The text of one token, special or not."""
-        return self.full.backend_tokenizer.decode([token_id], skip_special_tokens=False)
+        """The text of one token, special or not; bytes that are part of a character are shown as U+FFFD."""
+        return self.bytes_of(token_id).decode(errors="replace")
 
 
 def load_tokenizer(model_dir: Path) -> Tokenizer:
@@ -63,4 +65,5 @@ def load_tokenizer(model_dir: Path) -> Tokenizer:
     ends = turn_ends(full)
     end = next(iter(ends - {full.eos_token_id}), full.eos_token_id)
     hidden = frozenset({*full.all_special_ids, *ends} - kept)
-    return Tokenizer(full, end, full.convert_ids_to_tokens(end), ends, hidden)
+    own = token_bytes(full.backend_tokenizer)
+    return Tokenizer(full, end, full.convert_ids_to_tokens(end), ends, own, hidden)

@@ -166,11 +166,10 @@ def _logprobs(deltas: Sequence[ReplyDelta], tokenizer: Tokenizer) -> dict[str, A
     content: list[dict[str, Any]] = []
     for delta in deltas:
         for token_id, logprob in zip(delta.token_ids, delta.logprobs, strict=True):
-            text = tokenizer.text_of(token_id)
             entry: dict[str, Any] = {
-                "token": text,
+                "token": tokenizer.text_of(token_id),
                 "logprob": logprob,
-                "bytes": list(text.encode()),
+                "bytes": list(tokenizer.bytes_of(token_id)),
                 "top_logprobs": [],
             }
             content.append(entry if delta.sampled else entry | {"sampled": False})

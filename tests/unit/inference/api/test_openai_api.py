@@ -256,6 +256,22 @@ async def test_served_sampling_is_the_requests(served: Served) -> None:
     assert (await served.http.get("/v1/models", headers=API_KEY_HEADERS)).json()["data"][0]["id"] == "tiny"
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_the_bytes_of_a_logprob_are_those_of_its_token(served: Served, stream: bool) -> None:
+    body = {"model": "tiny", "logprobs": True, "return_token_ids": True, "max_tokens": 40, "seed": 1, "temperature": 2}
+    reply = await served.ask(None, **body, stream=stream)
+    data = [line.removeprefix("data: ") for line in reply.text.split("\n") if line.startswith("data: {")]
+    choices = [c for chunk in data for c in json.loads(chunk)["choices"]] if stream else reply.json()["choices"]
+    ids = [id for choice in choices for id in choice.get("token_ids") or []]
+    entries = [entry for choice in choices for entry in (choice.get("logprobs") or {"content": []})["content"]]
+    assert [b"\xef\xbf\xbd" in bytes(entry["bytes"]) for entry in entries] == [False] * len(ids)
+    # The tokens of the tiny model are mostly single bytes.
+    assert any(bytes(entry["bytes"]).decode(errors="ignore") == "" for entry in entries)
+    joined = b"".join(bytes(entry["bytes"]) for entry in entries)
+    tokenizer = served.chat.tokenizer
+    assert joined.decode(errors="replace") == tokenizer.full.backend_tokenizer.decode(ids, skip_special_tokens=False)
+
+
 async def test_logprobs_are_given_when_asked_for(served: Served) -> None:
     body = (await served.ask(None, model="tiny", logprobs=True, max_tokens=5, return_token_ids=True)).json()
     choice = body["choices"][0]
