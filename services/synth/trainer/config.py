@@ -31,6 +31,7 @@ class TrainConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """The fields that SFT and RL share.
 
     mode: "lora" trains an adapter, "qlora" one over a base in 4 bits.
+    adapter_base: the id of the model that the adapter lies over, which its files name; None: they name none.
     warmup_steps, when given, wins over warmup_ratio (a share of all steps); steps as `train.step` counts them.
     min_lr_ratio: the end of a cosine or linear schedule, as a share of lr.
     clip_norm: the largest L2 norm of the whole gradient.
@@ -50,6 +51,7 @@ class TrainConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     mode: Literal["full", "lora", "qlora"] = "full"
     lora: AdapterConfig = AdapterConfig()
+    adapter_base: str | None = None
     lr: float
     schedule: Literal["constant", "cosine", "linear"] = "constant"
     min_lr_ratio: float = 0.0

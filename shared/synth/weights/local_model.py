@@ -31,6 +31,11 @@ async def training_source(source: ModelRef, lora: LoraShape | None, blobs: BlobS
     return LocalModel(await _merged(source, found, cache), None)
 
 
+def adapter_base(source: ModelRef, lora: LoraShape | None) -> ModelRef:
+    """Return the model that an adapter of this shape, trained from the source, lies over."""
+    return source.base if continues(source, lora) and source.base is not None else source
+
+
 async def local_model(ref: ModelRef, blobs: BlobStore, cache: Path) -> LocalModel:
     """Bring a model's files to this machine. cache: for trees of a remote store, hub downloads and models made of them.
 

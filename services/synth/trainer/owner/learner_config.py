@@ -11,7 +11,7 @@ from synth.errors import Problem
 from synth.events import JobValidated, JobVerified
 from synth.jobs.fit import cannot_fit
 from synth.jobs.plan import TrainerDevice
-from synth.jobs.resolved import RlJob, SftJob, job_to_data
+from synth.jobs.resolved import RlJob, SftJob, job_to_data, lora_shape
 from synth.models.config_shape import read_shape
 from synth.plugins import is_plugin, plugin_refused
 from synth.trainer.config import RlTrainConfig, SftTrainConfig, TrainConfig
@@ -21,7 +21,7 @@ from synth.trainer.owner.errors import JobFailure
 from synth.trainer.owner.provisional_steps import ProvisionalSteps
 from synth.trainer.protocol import Start, TokenCacheConfig, TurnConfig
 from synth.trainer.settings import TrainerSettings
-from synth.weights.local_model import LocalModel
+from synth.weights.local_model import LocalModel, adapter_base
 
 
 async def build_start(
@@ -45,9 +45,11 @@ async def build_start(
         for file in data:
             if file is not None:
                 await attempt.images.fetch_dataset(Path(file.path), most=job.vision.max_images_per_message)
+    below = adapter_base(verified.source, lora_shape(job))
+    config = msgspec.structs.replace(build_train_config(job, attempt.settings), adapter_base=below.stand_in or below.id)
     return Start(
         kind="rl" if isinstance(job, RlJob) else "sft",
-        config=msgspec.to_builtins(build_train_config(job, attempt.settings)),
+        config=msgspec.to_builtins(config),
         model_dir=str(source.model),
         adapter_dir=str(source.adapter) if source.adapter else None,
         work_dir=str(work_dir),

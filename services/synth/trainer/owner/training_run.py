@@ -22,7 +22,7 @@ from synth.events import (
     ModelRef,
     TrainWarned,
 )
-from synth.jobs.resolved import RlJob, SftJob, continues, lora_shape
+from synth.jobs.resolved import RlJob, SftJob, lora_shape
 from synth.models import checkpoint_name
 from synth.runtime import logs
 from synth.trainer.collapse.learning_signal import NO_LEARNING_SIGNAL, STAGE
@@ -50,7 +50,7 @@ from synth.trainer.protocol import (
     Stored,
     TrainBatch,
 )
-from synth.weights.local_model import training_source
+from synth.weights.local_model import adapter_base, training_source
 
 log = logs.get("training")
 
@@ -373,12 +373,11 @@ async def _publish_model(run: _TrainingRun, done: Done) -> JobSucceeded:
 def _model_ref(job: RlJob | SftJob, source: ModelRef, id: str, tree: BlobRef) -> ModelRef:
     """How the model that a job trains from its source is loaded. tree: the trained weights."""
     shape = lora_shape(job)
-    below = source.base if continues(source, shape) else source
     return ModelRef(
         id=id,
         kind=job.weights_kind,
         tree=tree,
-        base=below if shape else None,
+        base=adapter_base(source, shape) if shape else None,
         lora=shape,
         stand_in=source.stand_in,
     )

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from synth.events import LoraShape, ModelRef
 from synth.jobs.parse.toml import read_toml
 from synth.jobs.resolve.job import Overrides, resolve_job
 from synth.jobs.resolved import RlJob, SftJob, job_to_data
@@ -18,6 +19,7 @@ from synth.trainer.owner.errors import JobFailure
 from synth.trainer.owner.learner_config import build_train_config, check_memory, check_world_size
 from synth.trainer.protocol import Start
 from synth.trainer.settings import TrainerSettings
+from synth.weights.local_model import adapter_base
 
 _JOB = """\
 [services]
@@ -143,3 +145,28 @@ def test_what_a_file_says_of_images_reaches_the_training_process(tmp_path: Path)
         config = build_train_config(job, TrainerSettings())
         assert config.freeze_vision_tower is False
         assert getattr(config, "max_images_per_message", None) == cap
+
+
+BASE = ModelRef(id="Qwen/Qwen3-0.6B", path="Qwen/Qwen3-0.6B")
+SHAPE = LoraShape(r=16, alpha=32, targets="all-linear")
+TUNED = ModelRef(id="fft:Qwen/Qwen3-0.6B:job_1")
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        (BASE, BASE),
+        (TUNED, TUNED),
+        (ModelRef(id="peft:x:job_2", kind="lora", base=BASE, lora=SHAPE), BASE),
+        (ModelRef(id="peft:x:job_3", kind="lora", base=TUNED, lora=SHAPE), TUNED),
+    ],
+)
+def test_an_adapter_lies_over_its_source_or_over_the_base_of_the_adapter_that_it_continues(
+    source: ModelRef, expected: ModelRef
+) -> None:
+    assert adapter_base(source, SHAPE) == expected
+
+
+def test_an_adapter_lies_over_an_adapter_of_another_shape() -> None:
+    source = ModelRef(id="peft:x:job_2", kind="lora", base=BASE, lora=SHAPE)
+    assert adapter_base(source, LoraShape(r=8, alpha=32, targets="all-linear")) == source

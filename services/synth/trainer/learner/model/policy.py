@@ -281,7 +281,7 @@ class Policy:
             return None
         peft_config = self.peft_model.peft_config["default"].to_dict()
         # peft stores the folder of the base, which means nothing on another machine.
-        peft_config["base_model_name_or_path"] = None
+        peft_config["base_model_name_or_path"] = self.config.adapter_base
         peft_config["inference_mode"] = True
         return json.loads(json.dumps(peft_config, default=_to_json, sort_keys=True))
 

@@ -41,7 +41,7 @@ def loaded(folder: Path) -> Any:
 
 @pytest.mark.parametrize("mode", ["full", "lora"])
 def test_a_written_model_loads_elsewhere_and_scores_the_same(model_dir: Path, tmp_path: Path, mode: str) -> None:
-    policy = trained(model_dir, mode=mode, lr=1e-2)
+    policy = trained(model_dir, mode=mode, lr=1e-2, adapter_base="Qwen/Qwen3-0.6B")
     policy.write_model(tmp_path / "out")
     if mode == "full":
         found = loaded(tmp_path / "out")
@@ -49,7 +49,9 @@ def test_a_written_model_loads_elsewhere_and_scores_the_same(model_dir: Path, tm
         from peft import PeftModel
 
         found = PeftModel.from_pretrained(loaded(model_dir), tmp_path / "out")
-        assert str(model_dir) not in (tmp_path / "out" / "adapter_config.json").read_text()
+        config = json.loads((tmp_path / "out" / "adapter_config.json").read_text())
+        assert config["base_model_name_or_path"] == "Qwen/Qwen3-0.6B"
+        assert str(model_dir) not in json.dumps(config)
     assert torch.allclose(scores(found), scores(policy.model), atol=1e-6)
     assert not torch.allclose(scores(found), scores(loaded(model_dir)), atol=1e-3)
 
