@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from synth.api.limits import MAX_CONFIG_BYTES
 from synth.cli.config import ConfigValue
 from synth.cli.errors import UsageProblem
 from synth.cli.job_text.set_values import Assignment, set_values
+from synth.cli.transfer.local_file import is_regular, open_once
 from synth.cli.transfer.upload import check_readable
 from synth.errors import Problem, UserError
 from synth.jobs.parse.toml import Document
@@ -65,17 +65,19 @@ def name_of(path: Path) -> str:
 
 
 def read_config(path: Path) -> str:
-    """A job file's text, `-` for standard input. Raises `UsageProblem`."""
-    if str(path) == "-":
-        return sys.stdin.read()
-    if not path.is_file():
+    """Read a job file's text from a file or a pipe, `-` for standard input. Raises `UsageProblem`."""
+    if path.is_dir() or (str(path) != "-" and not path.exists()):
         what = "this is a directory" if path.is_dir() else "there is no such file"
         fix = "`synthctl config init` writes one to start from"
         raise UsageProblem(what, expected="a TOML job file", fix=fix, where=str(path))
-    if path.stat().st_size > MAX_CONFIG_BYTES:
-        raise UsageProblem(f"{path.stat().st_size} bytes", expected="a TOML job file", where=str(path))
+    is_regular(path, expected="a TOML job file, or a pipe")
+    with open_once(path) as file:
+        body = file.read(MAX_CONFIG_BYTES + 1)
+    if len(body) > MAX_CONFIG_BYTES:
+        what, expected = f"it has more than {MAX_CONFIG_BYTES:,} bytes", "a TOML job file"
+        raise UsageProblem(what, expected=expected, where=name_of(path))
     try:
-        return path.read_bytes().decode()
+        return body.decode()
     except UnicodeDecodeError as error:
         what = f"byte {error.start} is not UTF-8"
         raise UsageProblem(what, expected="a TOML job file in UTF-8", where=str(path)) from error

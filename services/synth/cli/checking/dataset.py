@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from synth.cli.transfer.local_file import local_file
 from synth.cli.transfer.upload import line_problems
 from synth.datasets.check import FileCheck
 from synth.datasets.parquet import ParquetUnreadable
@@ -28,13 +29,13 @@ class DatasetReport:
 
 
 def check_dataset(path: Path, *, read: Callable[[int], None] = lambda n: None) -> DatasetReport:
-    """Check every line of a file or folder that is there. read: told how many bytes have been, of those on the disk.
+    """Check every line of a file, a folder or a pipe. read: told how many bytes have been, of those on the disk.
 
     Raises `UserError` as `source_files`.
     """
     check = FileCheck()
     before = 0
-    for file in source_files(path):
+    for file in source_files(local_file(path)):
         size, done = file.stat().st_size, 0
         try:
             for piece in read_pieces(file):

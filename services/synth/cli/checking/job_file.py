@@ -13,6 +13,7 @@ from synth.cli.checking.cluster import AskedCluster
 from synth.cli.checking.dataset import check_dataset
 from synth.cli.job_files import Flags, LenientRegistry, datasets_of, name_of, read_config, validate_text
 from synth.cli.submission import CheckedJob
+from synth.cli.transfer.local_file import local_file
 from synth.cli.tui import output
 from synth.datasets.refused import images_refused, rows_refused
 from synth.datasets.sources import source_files
@@ -67,7 +68,7 @@ def _looked_at_datasets(looked: JobFile, *, sees: bool | None = None) -> JobFile
     problems: list[Problem] = []
     warnings: list[str] = []
     for _, path in datasets_of(job):
-        total = sum(file.stat().st_size for file in source_files(path))
+        total = sum(file.stat().st_size for file in source_files(local_file(path)))
         with output.status(f"checking {path} ({output.size(total)})") as status:
             report = check_dataset(path, read=lambda n, p=path, t=total: status(f"checking {p}: {100 * n // t} %"))
         problems += report.problems

@@ -9,6 +9,7 @@ from pathlib import Path
 from synth.api.schemas import File
 from synth.cli.api.client import Client
 from synth.cli.errors import TimedOut, UsageProblem
+from synth.cli.transfer.local_file import local_file
 from synth.cli.tui import output
 from synth.datasets.parquet import ParquetUnreadable
 from synth.datasets.sources import read_pieces, source_files
@@ -19,14 +20,14 @@ from synth.events import LineProblem
 def upload_ready(client: Client, path: Path, *, timeout: float) -> File:
     """Upload a JSONL or Parquet file and wait until it is ready. Raises `UsageProblem` with the lines that are wrong.
 
-    path: a folder of Hugging Face's datasets is uploaded as one JSONL of its train split. timeout: seconds for the
-    check, once the bytes are there.
+    path: a folder of Hugging Face's datasets is uploaded as one JSONL of its train split; a pipe is copied first.
+    timeout: seconds for the check, once the bytes are there.
     """
     check_readable(path)
     if path.is_dir():
         with tempfile.TemporaryDirectory(prefix="synth-") as folder:
             return _upload_ready(client, _as_one_file(path, Path(folder)), path, timeout=timeout)
-    return _upload_ready(client, path, path, timeout=timeout)
+    return _upload_ready(client, local_file(path), path, timeout=timeout)
 
 
 def _as_one_file(folder: Path, out: Path) -> Path:
@@ -77,16 +78,15 @@ def wait_ready(client: Client, file: File, *, timeout: float) -> File:
 
 
 def check_readable(path: Path) -> None:
-    """Raises `UsageProblem` when there is no such file, or nothing in it, and for a folder that is no dataset."""
+    """Raise `UsageProblem` for a missing or empty file, a folder that is no dataset, a socket and a device."""
+    file = local_file(path)
     if path.is_dir():
         try:
             source_files(path)
         except UserError as error:
             raise UsageProblem.of(error.problems) from error
         return
-    if not path.is_file():
-        raise UsageProblem("there is no such file", expected="a JSONL or Parquet file, or a folder", where=str(path))
-    if path.stat().st_size == 0:
+    if file.stat().st_size == 0:
         raise UsageProblem("the file is empty", expected="a JSONL file of conversations", where=str(path))
 
 
