@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 from datetime import timedelta
 
-from fastapi import FastAPI
+from fastapi import Depends, FastAPI
 from nats.errors import Error as NatsError
 from nats.js.errors import Error as JetStreamError
 from starlette.routing import BaseRoute
@@ -38,6 +38,7 @@ from synth.gateway.api.native import (
     traces,
 )
 from synth.gateway.api.openai.mounting import include_openai
+from synth.gateway.api.parameters import refuse_unknown_query
 from synth.gateway.api.synth import jobs as synth_jobs
 from synth.gateway.api.synth import listing as synth_listing
 from synth.gateway.api.synth import models as synth_models
@@ -150,6 +151,7 @@ def describe_api(observability: Sequence[BaseRoute] = ()) -> FastAPI:
         version="1",
         description="Post-train language models: a TOML in, a served model out.",
         routes=list(observability),
+        dependencies=[Depends(refuse_unknown_query)],
     )
     for part in (jobs, events, rollouts, traces, images, inference, keys, dead_letters):
         app.include_router(part.router)

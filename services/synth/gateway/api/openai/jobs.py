@@ -27,7 +27,7 @@ from synth.gateway.api.openai.views import (
 )
 from synth.gateway.api.openapi import json_response, returns, returns_list
 from synth.gateway.api.pagination import items_after
-from synth.gateway.api.parameters import IdempotencyKey
+from synth.gateway.api.parameters import PAIR_OF_METADATA, IdempotencyKey
 from synth.gateway.auth import CurrentKey
 from synth.gateway.commands.control import cancel_job, pause_job, resume_job
 from synth.gateway.commands.submit import submit_job
@@ -45,7 +45,6 @@ router = APIRouter(tags=["openai"])
 _ROUTE = "/v1/fine_tuning/jobs"
 _NAME = "fine_tuning.job"
 _KINDS = ("sft", "rl")
-_METADATA = re.compile(r"metadata\[(.+)\]")
 _Limit = Annotated[int, Query(ge=1, le=100)]
 _After = Annotated[str | None, Query(description="Go on after this id")]
 
@@ -90,17 +89,22 @@ async def create(
 
 @router.get("/fine_tuning/jobs", summary="List fine-tuning jobs, newest first", responses=returns_list(FineTuningJob))
 async def list_jobs(
-    request: Request, caller: CurrentKey, gateway: GatewayDep, limit: _Limit = 20, after: _After = None
+    request: Request,
+    caller: CurrentKey,
+    gateway: GatewayDep,
+    limit: _Limit = 20,
+    after: _After = None,
+    metadata: Annotated[str | None, Query(description="A pair, as `metadata[name]=value`")] = None,
 ) -> Response:
     """However they were submitted. `metadata[name]=value` keeps those with this pair."""
     before = (await _job(gateway, caller, after)).created_seq if after else None
-    metadata = {found[1]: value for key, value in request.query_params.items() if (found := _METADATA.fullmatch(key))}
-    if "metadata" in request.query_params:
+    pairs = {pair[1]: value for key, value in request.query_params.items() if (pair := PAIR_OF_METADATA.fullmatch(key))}
+    if metadata is not None:
         problem = Problem(
             what="a filter by all metadata at once", expected="metadata[name]=value", where="query.metadata"
         )
         raise ApiError(400, problem.text(), param="metadata", problems=[problem])
-    wanted = JobFilter(kinds=_KINDS, metadata=metadata)
+    wanted = JobFilter(kinds=_KINDS, metadata=pairs)
     rows = gateway.read_model.jobs(caller.org, limit=limit + 1, wanted=wanted, before=before)
     return page_response([job_object(row, _resolved(gateway, row)) for row in rows[:limit]], more=len(rows) > limit)
 
