@@ -17,7 +17,8 @@ from benchmarks.tax_app import question, reward_of
 from examples.one_process import Task, sample
 from synth.inference.engines.settings import EngineSettings
 from synth.inference.engines.transformers import TransformersEngine
-from synth.jobs.resolved import RlJob, job_from_data
+from synth.jobs.job_data import job_from_data
+from synth.jobs.resolved import RlJob
 from synth.rollouts.collection.batching import CreditRules, ScoredRollout, build_batch
 from synth.rollouts.collection.metrics import collection_metrics
 from synth.trainer.config import RlTrainConfig

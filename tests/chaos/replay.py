@@ -9,7 +9,8 @@ from pathlib import Path
 from synth.blobs import BlobStore
 from synth.bus.recorded import Recorded
 from synth.events import JobValidated, JobVerified, ModelPublished, RolloutBatched
-from synth.jobs.resolved import RlJob, job_from_data
+from synth.jobs.job_data import job_from_data
+from synth.jobs.resolved import RlJob
 from synth.trainer.config import RlTrainConfig
 from synth.trainer.learner import rng
 from synth.trainer.learner.model.policy import load_policy

@@ -12,12 +12,13 @@ from synth.events import JobCreated, JobRejected, JobValidated
 from synth.events.catalogue import MAX_EVENT_BODY_BYTES
 from synth.graders.schema import parse_grader, python_refused, runs_python
 from synth.jobs.fit import cannot_fit
+from synth.jobs.job_data import job_to_data
 from synth.jobs.limits import JobLimitSettings, beyond_limits
 from synth.jobs.parse.toml import Document, read_data, read_toml
 from synth.jobs.parse.validate import Kind
 from synth.jobs.plan import TrainerDevice
 from synth.jobs.resolve.job import Overrides, resolve_job
-from synth.jobs.resolved import EvalJob, ResolvedJob, RlJob, SftJob, job_to_data
+from synth.jobs.resolved import EvalJob, ResolvedJob, RlJob, SftJob
 from synth.models import Registry
 from synth.models.base_shape import base_shape
 from synth.plugins import is_plugin, plugin_refused

@@ -23,8 +23,9 @@ from synth.datasets.refused import images_refused, prompts_refused, rows_refused
 from synth.errors import Permanent, Problem, Transient, UserError
 from synth.events import BlobRef, JobCreated, JobParked, JobRefused, JobResumed, JobValidated, JobVerified
 from synth.events.catalogue import Event
+from synth.jobs.job_data import job_from_data
 from synth.jobs.lifecycle import RESUMED, State
-from synth.jobs.resolved import EvalJob, Job, RlJob, SftJob, job_from_data, training_start
+from synth.jobs.resolved import EvalJob, Job, RlJob, SftJob, training_start
 from synth.models import Registry
 from synth.runtime import logs
 from synth.taskapp.env_names import wrong_env_name

@@ -388,13 +388,3 @@ def training_start(job: TrainingJob, source: ModelRef) -> ModelRef:
     if continues(source, lora_shape(job)) and source.base is not None:
         return msgspec.structs.replace(source, base=msgspec.structs.replace(source.base, rounded="nf4"))
     return msgspec.structs.replace(source, rounded="nf4")
-
-
-def job_to_data(job: Job) -> dict[str, Any]:
-    """The job as JSON data, for `job.validated`."""
-    return msgspec.to_builtins(job)
-
-
-def job_from_data(data: dict[str, Any]) -> Job:
-    """Read what `job_to_data` wrote. Raises msgspec.ValidationError on anything else."""
-    return msgspec.convert(data, Job)

@@ -36,7 +36,8 @@ from synth.inference.serving.model_pool import ModelPool
 from synth.inference.serving.owner import ServeTaskOwner
 from synth.inference.serving.router import ModelRouter
 from synth.inference.settings import InferenceSettings
-from synth.jobs.resolved import RlJob, job_from_data, lora_shape, training_start
+from synth.jobs.job_data import job_from_data
+from synth.jobs.resolved import RlJob, lora_shape, training_start
 from synth.models import Registry
 from synth.trainer.learner.canary import score_canary
 from synth.trainer.learner.model.policy import load_policy

@@ -14,10 +14,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from synth.errors import UserError
+from synth.jobs.job_data import job_to_data
 from synth.jobs.parse.toml import read_data, read_toml, scan_lines
 from synth.jobs.parse.validate import Kind
 from synth.jobs.resolve.job import Overrides, resolve_job, validate_job
-from synth.jobs.resolved import job_to_data
 from synth.jobs.schema.eval import EvalSection, FlatEvalConfig
 from synth.jobs.schema.filter import FilterConfig, FilterSection
 from synth.jobs.schema.rl import EvaluationSection, ModelSection, RlConfig, RolloutSection, TrainingSection

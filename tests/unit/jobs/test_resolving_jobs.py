@@ -10,9 +10,10 @@ from msgspec.structs import replace
 
 from synth.errors import UserError
 from synth.events import LoraShape, ModelRef
+from synth.jobs.job_data import job_from_data, job_to_data
 from synth.jobs.parse.toml import read_toml
 from synth.jobs.resolve.job import Overrides, resolve_job
-from synth.jobs.resolved import EvalJob, ResolvedJob, RlJob, SftJob, job_from_data, job_to_data, training_start
+from synth.jobs.resolved import EvalJob, ResolvedJob, RlJob, SftJob, training_start
 from synth.models import Registry
 
 CONFIGS = Path(__file__).parents[3] / "configs" / "demo"

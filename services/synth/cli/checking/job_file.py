@@ -17,9 +17,10 @@ from synth.cli.transfer.local_file import local_file
 from synth.cli.tui import output
 from synth.datasets.refused import images_refused, rows_refused
 from synth.datasets.sources import source_files
-from synth.errors import Problem
+from synth.errors import NewerVersion, Problem
+from synth.jobs.job_data import job_from_data
 from synth.jobs.resolve.job import ValidationReport, require_job
-from synth.jobs.resolved import Job, SftJob, job_from_data
+from synth.jobs.resolved import Job, SftJob
 from synth.models import Registry, parse_finetuned
 
 
@@ -56,8 +57,11 @@ def check(file: Path, flags: Flags, models_dir: Path, cluster: AskedCluster) -> 
     warnings = [w for w in said.warnings if w not in found.warnings]
     warnings += [f"{id} is still being checked: nothing is known of its lines" for id in said.unchecked]
     looked = JobFile(name, replace(found, problems=said.problems), warnings)
-    resolved = None if said.resolved is None else job_from_data(said.resolved)
-    return _looked_at_datasets(looked, sees=None if resolved is None else _sees(resolved))
+    try:
+        sees = None if said.resolved is None else _sees(job_from_data(said.resolved))
+    except NewerVersion:
+        sees = None  # the cluster decides about images
+    return _looked_at_datasets(looked, sees=sees)
 
 
 def _looked_at_datasets(looked: JobFile, *, sees: bool | None = None) -> JobFile:

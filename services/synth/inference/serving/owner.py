@@ -21,8 +21,9 @@ from synth.inference.serving.canary import CanaryMismatch, check_canary
 from synth.inference.serving.model_pool import ServedModel
 from synth.inference.serving.router import ModelRouter, ServedJob
 from synth.inference.settings import InferenceSettings
+from synth.jobs.job_data import job_from_data
 from synth.jobs.lifecycle import JobStatus
-from synth.jobs.resolved import EvalJob, RlJob, job_from_data, lora_shape
+from synth.jobs.resolved import EvalJob, RlJob, lora_shape
 from synth.runtime import logs
 from synth.work import Task
 

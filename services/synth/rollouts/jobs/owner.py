@@ -27,7 +27,8 @@ from synth.errors import Permanent, Problem, UserError
 from synth.events import JobFailed, JobValidated, JobVerified
 from synth.graders.python.pool import PythonPool
 from synth.graders.schema import parse_grader, runs_python
-from synth.jobs.resolved import EvalJob, RlJob, RolloutSettings, job_from_data
+from synth.jobs.job_data import job_from_data
+from synth.jobs.resolved import EvalJob, RlJob, RolloutSettings
 from synth.judging.settings import Rubric
 from synth.rollouts.clients.environment_key import environment_key
 from synth.rollouts.clients.graded import GradedPlayer

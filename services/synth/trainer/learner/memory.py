@@ -8,8 +8,9 @@ from pathlib import Path
 import torch
 
 from synth.jobs.fit import cannot_fit
+from synth.jobs.job_data import job_from_data
 from synth.jobs.plan import TrainerDevice
-from synth.jobs.resolved import RlJob, SftJob, job_from_data
+from synth.jobs.resolved import RlJob, SftJob
 from synth.models.config_shape import read_shape
 from synth.trainer.config import TrainConfig
 from synth.trainer.errors import DOES_NOT_FIT, TrainingFailed

@@ -10,8 +10,9 @@ import msgspec
 from synth.errors import Problem
 from synth.events import JobValidated, JobVerified
 from synth.jobs.fit import cannot_fit
+from synth.jobs.job_data import job_to_data
 from synth.jobs.plan import TrainerDevice
-from synth.jobs.resolved import RlJob, SftJob, job_to_data, lora_shape
+from synth.jobs.resolved import RlJob, SftJob, lora_shape
 from synth.models.config_shape import read_shape
 from synth.plugins import is_plugin, plugin_refused
 from synth.trainer.config import RlTrainConfig, SftTrainConfig, TrainConfig
@@ -22,6 +23,23 @@ from synth.trainer.owner.provisional_steps import ProvisionalSteps
 from synth.trainer.protocol import Start, TokenCacheConfig, TurnConfig
 from synth.trainer.settings import TrainerSettings
 from synth.weights.local_model import LocalModel, adapter_base
+
+#: Settings of a job that the training process does not take: they are read here, or by the part that is named.
+_ELSEWHERE = frozenset(
+    {
+        *("kind", "model", "base_model", "training_file", "validation_file", "parallelism", "vision"),
+        "checkpoints_kept",  # the owner's retention
+        "tags",  # shown
+    }
+)
+#: Settings of RL that decide which batches are collected, and how they are watched.
+_COLLECTED = frozenset(
+    {
+        *("advantage", "advantage_std", "async_level", "batch_size", "curriculum", "distillation", "dynamic_sampling"),
+        *("graded", "group_size", "overlong", "overlong_penalty", "rewards", "rollout", "solved_after", "train_seeds"),
+        *("correction", "evaluation", "iterations", "label", "topology", "watch"),
+    }
+)
 
 
 async def build_start(
@@ -94,7 +112,8 @@ def build_train_config(job: RlJob | SftJob, settings: TrainerSettings) -> TrainC
     if settings.device == "cuda":
         given["dtype"] = job.parallelism.dtype or settings.dtype
     if job.vision is not None:
-        given["max_images_per_message"] = job.vision.max_images_per_message
+        if isinstance(job, SftJob):  # the prompts of RL are recorded with the images that were shown
+            given["max_images_per_message"] = job.vision.max_images_per_message
         given["freeze_vision_tower"] = job.vision.freeze_vision_tower
     kind = RlTrainConfig if isinstance(job, RlJob) else SftTrainConfig
     if isinstance(job, RlJob):
@@ -109,8 +128,9 @@ def build_train_config(job: RlJob | SftJob, settings: TrainerSettings) -> TrainC
             "gate_tokens": correction.gate_tokens,
             "rejected": correction.rejected,
         }
-    known = {field.encode_name for field in msgspec.structs.fields(kind)}
-    return msgspec.convert({name: value for name, value in given.items() if name in known}, kind)
+    # The training process takes every other setting, and msgspec refuses one that it does not have.
+    elsewhere = _ELSEWHERE | (_COLLECTED if isinstance(job, RlJob) else frozenset())
+    return msgspec.convert({name: value for name, value in given.items() if name not in elsewhere}, kind)
 
 
 def check_plugins(job: RlJob | SftJob, settings: TrainerSettings) -> None:

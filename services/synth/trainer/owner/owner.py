@@ -19,7 +19,8 @@ from synth.bus.tasks.lease import Lease
 from synth.errors import Problem, SynthError, Transient
 from synth.events import CheckpointSaved, JobFailed, JobPaused, JobValidated, TrainHandedBack
 from synth.events.catalogue import subject_of
-from synth.jobs.resolved import RlJob, SftJob, job_from_data
+from synth.jobs.job_data import job_from_data
+from synth.jobs.resolved import RlJob, SftJob
 from synth.runtime import logs
 from synth.trainer.owner.attempt import Attempt, Train
 from synth.trainer.owner.errors import JobFailure

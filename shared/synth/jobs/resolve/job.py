@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from synth.errors import Problem, UserError
+from synth.jobs.job_data import job_to_data
 from synth.jobs.parse.toml import Document
 from synth.jobs.parse.validate import Kind, ParsedJob, in_file_order, line_of, parse_leniently
 from synth.jobs.resolve.context import Overrides, ResolveContext
@@ -13,7 +14,7 @@ from synth.jobs.resolve.eval import resolve_eval
 from synth.jobs.resolve.filter import NOT_SUBMITTED, resolve_filter
 from synth.jobs.resolve.rl import resolve_rl
 from synth.jobs.resolve.sft import resolve_sft
-from synth.jobs.resolved import Job, ResolvedJob, job_to_data
+from synth.jobs.resolved import Job, ResolvedJob
 from synth.jobs.schema.eval import EvalConfig, FlatEvalConfig
 from synth.jobs.schema.filter import FilterConfig
 from synth.jobs.schema.rl import RlConfig

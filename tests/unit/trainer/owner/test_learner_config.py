@@ -8,9 +8,10 @@ import pytest
 import torch
 
 from synth.events import LoraShape, ModelRef
+from synth.jobs.job_data import job_to_data
 from synth.jobs.parse.toml import read_toml
 from synth.jobs.resolve.job import Overrides, resolve_job
-from synth.jobs.resolved import RlJob, SftJob, job_to_data
+from synth.jobs.resolved import RlJob, SftJob
 from synth.models import Registry
 from synth.trainer.config import RlTrainConfig
 from synth.trainer.errors import TrainingFailed

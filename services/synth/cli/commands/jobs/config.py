@@ -24,7 +24,8 @@ def config(
     `synthctl jobs config JOB > again.toml`, then `synthctl submit again.toml`.
     """
     from synth.cli.job_text.resolved import job_text
-    from synth.jobs.resolved import job_from_data
+    from synth.errors import NewerVersion
+    from synth.jobs.job_data import job_from_data
 
     with open_client(ctx) as client:
         found = client.job(job)
@@ -37,5 +38,9 @@ def config(
             f"{found.id} is {found.state}: it has no settings that could be submitted again",
             fix=f"what was sent: synthctl jobs config {found.id} --as-submitted",
         )
-    text = job_text(job_from_data(found.resolved), heading=f"{found.id}, with every setting that it ran with.")
+    try:
+        resolved = job_from_data(found.resolved)
+    except NewerVersion as error:
+        raise CliError(str(error), fix="install the synthctl of the cluster's version", where=found.id) from error
+    text = job_text(resolved, heading=f"{found.id}, with every setting that it ran with.")
     return output.print_document(text.rstrip("\n"))

@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from synth.bus.kv.secrets import ApiKey
 from synth.datasets.refused import prompts_refused, rows_refused
-from synth.errors import Problem, UserError
+from synth.errors import NewerVersion, Problem, UserError
 from synth.events import JobCreated
 from synth.gateway.api.openai.configs import SEEDS, TranslatedJob, is_graded, place_in_request, translate_request
 from synth.gateway.api.openai.events import FineTuningEvent, event_object, parse_event_id, read_newest_first
@@ -36,9 +36,10 @@ from synth.gateway.errors import ApiError, not_found
 from synth.gateway.read_model.filters import JobFilter
 from synth.gateway.read_model.projection import JobRow
 from synth.graders.schema import parse_grader, python_refused, runs_python
+from synth.jobs.job_data import job_from_data
 from synth.jobs.parse.toml import read_data
 from synth.jobs.resolve.job import Overrides, resolve_job
-from synth.jobs.resolved import EvalJob, RlJob, SftJob, job_from_data
+from synth.jobs.resolved import EvalJob, RlJob, SftJob
 
 router = APIRouter(tags=["openai"])
 
@@ -193,7 +194,7 @@ def _resolved(gateway: Gateway, row: JobRow) -> SftJob | RlJob | None:
             job = resolve_job(document, overrides=Overrides(allow_experimental=True), registry=gateway.registry).job
         else:
             return None
-    except (msgspec.DecodeError, UserError):
+    except (msgspec.DecodeError, UserError, NewerVersion):
         return None  # another version's job, or one that is about to be rejected
     return None if isinstance(job, EvalJob) else job
 
