@@ -6,6 +6,7 @@ import ast
 import importlib
 import inspect
 import json
+import re
 import textwrap
 import types
 from collections.abc import Iterator
@@ -181,6 +182,14 @@ def settings_page() -> str:
             parts.append(f"\n## `synthd {service}`\n\n{table}")
     parts.append(f"\n## `synthd bus init`\n\n{_settings_table(BusSettings, shared)}")
     return "".join(parts)
+
+
+def setting_names() -> str:
+    """The module of every setting's name."""
+    names = sorted(set(re.findall(r"^\| `(SYNTH_[A-Z0-9_]+)`", settings_page(), re.MULTILINE)))
+    lines = "".join(f'        "{name}",\n' for name in names)
+    title = "The names of every service's settings; `make contracts` writes this file."
+    return f'"""{title}"""\n\nNAMES = frozenset(\n    {{\n{lines}    }}\n)\n'
 
 
 def _settings_class(service: str) -> type[BaseModel]:

@@ -1,4 +1,4 @@
-"""Every generated document, and the page with generated tables, by its name in docs/."""
+"""Every generated document, page with generated tables and list, by its name in docs/."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable
 
 from contracts.asyncapi import asyncapi
-from contracts.config_pages import configs_page, settings_page
+from contracts.config_pages import configs_page, setting_names, settings_page
 from contracts.event_page import events_page
 from contracts.memory_tables import gpu_page
 from synth.gateway.app import describe_api
@@ -22,5 +22,6 @@ DOCUMENTS: dict[str, Callable[[], str]] = {
     "events.md": events_page,
     "configs.md": configs_page,
     "settings.md": settings_page,
+    "../shared/synth/runtime/setting_names.py": setting_names,
     "gpu.md": gpu_page,
 }

@@ -27,6 +27,7 @@ from synth.errors import SynthError
 from synth.http_server.connection import http_config
 from synth.runtime import logs
 from synth.runtime.settings import ServiceSettings
+from synth.runtime.unknown_settings import unknown_settings
 from synth.service_secrets import ServiceSecrets
 
 log = logs.get("service")
@@ -173,6 +174,8 @@ async def serve(name: str, settings: ServiceSettings, setup: Setup) -> None:
     beyond `/healthz` and `/metrics`. Raises `UserError` where it lacks a secret, or has one that could be guessed.
     """
     logs.configure(name, level=settings.log_level, replica=settings.replica)
+    for sentence in unknown_settings(os.environ):
+        log.warning("unknown setting", reason=sentence)
     secrets = settings.secrets_of(name)
     settings.work_dir.mkdir(parents=True, exist_ok=True)
     bus = await connect(settings, name)

@@ -19,8 +19,10 @@ from synth.cli.commands.jobs import app as jobs
 from synth.cli.commands.task_app import deploy, listing, play, serve
 from synth.cli.connect import Backend, EnvFiles
 from synth.cli.errors import ExitCode
+from synth.cli.tui.output import warn
 from synth.cli.tui.stdio import end_quietly_without_reader
 from synth.runtime.process_end import run_and_end
+from synth.runtime.unknown_settings import unknown_settings
 
 # One line a paragraph: the terminal wraps them.
 _HELP = "\n\n".join(
@@ -105,6 +107,8 @@ def options(
         request_timeout=request_timeout,
         retry_for=retry_for,
     )
+    for sentence in unknown_settings(os.environ):
+        warn(sentence)
 
 
 for name, command, panel in (
