@@ -19,7 +19,7 @@ help: ## show this list
 .venv/installed: pyproject.toml constraints.txt
 	@start=$$(date +%s); \
 	$(PYTHON) -m venv .venv && \
-	$(BIN)/pip install $(PIP) --constraint constraints.txt --editable '.[cluster,demo,dev]' && \
+	$(BIN)/pip install $(PIP) --constraint constraints.txt --editable '.[demo,crafter,dev]' && \
 	echo $$(( $$(date +%s) - start )) > .venv/installed && \
 	echo "installed in $$(cat .venv/installed) s"
 
@@ -37,10 +37,10 @@ VLLM ?= $(shell nvidia-smi -L 2>/dev/null | grep -q '^GPU' && echo cuda || echo 
 install-vllm: .venv-vllm/installed ## make .venv-vllm, where inference runs vLLM (VLLM=cuda|cpu; by itself what the machine has)
 
 demo: .venv/installed ## SFT, then RL, on this machine: from a TOML to a model that learned (SEED=n PORT=n ENGINE=vllm)
-	@$(BIN)/python -m demo.run --seed $(SEED) --port $(PORT) --engine $(ENGINE) --install-seconds $$(cat .venv/installed)
+	@$(BIN)/synthctl demo --seed $(SEED) --port $(PORT) --engine $(ENGINE)
 
 demo-vision: .venv/installed ## SFT, then RL of a tiny model that sees (SEED=n PORT=n ENGINE=vllm; BLANK=1 shows it nothing)
-	@$(BIN)/python -m demo.vision --seed $(SEED) --port $(PORT) --engine $(ENGINE) --install-seconds $$(cat .venv/installed) $(if $(BLANK),--blank)
+	@$(BIN)/python -m demo.vision --seed $(SEED) --port $(PORT) --engine $(ENGINE) $(if $(BLANK),--blank)
 
 test: lint unit service ## static checks and every fast test
 

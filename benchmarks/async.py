@@ -28,8 +28,8 @@ from benchmarks.cluster_run import ROOT, Cluster, RunFailed, reader, running_clu
 from synth.bus.connection import Connection
 from synth.bus.recorded import Recorded
 from synth.bus.replay import follow
+from synth.demo.math import dataset
 from synth.events import JobFailed, JobSucceeded, RolloutBatched, RolloutCompleted, RolloutRequested, TrainStep
-from task_apps.math import dataset
 
 console = Console(width=110)
 #: Of the on-policy run's wall time, where rollouts wait on the task app as long as a step trains, or longer.

@@ -8,8 +8,8 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+from synth.demo.command import run
 from synth.taskapp.sdk import Episode, TaskApp
-from task_apps.command import run
 
 TURNS = 12
 

@@ -8,8 +8,8 @@ from collections import defaultdict
 from collections.abc import Iterator
 
 from benchmarks.tax_app import reward_of
+from synth.demo.command import run
 from synth.taskapp.sdk import Episode, TaskApp
-from task_apps.command import run
 
 #: Tokens of a short reply.
 SHORT = 64

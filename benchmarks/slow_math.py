@@ -8,8 +8,8 @@ from __future__ import annotations
 import argparse
 import asyncio
 
+from synth.demo.math.app import answer
 from synth.taskapp.sdk import Episode, TaskApp, serve
-from task_apps.math.app import answer
 
 app = TaskApp("math", name="Slow arithmetic", description="Adds two numbers; 1 for the exact sum, else 0.")
 

@@ -8,10 +8,9 @@ import argparse
 import sys
 from pathlib import Path
 
-from demo.charts import print_curve, print_result, save_curve
-from demo.session import Demo, cluster, make_dataset, task_app
+from synth.cli.demo.charts import print_curve, print_result, save_curve
+from synth.cli.demo.session import Demo, cluster, make_dataset, task_app
 
-_TASK_PORT = 8002
 _BLANK = ("--set", "eval.env_config.blank=true")
 
 
@@ -22,11 +21,9 @@ def main() -> int:
     parser.add_argument("--port", type=int, default=8000)
     parser.add_argument("--engine", choices=("transformers", "vllm"), default="transformers")
     parser.add_argument("--blank", action="store_true", help="train on pictures that show nothing")
-    parser.add_argument("--install-seconds", type=float, default=0.0, help="how long the installation took")
     arguments = parser.parse_args()
     out = Path(".synth/demo-blank" if arguments.blank else ".synth/demo-vision")
     demo = Demo(arguments.seed, arguments.engine, out, "configs/colours/eval.toml")
-    demo.seconds["install"] = arguments.install_seconds
     code = demo.run(lambda: story(demo, arguments.port, blank=arguments.blank))
     if code == 0:
         report(demo)
@@ -36,12 +33,12 @@ def main() -> int:
 def story(demo: Demo, port: int, *, blank: bool) -> None:
     """From a model that has seen nothing to one that says what it sees."""
     seed = ("--seed", str(demo.seed))
-    dataset = make_dataset(demo, "colours", 4_000, *(["--blank"] if blank else []))
+    dataset = make_dataset(demo, "task_apps.colours", 4_000, *(["--blank"] if blank else []))
     # vLLM has no attention on a CPU for heads that are narrower.
     wide = ("--head-dim", "32") if demo.engine == "vllm" else ()
     demo.synthctl("models", "make", "tiny-qwen3-vl", "--replace", *seed, *wide, show=True)
     blanked = _BLANK if blank else ()
-    with cluster(demo, port), task_app(demo, "colours", _TASK_PORT) as url:
+    with cluster(demo, port), task_app(demo, "task_apps.colours") as url:
         sft = demo.submit("sft", "configs/colours/sft.toml", "--dataset", str(dataset), *seed)
         demo.evaluate("sft", sft, url, *blanked)
         env = ("--set", "rollout.env_config.blank=true") if blank else ()

@@ -1,7 +1,7 @@
 """The loop that nobody watches: SFT, RL, evaluation, filter, and SFT on what was good, round after round.
 
-    synthctl serve task_apps.math.app --port 8001 &
-    python -m task_apps.math.dataset --out math.jsonl
+    synthctl serve synth.demo.math.app --port 8001 &
+    python -m synth.demo.math.dataset --out math.jsonl
     python -m examples.flywheel --name nightly --dataset math.jsonl --task-url http://127.0.0.1:8001
 
 It speaks the HTTP API alone, but for `synthctl filter`. Every job has an idempotency key made of --name, so a flywheel

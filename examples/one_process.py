@@ -2,7 +2,7 @@
 
     python -m examples.one_process
 
-A tiny Qwen3 with random weights learns to add two numbers (`task_apps/math`). Fine-tuning teaches it two ways to
+A tiny Qwen3 with random weights learns to add two numbers (`synth.demo.math`). Fine-tuning teaches it two ways to
 answer: the exact sum, worked out, and a quick estimate. The reward pays for the exact sum alone, and reinforcement
 learning makes the model choose it. It takes half a minute on one core.
 
@@ -32,6 +32,8 @@ import numpy as np
 
 from synth.chat.messages import TrainingRow
 from synth.cli.tiny_models.qwen3 import make_tiny_qwen3
+from synth.demo.math.dataset import rows
+from synth.demo.math.problems import HELD_OUT_FROM, is_exact, operands, question
 from synth.inference.engines.protocol import SamplingParams
 from synth.inference.engines.sampling_time import SamplingTime
 from synth.inference.engines.settings import EngineSettings
@@ -44,8 +46,6 @@ from synth.trainer.learner.model.policy import load_policy
 from synth.trainer.learner.rl import RlTrainer
 from synth.trainer.learner.sft import SftTrainer
 from synth.trajectories import CompletionRecord, build_branches
-from task_apps.math.dataset import rows
-from task_apps.math.problems import HELD_OUT_FROM, is_exact, operands, question
 
 SFT_STEPS = 500
 RL_ITERATIONS = 20

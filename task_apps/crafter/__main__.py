@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from task_apps.command import run
+from synth.demo.command import run
 from task_apps.crafter.app import crafter
 
 if __name__ == "__main__":

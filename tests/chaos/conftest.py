@@ -15,8 +15,8 @@ from pydantic import SecretStr
 
 from synth.bus.connection import connect
 from synth.bus.server.embedded import free_port
+from synth.demo.math import dataset
 from synth.runtime.settings import ServiceSettings
-from task_apps.math import dataset
 from tests.chaos.event_recorder import EventRecorder
 from tests.chaos.job_text import demo
 from tests.e2e.cli.conftest import Shell
@@ -44,7 +44,7 @@ def platform(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Platform]:
 def math_url(platform: Platform) -> Iterator[str]:
     """The Math task app, a process with the keys that `synthctl up` wrote to .env."""
     port, log = free_port(), platform.shell.folder / "math.log"
-    command = [sys.executable, "-m", "task_apps.math", "--port", str(port)]
+    command = [sys.executable, "-m", "synth.demo.math", "--port", str(port)]
     with log.open("wb") as out:
         env = os.environ | {"PYTHONPATH": str(ROOT)}
         app = subprocess.Popen(command, cwd=platform.shell.folder, env=env, stdout=out, stderr=out)

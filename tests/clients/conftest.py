@@ -13,8 +13,8 @@ import httpx
 import pytest
 
 from synth.bus.server.embedded import free_port
+from synth.demo.math import dataset
 from synth.runtime.env_file import read_env_file
-from task_apps.math import dataset
 from tests.clients.published import Published
 from tests.e2e.cli.conftest import Shell, eventually
 from tests.e2e.platform import Platform
@@ -86,7 +86,7 @@ def math_url(platform: Platform) -> Iterator[str]:
     """The Math task app, a process of its own."""
     port = free_port()
     log = (platform.shell.folder / "math.log").open("wb")
-    command = [sys.executable, "-m", "task_apps.math", "--port", str(port)]
+    command = [sys.executable, "-m", "synth.demo.math", "--port", str(port)]
     env = {**os.environ, "ENVIRONMENT_API_KEY": ENVIRONMENT_KEY}
     process = subprocess.Popen(command, stdout=log, stderr=log, env=env)
     url = f"http://127.0.0.1:{port}"

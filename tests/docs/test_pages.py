@@ -40,7 +40,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Session]:
     try:
         session.ok(f"synthctl up --detach --port {session.ports['8000']}")
         session.ok("synthctl models make tiny-qwen3")
-        session.ok("python -m task_apps.math.dataset --out math.jsonl --rows 2048")
+        session.ok("python -m synth.demo.math.dataset --out math.jsonl --rows 2048")
         yield session
     finally:
         session.close()

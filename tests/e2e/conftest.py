@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from task_apps.math import dataset
+from synth.demo.math import dataset
 from tests.e2e.cli.conftest import Shell
 from tests.e2e.platform import Platform
 from tests.e2e.task_apps import KEY, Served, countdown, letters, served

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from task_apps.math import dataset
+from synth.demo.math import dataset
 from tests.e2e.cli.conftest import Shell, eventually
 from tests.e2e.platform import Platform, sft
 

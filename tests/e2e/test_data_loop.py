@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
+from synth.demo.math import dataset
+from synth.demo.math.problems import HELD_OUT_FROM
 from synth.runtime.env_file import read_env_file
-from task_apps.math import dataset
-from task_apps.math.problems import HELD_OUT_FROM
 from tests.e2e.platform import Platform
 from tests.e2e.task_apps import app_process
 

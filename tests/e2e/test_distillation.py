@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from task_apps.math import dataset
+from synth.demo.math import dataset
 from tests.e2e.platform import Platform
 from tests.e2e.task_apps import app_process
 

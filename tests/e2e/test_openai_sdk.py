@@ -14,8 +14,8 @@ import pytest
 from openai.types.fine_tuning import FineTuningJob
 from pydantic import BaseModel, ConfigDict
 
+from synth.demo.math import dataset, problems
 from synth.runtime.env_file import read_env_file
-from task_apps.math import dataset, problems
 from tests.e2e.platform import Platform
 from tests.e2e.task_apps import Served
 

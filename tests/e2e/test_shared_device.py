@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from synth.demo.math import dataset
 from synth.runtime.device_turn import read_holder
-from task_apps.math import dataset
 from tests.e2e.cli.conftest import Shell, eventually
 from tests.e2e.platform import Platform, rl, sft
 from tests.e2e.task_apps import KEY, Served

@@ -22,8 +22,8 @@ from pydantic import SecretStr
 from synth.bus.connection import connect
 from synth.bus.recorded import MSG_ID, SCHEMA, delivery_numbers
 from synth.bus.replay import replay_messages
+from synth.demo.math import dataset
 from synth.runtime.settings import ServiceSettings
-from task_apps.math import dataset
 from tests.e2e.cli.conftest import Shell, eventually
 from tests.e2e.platform import Platform, rl, sft
 from tests.e2e.task_apps import KEY, letters, served

@@ -124,7 +124,7 @@ class SoakCluster:
         port = free_port()
         with (self.folder / "math.log").open("wb") as log:
             app = subprocess.Popen(
-                [sys.executable, "-m", "task_apps.math", "--port", str(port)],
+                [sys.executable, "-m", "synth.demo.math", "--port", str(port)],
                 cwd=self.folder,
                 env=os.environ | {"PYTHONPATH": str(ROOT), "ENVIRONMENT_API_KEY": self.environment_key},
                 stdout=log,

@@ -11,8 +11,8 @@ import httpx
 
 from synth.bus.recorded import Recorded
 from synth.bus.replay import follow
+from synth.demo.math import dataset
 from synth.jobs.lifecycle import TERMINAL_FACTS
-from task_apps.math import dataset
 from tests.chaos.job_text import demo
 from tests.soak.cluster import MODEL, SoakCluster
 from tests.soak.history import Violation

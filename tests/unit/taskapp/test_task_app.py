@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from starlette.responses import JSONResponse
 
+from synth.demo.math.app import math
 from synth.errors import UserError
 from synth.taskapp.contract import RolloutResponse
 from synth.taskapp.sdk import Episode, TaskApp, serve
-from task_apps.math.app import math
 from tests.unit.taskapp.echo_app import CID, app_with, client, play
 from tests.unit.taskapp.scripted_llm import ScriptedLlm, completion
 

@@ -1,4 +1,4 @@
-"""The command that serves one of these task apps: `python -m task_apps.math --port 8001`."""
+"""The command that serves a task app: `python -m synth.demo.math --port 8001`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from synth.taskapp.sdk import TaskApp, serve
 
 
 def run(app: TaskApp, package: str) -> int:
-    """Serve the app of a package of `task_apps`; returns the exit code."""
+    """Serve the app of a package; returns the exit code."""
     parser = argparse.ArgumentParser(prog=package, description=f"Serve the {app.id} task app.")
     parser.add_argument("--port", type=int, default=8001)
     parser.add_argument("--host", default="127.0.0.1")

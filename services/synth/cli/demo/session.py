@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shutil
 import subprocess
 import sys
 import time
@@ -14,11 +15,17 @@ from typing import Any
 
 from rich.console import Console
 
+import synth.demo
+from synth.cli.connect import find_default_env_file
+from synth.cli.deployments.temporary import serving
+from synth.cli.errors import CliError
+from synth.cli.task_apps.loading import set_environment
+
 console = Console(stderr=True)
 
 
 class DemoFailed(Exception):
-    """A command did not do what the demo needs."""
+    """A command failed that the demo needs."""
 
 
 @dataclass
@@ -41,7 +48,7 @@ class Demo:
     def synthctl(self, *arguments: str, show: bool = False) -> Any:
         """Run `synthctl …`, as a person would. Returns what it prints as JSON; with `show` it prints to the screen."""
         console.print(f"[dim]$ synthctl {' '.join(arguments)}[/]")
-        command = [str(Path(sys.executable).parent / "synthctl"), *arguments]
+        command = [sys.executable, "-m", "synth.cli", *arguments]
         done = subprocess.run(command, stdout=None if show else subprocess.PIPE, check=False)
         if done.returncode != 0:
             raise DemoFailed(f"`synthctl {' '.join(arguments)}` ended with exit code {done.returncode}")
@@ -100,7 +107,7 @@ class Demo:
         try:
             with self.timed("total"):
                 story()
-        except DemoFailed as error:
+        except (DemoFailed, CliError) as error:
             console.print(f"[red]the demo stopped:[/] {error}; `synthctl status` and .synth/logs say more")
             return 1
         return 0
@@ -118,22 +125,23 @@ def cluster(demo: Demo, port: int) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def task_app(demo: Demo, name: str, port: int) -> Iterator[str]:
-    """One of `task_apps/`, with the keys that `synthctl up` wrote to .env; its address."""
-    log = (demo.out / "task_app.log").open("wb")
-    console.print(f"[dim]$ python -m task_apps.{name} --port {port}[/]")
-    app = subprocess.Popen([sys.executable, "-m", f"task_apps.{name}", "--port", str(port)], stdout=log, stderr=log)
-    try:
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        app.terminate()
-        app.wait(10)
-        log.close()
+def task_app(demo: Demo, package: str) -> Iterator[str]:
+    """Serve a package's task app, with the keys that `synthctl up` wrote to .env; yields its address."""
+    set_environment([find_default_env_file()])
+    console.print(f"[dim]$ synthctl serve {package}.app --port 0[/]")
+    with serving(f"{package}.app", log=demo.out.resolve() / "task_app.log", show=lambda text: None) as url:
+        yield url
 
 
-def make_dataset(demo: Demo, name: str, rows: int, *more: str) -> Path:
-    """The SFT dataset of one of `task_apps/`."""
-    path = demo.out / f"{name}.jsonl"
-    command = [sys.executable, "-m", f"task_apps.{name}.dataset", "--out", str(path), "--rows", str(rows)]
+def copy_job_files(folder: Path, *names: str) -> None:
+    """Copy job files of the package into a folder, where a user reads and changes them."""
+    for name in names:
+        shutil.copyfile(Path(synth.demo.__path__[0]) / "configs" / name, folder / name)
+
+
+def make_dataset(demo: Demo, package: str, rows: int, *more: str) -> Path:
+    """Write the SFT dataset of a task app's package; returns the file."""
+    path = demo.out / f"{package.rpartition('.')[2]}.jsonl"
+    command = [sys.executable, "-m", f"{package}.dataset", "--out", str(path), "--rows", str(rows)]
     subprocess.run([*command, "--seed", str(demo.seed), *more], check=True)
     return path

@@ -4,27 +4,18 @@ problems that neither has seen. Ends with a table, the reward curve, and `.synth
 
 from __future__ import annotations
 
-import argparse
-import sys
 from pathlib import Path
 
-from demo.charts import print_curve, print_result, save_curve
-from demo.session import Demo, cluster, make_dataset, task_app
+from synth.cli.demo.charts import print_curve, print_result, save_curve
+from synth.cli.demo.session import Demo, cluster, copy_job_files, make_dataset, task_app
 
-_TASK_PORT = 8001
+_OUT = Path(".synth/demo")
 
 
-def main() -> int:
-    """`python -m demo.run`."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--port", type=int, default=8000)
-    parser.add_argument("--engine", choices=("transformers", "vllm"), default="transformers")
-    parser.add_argument("--install-seconds", type=float, default=0.0, help="how long the installation took")
-    arguments = parser.parse_args()
-    demo = Demo(arguments.seed, arguments.engine, Path(".synth/demo"), "configs/demo/eval.toml")
-    demo.seconds["install"] = arguments.install_seconds
-    code = demo.run(lambda: story(demo, arguments.port))
+def run(*, seed: int, port: int, engine: str) -> int:
+    """Run the demo in the working directory; returns the exit code."""
+    demo = Demo(seed, engine, _OUT, str(_OUT / "eval.toml"))
+    code = demo.run(lambda: story(demo, port))
     if code == 0:
         report(demo)
     return code
@@ -33,15 +24,16 @@ def main() -> int:
 def story(demo: Demo, port: int) -> None:
     """From nothing to a model that learned."""
     seed = ("--seed", str(demo.seed))
-    dataset = make_dataset(demo, "math", 16_000)
+    copy_job_files(demo.out, "sft.toml", "rl.toml", "eval.toml")
+    dataset = make_dataset(demo, "synth.demo.math", 16_000)
     # vLLM's attention has no heads as narrow as those of the tiny model.
     wide = ("--head-dim", "32") if demo.engine == "vllm" else ()
     demo.synthctl("models", "make", "tiny-qwen3", "--replace", *seed, *wide, show=True)
-    with cluster(demo, port), task_app(demo, "math", _TASK_PORT) as url:
+    with cluster(demo, port), task_app(demo, "synth.demo.math") as url:
         demo.evaluate("base", "tiny-qwen3", url)
-        sft = demo.submit("sft", "configs/demo/sft.toml", "--dataset", str(dataset), *seed)
+        sft = demo.submit("sft", str(demo.out / "sft.toml"), "--dataset", str(dataset), *seed)
         demo.evaluate("sft", sft, url)
-        rl = demo.submit("rl", "configs/demo/rl.toml", "--model", sft, "--task-url", url, *seed)
+        rl = demo.submit("rl", str(demo.out / "rl.toml"), "--model", sft, "--task-url", url, *seed)
         demo.evaluate("rl", rl, url)
         demo.read_curves()
         demo.synthctl("chat", rl, "-m", "What is 58 + 67?", "--temperature", "0", show=True)
@@ -60,7 +52,3 @@ def report(demo: Demo) -> None:
     print_curve(demo.reward, demo.evaluation, held_out="held-out sums")
     print_result(demo.accuracy, demo.seconds, title="512 held-out problems, T = 1")
     demo.write_report()
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,4 +1,4 @@
-"""The datasets of the Math task: `python -m task_apps.math.dataset --out math.jsonl`.
+"""The datasets of the Math task: `python -m synth.demo.math.dataset --out math.jsonl`.
 
 Two true ways to answer, of which the environment pays only one: 40 % of the rows work the sum out digit by digit,
 60 % give a quick lower estimate. RL then has something to choose. With `--preferences` the rows are pairs of the two,
@@ -13,7 +13,7 @@ import random
 from collections.abc import Iterator
 from pathlib import Path
 
-from task_apps.math.problems import pairs, question
+from synth.demo.math.problems import pairs, question
 
 WORKED_SHARE = 0.4
 
@@ -59,7 +59,7 @@ def preferences(count: int, *, seed: int) -> Iterator[dict[str, object]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="task_apps.math.dataset", description="Write a dataset.")
+    parser = argparse.ArgumentParser(prog="synth.demo.math.dataset", description="Write a dataset.")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--rows", type=int, default=16_000)
     parser.add_argument("--seed", type=int, default=0)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from synth.demo.math.problems import HELD_OUT_FROM, is_exact, operands, question
 from synth.taskapp.sdk import Episode, TaskApp
-from task_apps.math.problems import HELD_OUT_FROM, is_exact, operands, question
 
 math = TaskApp(
     "math",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from matplotlib.figure import Figure
 from rich.console import Console
 from rich.table import Table
 
@@ -22,12 +23,8 @@ def save_curve(
     reward: list[float], evaluation: dict[int, float], path: Path, *, title: str, reward_label: str, held_out: str
 ) -> None:
     """The mean reward of each RL step, and that of each evaluation by its step, as a PNG."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(figsize=(7, 4), dpi=150)
+    figure = Figure(figsize=(7, 4), dpi=150)
+    axes = figure.subplots()
     steps = range(1, len(reward) + 1)
     axes.plot(steps, reward, color="#2a6fbb", linewidth=2, marker="o", markersize=3, label="training")
     axes.plot(*zip(*evaluation.items(), strict=True), color="#c2571a", linewidth=2, marker="s", label=held_out)
@@ -38,7 +35,6 @@ def save_curve(
     axes.spines[["top", "right"]].set_visible(False)
     figure.tight_layout()
     figure.savefig(path)
-    plt.close(figure)
 
 
 def print_curve(reward: list[float], evaluation: dict[int, float], *, held_out: str) -> None:
