@@ -25,6 +25,16 @@ settings.register_profile("any machine", deadline=None, suppress_health_check=[H
 settings.load_profile("any machine")
 
 
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Print what tests measured of event loops (`tests.loop_gaps`)."""
+    reports = [report for reports in terminalreporter.stats.values() for report in reports]
+    gaps = {value for r in reports for name, value in getattr(r, "user_properties", ()) if name == "loop gap"}
+    if gaps:
+        terminalreporter.section("longest gaps of event loops")
+    for gap in sorted(gaps):
+        terminalreporter.write_line(gap)
+
+
 @pytest.fixture(scope="session", autouse=True)
 async def nothing_goes_on() -> AsyncIterator[None]:
     """Cancels what the tests left running until it has ended, and names what does not end.

@@ -26,6 +26,7 @@ from synth.bus.server.embedded import free_port
 from synth.errors import SynthError
 from synth.http_server.connection import http_config
 from synth.runtime import logs
+from synth.runtime.off_loop import OffLoop
 from synth.runtime.settings import ServiceSettings
 from synth.runtime.unknown_settings import unknown_settings
 from synth.service_secrets import ServiceSecrets
@@ -53,6 +54,7 @@ class Service:
     secrets: ServiceSecrets
     bus: Connection
     blobs: BlobStore
+    off_loop: OffLoop
     port: int
     ready: asyncio.Event = field(default_factory=asyncio.Event)
     stop: asyncio.Event = field(default_factory=asyncio.Event)
@@ -185,6 +187,7 @@ async def serve(name: str, settings: ServiceSettings, setup: Setup) -> None:
         secrets=secrets,
         bus=bus,
         blobs=BlobStore.open(settings.blob_url),
+        off_loop=OffLoop(settings),
         port=settings.port or free_port(),
     )
     for sign in (signal.SIGTERM, signal.SIGINT):

@@ -27,7 +27,7 @@ async def test_a_service_does_not_start_with_a_secret_that_could_be_guessed(tmp_
 async def test_the_garbage_collector_does_not_go_through_what_a_running_service_is_made_of(tmp_path):
     settings = ServiceSettings(work_dir=tmp_path)
     none = cast(Any, None)
-    service = Service("verifier", settings, secrets=none, bus=none, blobs=none, port=0)
+    service = Service("verifier", settings, secrets=none, bus=none, blobs=none, off_loop=none, port=0)
     service.stop.set()
     gc.unfreeze()
     try:

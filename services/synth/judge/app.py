@@ -40,6 +40,7 @@ def main() -> int:
         cache = AnswerCache(service.blobs, keep_s=settings.judge_cache_s)
         chat = JudgeChat(
             endpoints,
+            service.off_loop,
             max_reply_bytes=settings.judge_max_reply_bytes,
             min_failing_timeout_s=settings.judge_breaker_timeout_s,
         )

@@ -109,7 +109,7 @@ class Voting:
                 )
                 said = answer.text
                 try:
-                    return await asyncio.to_thread(read, said)
+                    return await self._chat.read_text(read, said, judge.endpoint)
                 except UnusableAnswer as error:
                     if answer.cut:
                         raise UnusableAnswer(f"the answer was cut off after {max_tokens} tokens") from error

@@ -31,7 +31,9 @@ def main() -> int:
             if settings.python_graders
             else None
         )
-        collect_owner = CollectTaskOwner(service.bus, service.blobs, settings, service.secrets, replicas, python)
+        collect_owner = CollectTaskOwner(
+            service.bus, service.blobs, settings, service.secrets, replicas, service.off_loop, python
+        )
         REGISTRY.register(ConcurrencyMetrics(collect_owner.collectors))
         worker = TaskWorker(
             service.bus,

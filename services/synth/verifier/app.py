@@ -28,6 +28,7 @@ def main() -> int:
             client=guarded_client(settings.guard, timeout=settings.call_deadline_s),
             settings=settings,
             stop=service.stop,
+            off_loop=service.off_loop,
         )
         broker = make_broker(settings, service.name)
         on_event(

@@ -28,6 +28,7 @@ from synth.jobs.lifecycle import RESUMED, State
 from synth.jobs.resolved import EvalJob, Job, RlJob, SftJob, training_start
 from synth.models import Registry
 from synth.runtime import logs
+from synth.runtime.off_loop import OffLoop
 from synth.taskapp.env_names import wrong_env_name
 from synth.verifier.files import ReadyFile, look_at_file, wait_for_file
 from synth.verifier.image_processor import processor_problems
@@ -73,6 +74,7 @@ class VerifierHandlers:
     client: httpx.AsyncClient
     settings: VerifierSettings
     stop: asyncio.Event
+    off_loop: OffLoop
     withdrawals: Withdrawals = field(default_factory=Withdrawals)
 
     async def job_validated(self, event: Recorded, validated: JobValidated) -> None:
@@ -220,6 +222,8 @@ class VerifierHandlers:
             url=url,
             call_deadline_s=self.settings.call_deadline_s,
             retry_for_s=self.settings.retry_for_s,
+            off_loop=self.off_loop,
+            org=org,
             max_answer_bytes=self.settings.max_answer_bytes,
         )
         return KeyedTaskApp(self.secrets, check, self.settings, org=org, by=by)

@@ -24,6 +24,7 @@ from synth.judging.settings import Rubric
 from synth.keys import without_secrets
 from synth.outbound.http_guard import AddressRefused, Fetched, fetch, origin_of
 from synth.outbound.reply_body import ReplyTooLarge, ReplyUndecodable
+from synth.runtime.off_loop import OffLoop, TooMuchWork
 from synth.taskapp.env_names import env_names
 
 _FIRST_PAUSE_S = 0.25
@@ -42,6 +43,21 @@ class VerifiedTaskApp:
     key_id: str | None
     env_names: tuple[str, ...] = ()
     rubric: Rubric | None = None
+
+
+@dataclass(frozen=True)
+class AppAnswer:
+    """What is read of a task app's answer, to whichever of its paths.
+
+    without_task: the beginning of an answer that describes no task. rubric: that of the task, what is wrong with it, or
+    None if it is too large.
+    """
+
+    healthy: bool
+    without_task: str
+    name: str | None
+    env_names: tuple[str, ...]
+    rubric: Rubric | Problem | None
 
 
 class KeyRefused(Exception):
@@ -64,15 +80,18 @@ class TaskAppUnusable(UserError):
 
 @dataclass(frozen=True)
 class TaskAppCheck:
-    """Asks one task app. call_deadline_s: of a call. max_answer_bytes: of one answer.
+    """Asks one task app.
 
-    retry_for_s: for how long a call is made again, from when it first failed.
+    call_deadline_s: of a call. retry_for_s: for how long a call is made again, from when it first failed.
+    max_answer_bytes: of one answer. off_loop: where large answers are read, on behalf of `org`.
     """
 
     client: httpx.AsyncClient
     url: str
     call_deadline_s: float
     retry_for_s: float
+    off_loop: OffLoop
+    org: str
     max_answer_bytes: int = 64 << 20
 
     async def run(self, keys: list[EnvironmentKey], *, rubric_of: int | None = None) -> VerifiedTaskApp:
@@ -126,23 +145,22 @@ class TaskAppCheck:
 
     async def _try_key(self, key: EnvironmentKey | None) -> VerifiedTaskApp:
         health = await self._request("/health", key)
-        if health.get("healthy") is False:
+        if not health.healthy:
             raise self._unusable("/health", "says that it is not healthy", status=200)
         info = await self._request("/task_info", key)
-        if "taskset" not in info and "task" not in info:
-            raise self._unusable("/task_info", f"answers without a task: {_excerpt(info)}", status=200)
-        return VerifiedTaskApp(name=task_name(info), key_id=key.id if key else None, env_names=env_names(info))
+        if info.without_task:
+            raise self._unusable("/task_info", f"answers without a task: {info.without_task}", status=200)
+        return VerifiedTaskApp(name=info.name, key_id=key.id if key else None, env_names=info.env_names)
 
     async def _rubric(self, key: EnvironmentKey | None, seed: int) -> Rubric:
         info = await self._request("/task_info", key, seed=seed)
-        rubric = rubric_from_task_info(info, where=self.url)
-        if isinstance(rubric, Problem):
-            raise UserError(rubric)
-        if len(msgspec.json.encode(rubric)) > _MAX_RUBRIC_BYTES:
+        if isinstance(info.rubric, Problem):
+            raise UserError(info.rubric)
+        if info.rubric is None:
             raise self._unusable("/task_info", f"has a rubric of more than {_MAX_RUBRIC_BYTES:,} bytes", status=200)
-        return rubric
+        return info.rubric
 
-    async def _request(self, path: str, key: EnvironmentKey | None, *, seed: int | None = None) -> dict[str, Any]:
+    async def _request(self, path: str, key: EnvironmentKey | None, *, seed: int | None = None) -> AppAnswer:
         give_up: float | None = None
         pause = _FIRST_PAUSE_S
         while True:
@@ -150,7 +168,7 @@ class TaskAppCheck:
             try:
                 reply = await self._call(path, key, seed)
                 if reply.status < 500:
-                    return self._read(path, reply)
+                    return await self._read(path, reply)
                 status, trouble = reply.status, f"answers HTTP {reply.status}: {_text(reply.body)}"
             except AddressRefused as error:
                 raise TaskAppUnusable(self._address_refused(error), path=path) from error
@@ -184,23 +202,26 @@ class TaskAppCheck:
             headers = {"X-API-Key": key.key, "X-API-Keys": key.key, "Authorization": f"Bearer {key.key}"}
         limit, deadline = self.max_answer_bytes, self.call_deadline_s
         reply = await fetch(self.client, url, headers=headers, limit=limit, deadline=deadline)
-        return reply if key is None else replace(reply, body=without_secrets(reply.body, [key.key]))
+        if key is None:
+            return reply
+        # Each of its searches is fast, and a thread gives the loop its turn between them.
+        return replace(reply, body=await asyncio.to_thread(without_secrets, reply.body, [key.key]))
 
-    def _read(self, path: str, reply: Fetched) -> dict[str, Any]:
+    async def _read(self, path: str, reply: Fetched) -> AppAnswer:
         if reply.status in KEY_REFUSED_STATUSES:
             raise KeyRefused(f"HTTP {reply.status}", path=path, status=reply.status)
         if reply.status != 200:
             what = f"answers HTTP {reply.status}: {_text(reply.body)}"
             raise self._unusable(path, what, status=reply.status)
         try:
-            body = msgspec.json.decode(reply.body)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            what = f"answers something that is not JSON: {_text(reply.body)}"
-            raise self._unusable(path, what, status=reply.status) from error
-        if not isinstance(body, dict):
-            what = f"answers something that is not a JSON object: {_text(reply.body)}"
-            raise self._unusable(path, what, status=reply.status)
-        return cast(dict[str, Any], body)
+            answer = await self.off_loop.process(
+                read_answer, reply.body, self.url, org=self.org, size=len(reply.body), task="read the answer"
+            )
+        except TooMuchWork as error:
+            raise self._unusable(path, f"costs too much: {error.problems[0].what}", status=reply.status) from error
+        if isinstance(answer, str):
+            raise self._unusable(path, answer, status=reply.status)
+        return answer
 
     def _unusable(self, path: str, what: str, *, status: int | None = None) -> TaskAppUnusable:
         problem = Problem(
@@ -235,6 +256,26 @@ class TaskAppCheck:
             fix="start the task app with the same key, or store its key with POST /api/environment-keys and this url",
             where=self.url,
         )
+
+
+def read_answer(body: bytes, url: str) -> AppAnswer | str:
+    """Read an answer with status 200; returns what is wrong with one that is no JSON object."""
+    try:
+        answer = msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return f"answers something that is not JSON: {_text(body)}"
+    if not isinstance(answer, dict):
+        return f"answers something that is not a JSON object: {_text(body)}"
+    info = cast(dict[str, Any], answer)
+    rubric = rubric_from_task_info(info, where=url)
+    too_large = isinstance(rubric, Rubric) and len(msgspec.json.encode(rubric)) > _MAX_RUBRIC_BYTES
+    return AppAnswer(
+        healthy=info.get("healthy") is not False,
+        without_task="" if "taskset" in info or "task" in info else _excerpt(info),
+        name=task_name(info),
+        env_names=env_names(info),
+        rubric=None if too_large else rubric,
+    )
 
 
 def task_name(info: dict[str, Any]) -> str | None:

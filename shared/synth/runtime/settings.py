@@ -11,13 +11,14 @@ from pydantic_settings import SettingsConfigDict
 
 from synth.errors import Problem, UserError
 from synth.http_server.settings import HttpSettings
+from synth.runtime.off_loop import WorkerSettings
 from synth.service_secrets import CLUSTER_SECRET, CLUSTER_SECRET_EARLIER, NEEDS, SERVICE_SECRETS, ServiceSecrets
 
 #: A file that is not set: an empty variable, as Compose passes it on, names none.
 OptionalFile = Annotated[Path | None, BeforeValidator(lambda value: value or None)]
 
 
-class ServiceSettings(HttpSettings):
+class ServiceSettings(HttpSettings, WorkerSettings):
     """What a `synthd` process needs to join a cluster. A service adds its own fields in its `settings.py`."""
 
     model_config = SettingsConfigDict(env_prefix="SYNTH_", extra="ignore")

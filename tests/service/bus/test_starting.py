@@ -18,6 +18,7 @@ from synth.bus.delivery import make_broker, on_event, serve_events
 from synth.bus.rpc import VALIDATE, ValidateJob, ValidationVerdict, ask, serve_questions
 from synth.events import JobCreated
 from synth.events.catalogue import Role
+from synth.runtime.off_loop import OffLoop
 from synth.service import Service
 from tests.service.bus.own_server import OwnServer
 from tests.service.bus.test_delivery import Handler, submit, well
@@ -28,7 +29,9 @@ QUESTION = ValidateJob(org="org_1", created=JobCreated(config="", config_name="x
 
 async def test_a_service_is_not_healthy_before_each_of_its_parts_has_begun(settings_of, bus_as, blobs: BlobStore):
     settings = settings_of("validator")
-    service = Service("validator", settings, settings.secrets_of("validator"), await bus_as("validator"), blobs, 1)
+    service = Service(
+        "validator", settings, settings.secrets_of("validator"), await bus_as("validator"), blobs, OffLoop(), 1
+    )
     first, second = service.starting(), service.starting()
     transport = httpx.ASGITransport(Starlette(routes=service.observability()))
     async with httpx.AsyncClient(transport=transport, base_url="http://validator") as http:

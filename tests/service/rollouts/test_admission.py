@@ -23,6 +23,7 @@ from synth.rollouts.collection.policy_versions import PolicyVersions
 from synth.rollouts.collection.types import CollectRequest, CutOff
 from synth.rollouts.concurrency.controller import Overload
 from synth.rollouts.jobs.rollout_runner import RolloutRunner
+from synth.runtime.off_loop import OffLoop
 from synth.trajectories import ClosedRollout, closed_to_bytes, records_to_bytes
 from tests.keyrings import credentials, internal
 from tests.unit.rollouts.clients.test_task_app import SETTINGS
@@ -104,6 +105,8 @@ async def runner_at_replicas(bus_as, url: str, versions: PolicyVersions) -> Asyn
             credentials=credentials(),
             public_url=None,
             transcript_bytes=1 << 20,
+            off_loop=OffLoop(),
+            org="org_1",
             replica_wait_s=0.2,
             grace_s=1.0,
             progress=lambda stage: None,

@@ -14,6 +14,7 @@ from synth.ids import new_org_id
 from synth.jobs.lifecycle import State
 from synth.models import Registry
 from synth.outbound.http_guard import guarded_client
+from synth.runtime.off_loop import OffLoop
 from synth.verifier.handlers import VerifierHandlers
 from synth.verifier.settings import VerifierSettings
 from tests.keyrings import secrets_of
@@ -34,7 +35,7 @@ async def verifying(bus_as, models_dir, org: str, job: str, **settings: float):
     options = VerifierSettings(allow_loopback=True, **settings)  # type: ignore[arg-type]
     async with guarded_client(options.guard, timeout=options.call_deadline_s) as client:
         secrets = SecretStore(bus, secrets_of("gateway"))
-        handlers = VerifierHandlers(bus, secrets, Registry(models_dir), client, options, asyncio.Event())
+        handlers = VerifierHandlers(bus, secrets, Registry(models_dir), client, options, asyncio.Event(), OffLoop())
         following = asyncio.create_task(handlers.withdrawals.follow(bus))
         event = (await read_job(bus, org, job)).facts[1]
         assert isinstance(event.event, JobValidated)

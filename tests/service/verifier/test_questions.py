@@ -14,6 +14,7 @@ from synth.errors import Permanent, Transient
 from synth.events import BlobRef, FileReady
 from synth.ids import new_org_id
 from synth.outbound.http_guard import GuardPolicy, guarded_client
+from synth.runtime.off_loop import OffLoop
 from synth.verifier.files import wait_for_file
 from synth.verifier.task_app import TaskAppCheck
 from tests.service.jobs import upload
@@ -24,7 +25,7 @@ KEYS = [EnvironmentKey(id=f"key_{n}", key=f"env_Secret{n}") for n in (1, 2, 3)]
 
 async def report(url: str, keys=KEYS, *, budget=10.0, deadline=2.0) -> TaskAppReport:
     async with guarded_client(GuardPolicy(allow_loopback=True)) as client:
-        check = TaskAppCheck(client, url, call_deadline_s=deadline, retry_for_s=0.3)
+        check = TaskAppCheck(client, url, call_deadline_s=deadline, retry_for_s=0.3, off_loop=OffLoop(), org="org_1")
         return await check.report(keys, budget_s=budget)
 
 

@@ -9,6 +9,7 @@ import pytest
 from synth.bus.kv.environment_keys import EnvironmentKey
 from synth.errors import Problem, UserError
 from synth.outbound.http_guard import GuardPolicy, guarded_client
+from synth.runtime.off_loop import OffLoop
 from synth.verifier.task_app import TaskAppCheck, VerifiedTaskApp, task_name
 from tests.service.verifier.task_apps import Answer, Call, good, hang, opened_by, scripted
 
@@ -18,7 +19,15 @@ KEYS = [EnvironmentKey(id=f"key_{n}", key=f"env_Secret{n}") for n in (1, 2, 3)]
 
 async def check(url: str, keys=KEYS, *, guard=LOOPBACK, deadline=2.0, retry_for=0.6) -> VerifiedTaskApp:
     async with guarded_client(guard) as client:
-        app = TaskAppCheck(client, url, call_deadline_s=deadline, retry_for_s=retry_for, max_answer_bytes=4 << 20)
+        app = TaskAppCheck(
+            client,
+            url,
+            call_deadline_s=deadline,
+            retry_for_s=retry_for,
+            off_loop=OffLoop(),
+            org="org_1",
+            max_answer_bytes=4 << 20,
+        )
         return await app.run(keys)
 
 

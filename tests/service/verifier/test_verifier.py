@@ -36,6 +36,7 @@ from synth.events import (
 from synth.ids import new_job_id, new_org_id
 from synth.jobs.lifecycle import State
 from synth.models import Registry
+from synth.runtime.off_loop import OffLoop
 from synth.validator.validate import validate
 from synth.verifier.files import wait_for_file
 from synth.work import Task
@@ -204,7 +205,7 @@ async def test_an_sft_job_that_waited_too_long_for_its_file_is_refused(bus_as, s
     settings = VerifierSettings(file_wait_s=0.0)
     async with guarded_client(settings.guard) as client:
         secrets = SecretStore(bus, secrets_of("gateway"))
-        handlers = VerifierHandlers(bus, secrets, Registry(models_dir), client, settings, asyncio.Event())
+        handlers = VerifierHandlers(bus, secrets, Registry(models_dir), client, settings, asyncio.Event(), OffLoop())
         event = (await read_job(bus, org, job)).facts[1]
         assert isinstance(event.event, JobValidated)
         await handlers.job_validated(event, event.event)
@@ -292,7 +293,9 @@ async def test_a_redelivery_queues_what_a_dead_verifier_did_not(bus_as, settings
     before = await read_job(bus, org, job)
     async with guarded_client(VerifierSettings().guard) as client:
         secrets = SecretStore(bus, secrets_of("gateway"))
-        handlers = VerifierHandlers(bus, secrets, Registry(models_dir), client, VerifierSettings(), asyncio.Event())
+        handlers = VerifierHandlers(
+            bus, secrets, Registry(models_dir), client, VerifierSettings(), asyncio.Event(), OffLoop()
+        )
         event = before.facts[1]
         assert isinstance(event.event, JobValidated)
         for _ in range(2):

@@ -14,6 +14,7 @@ from synth.errors import Transient
 from synth.jobs.rewards import RewardSettings
 from synth.rollouts.jobs.rollout_runner import RolloutRunner
 from synth.rollouts.rewards.scoring import EnvironmentFailed, Rewarded, TaskAppReply, score
+from synth.runtime.off_loop import OffLoop
 from tests.keyrings import credentials
 from tests.unit.rollouts.clients.test_task_app import SETTINGS
 from tests.unit.rollouts.rewards.test_scoring import SAMPLED
@@ -57,6 +58,8 @@ def runner(stalling: Any, *, wait_s: float = 60.0) -> RolloutRunner:
         replica_wait_s=wait_s,
         grace_s=0.02,
         transcript_bytes=4096,
+        off_loop=OffLoop(),
+        org="org_1",
         progress=lambda stage: None,
     )
 

@@ -27,6 +27,7 @@ from synth.outbound.http_guard import GuardPolicy, guarded_client
 from synth.rollouts.clients.task_app import TaskAppClient
 from synth.rollouts.collection.types import CollectRequest, RolloutSpec
 from synth.rollouts.rewards.scoring import EnvironmentFailed, Rewarded, score
+from synth.runtime.off_loop import OffLoop
 from synth.validator.validate import validate
 from synth.verifier.task_app import TaskAppCheck
 from tests.service.jobs import make_model_dir
@@ -96,7 +97,9 @@ async def test_an_image_is_read_or_refused_and_nothing_inside_is_reached():
 
 async def test_a_task_app_is_verified_or_refused_in_words():
     async with world() as (server, _), guarded_client(GUARD) as client:
-        app = TaskAppCheck(client, f"{server.url}/verify", PATIENCE_S, 0.0, max_answer_bytes=1 << 20)
+        app = TaskAppCheck(
+            client, f"{server.url}/verify", PATIENCE_S, 0.0, OffLoop(), "org_1", max_answer_bytes=1 << 20
+        )
 
         async def send() -> None:
             with suppress(UserError):

@@ -5,14 +5,15 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from email.utils import parsedate_to_datetime
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import httpx
 import msgspec
 
+from synth.errors import Transient
 from synth.judge.api.breaker import CircuitOpen
 from synth.judge.api.endpoints import Endpoints, JudgeEndpoint, ModelQuirks
 from synth.judge.api.limiter import ApiPaused
@@ -24,13 +25,19 @@ from synth.judge.usage import UsageCount
 from synth.outbound.http_guard import AddressRefused
 from synth.outbound.reply_body import ReplyTooLarge, ReplyUndecodable, read_body
 from synth.runtime import logs
+from synth.runtime.off_loop import INLINE_BYTES, OffLoop, TooMuchWork
 
 log = logs.get("judge calls")
+_T = TypeVar("_T")
+_Content = TypeVar("_Content", bytes, str)
 
 #: Times that one question waits because its API says so, until it is told that the judge is away.
 _MAX_PAUSES = 3
 _AWAY_S = 2.0
 _MAX_SHOWN = 300
+#: Characters of an error that are looked at.
+_MAX_READ = 64 << 10
+_TOKEN_COUNTS = ("prompt_tokens", "completion_tokens")
 #: What APIs say of a prompt that is too long, of `response_format`, and of what their filter does not let through.
 _TOO_LONG = (
     "context_length",
@@ -52,6 +59,15 @@ class ChatAnswer:
     cut: bool
 
 
+@dataclass(frozen=True)
+class _Reply:
+    """What is read of a reply. answer: None if it holds no message; its tokens are paid all the same."""
+
+    answer: ChatAnswer | None
+    prompt_tokens: int
+    completion_tokens: int
+
+
 class _Again(Exception):
     """The same call, once more: the API asked for a pause, or refused a field that is now left out."""
 
@@ -64,8 +80,11 @@ class _Again(Exception):
 class JudgeChat:
     """Asks judges."""
 
-    def __init__(self, endpoints: Endpoints, *, max_reply_bytes: int, min_failing_timeout_s: float) -> None:
+    def __init__(
+        self, endpoints: Endpoints, off_loop: OffLoop, *, max_reply_bytes: int, min_failing_timeout_s: float
+    ) -> None:
         self._endpoints = endpoints
+        self._off_loop = off_loop
         self._min_failing_timeout_s = min_failing_timeout_s
         self._max_reply_bytes = max_reply_bytes
 
@@ -137,8 +156,30 @@ class JudgeChat:
         CALLS.labels(outcome=str(reply.status_code)).inc()
         if reply.status_code == 200:
             endpoint.breaker.succeeded()
-            return _read(content, endpoint, usage)
-        raise self._refusal(endpoint, quirks, reply, content, last=last)
+            read = await self._off_process(read_reply, content, endpoint)
+            usage.add_tokens(read.prompt_tokens, read.completion_tokens, endpoint.prices)
+            if read.answer is None:
+                raise UnusableAnswer("the API's answer holds no message")
+            return read.answer
+        reason = await self._off_process(read_refusal, content, endpoint)
+        raise self._refusal(endpoint, quirks, reply, reason, last=last)
+
+    async def read_text(self, read: Callable[[str], _T], text: str, endpoint: JudgeEndpoint) -> _T:
+        """Read the text of an answer. Raises `UnusableAnswer`."""
+        if len(text) <= INLINE_BYTES:
+            return await asyncio.to_thread(read, text)
+        return await self._off_process(read, text, endpoint)
+
+    async def _off_process(self, read: Callable[[_Content], _T], content: _Content, endpoint: JudgeEndpoint) -> _T:
+        """Read an answer; in a worker process if it is large. Raises `UnusableAnswer` if that costs too much."""
+        try:
+            return await self._off_loop.process(
+                read, content, org=endpoint.org, size=len(content), task="read the API's answer"
+            )
+        except TooMuchWork as error:
+            raise UnusableAnswer(error.problems[0].what) from error
+        except Transient as error:
+            raise UnusableAnswer(str(error)) from error
 
     async def _send(
         self, endpoint: JudgeEndpoint, client: httpx.AsyncClient, body: bytes, timeout_s: float
@@ -193,10 +234,10 @@ class JudgeChat:
         return away(what, where=endpoint.where, retry_after_s=_AWAY_S)
 
     def _refusal(
-        self, endpoint: JudgeEndpoint, quirks: ModelQuirks, reply: httpx.Response, content: bytes, *, last: bool
+        self, endpoint: JudgeEndpoint, quirks: ModelQuirks, reply: httpx.Response, reason: str, *, last: bool
     ) -> Exception:
         """What an answer that is no 200 means."""
-        status, said = reply.status_code, _said(content, endpoint.key)
+        status, said = reply.status_code, _shown(reason, endpoint.key)
         breaker, told = endpoint.breaker, f"it answered HTTP {reply.status_code}"
         told = f"{told}: {said}" if said else told
         pause = _retry_after(reply.headers.get("retry-after"))
@@ -243,35 +284,30 @@ class JudgeChat:
         return refused(told, where=endpoint.where)
 
 
-def _read(content: bytes, endpoint: JudgeEndpoint, usage: UsageCount) -> ChatAnswer:
-    """The message of a 200, whose tokens are counted."""
+def read_reply(content: bytes) -> _Reply:
+    """Read the body of a 200. Raises `UnusableAnswer`."""
     try:
         body: Any = msgspec.json.decode(content)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise UnusableAnswer(f"the API's answer is not JSON ({error})") from error
     if not isinstance(body, dict):
         raise UnusableAnswer("the API's answer is no object")
     answer = cast(dict[str, Any], body)
-    _count(answer.get("usage"), endpoint, usage)
+    usage: Any = answer.get("usage")
+    tokens = [value if isinstance(value := _get(usage, name), int) and value > 0 else 0 for name in _TOKEN_COUNTS]
     try:
         choice = answer["choices"][0]
         said = choice["message"].get("content")
-    except (KeyError, IndexError, TypeError, AttributeError) as error:
-        raise UnusableAnswer("the API's answer holds no message") from error
+        cut = choice.get("finish_reason") == "length"
+    except (KeyError, IndexError, TypeError, AttributeError):
+        return _Reply(None, tokens[0], tokens[1])
     if isinstance(said, list):
         said = "".join(str(part.get("text", "")) for part in said if isinstance(part, dict))
-    return ChatAnswer(text=said if isinstance(said, str) else "", cut=choice.get("finish_reason") == "length")
+    return _Reply(ChatAnswer(text=said if isinstance(said, str) else "", cut=cut), tokens[0], tokens[1])
 
 
-def _count(told: Any, endpoint: JudgeEndpoint, usage: UsageCount) -> None:
-    if not isinstance(told, dict):
-        return
-    fields = cast(dict[str, Any], told)
-    prompt, completion = (
-        value if isinstance(value := fields.get(name), int) and value > 0 else 0
-        for name in ("prompt_tokens", "completion_tokens")
-    )
-    usage.add_tokens(prompt, completion, endpoint.prices)
+def _get(fields: Any, name: str) -> Any:
+    return cast(dict[str, Any], fields).get(name) if isinstance(fields, dict) else None
 
 
 def _retry_after(value: str | None) -> float | None:
@@ -288,9 +324,9 @@ def _retry_after(value: str | None) -> float | None:
     return max(0.0, seconds) if math.isfinite(seconds) else None
 
 
-def _said(content: bytes, key: str) -> str:
-    """The words of an error, shortened, without the key."""
-    text = content.decode(errors="replace")
+def read_refusal(content: bytes) -> str:
+    """Read the words of an error, of which the beginning is enough."""
+    text = content[:_MAX_READ].decode(errors="replace")
     try:
         body: Any = msgspec.json.decode(content)
         error = body.get("error", body)
@@ -298,8 +334,13 @@ def _said(content: bytes, key: str) -> str:
         code = error.get("code") if isinstance(error, dict) else None
         if isinstance(found, str):
             text = f"{found} ({code})" if isinstance(code, str) and code not in found else found
-    except (msgspec.DecodeError, AttributeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, AttributeError):
         pass
+    return text[:_MAX_READ]
+
+
+def _shown(text: str, key: str) -> str:
+    """The words of an error, shortened, without the key."""
     text = " ".join(text.split())
     if key:
         text = text.replace(key, "…")

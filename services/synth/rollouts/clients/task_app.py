@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import itertools
-import json
 from typing import Any
 
 import httpx
 
 from synth.base_url import under
 from synth.jobs.resolved import RolloutSettings
-from synth.keys import without_secrets
 from synth.outbound.http_guard import GuardPolicy, guarded_client
 from synth.outbound.reply_body import ReplyTooLarge, ReplyUndecodable, read_body
 from synth.rollouts.collection.types import CollectRequest, RolloutSpec
-from synth.rollouts.rewards.scoring import TaskAppReply
+from synth.rollouts.rewards.scoring import TaskAppReply, UnreadAnswer
+from synth.runtime.off_loop import INLINE_BYTES
 
 #: One httpx client with 32 requests in flight costs four times the CPU of one with 8.
 _REQUESTS_PER_CLIENT = 8
@@ -72,25 +71,9 @@ class TaskAppClient:
             return TaskAppReply(0, str(error))
         except httpx.HTTPError as error:
             return TaskAppReply(0, f"{type(error).__name__}: {error}")
-        answer = self._parse(content, cid)
-        if isinstance(answer, RecursionError) or _is_deeper(answer, self._max_answer_depth):
-            # Whatever reads it goes down level by level.
-            what = f"the answer is nested deeper than {self._max_answer_depth} levels (SYNTH_MAX_ANSWER_DEPTH)"
-            return TaskAppReply(0, what)
-        return TaskAppReply(reply.status_code, answer)
-
-    def _parse(self, content: bytes, cid: str) -> Any:
-        """The answer as JSON, or as text; the `RecursionError` of one that is too deep to be read.
-
-        Apps echo what they were sent, and a credential must not reach an event.
-        """
-        content = without_secrets(content, [cid, *([self._key] if self._key else [])])
-        try:
-            return json.loads(content)
-        except RecursionError as error:
-            return error
-        except ValueError:
-            return content.decode(errors="replace")
+        unread = UnreadAnswer(content, (cid, *([self._key] if self._key else [])), self._max_answer_depth)
+        answered = TaskAppReply(reply.status_code, None, unread=unread)
+        return answered if answered.size > INLINE_BYTES else answered.read()
 
     def _body(self, request: CollectRequest, spec: RolloutSpec, *, inference_url: str, cid: str) -> dict[str, Any]:
         r = self._rollout_settings
@@ -126,15 +109,3 @@ class TaskAppClient:
     async def aclose(self) -> None:
         for client in self._clients:
             await client.aclose()
-
-
-def _is_deeper(answer: Any, levels: int) -> bool:
-    """Whether containers of an answer lie deeper in one another than this."""
-    level: list[Any] = [answer]
-    for _ in range(levels):
-        # One level of all that there is at a time.
-        inner = [c.values() if isinstance(c, dict) else c for c in level if isinstance(c, dict | list)]
-        level = [item for items in inner for item in items if isinstance(item, dict | list)]
-        if not level:
-            return False
-    return True

@@ -52,6 +52,7 @@ from synth.rollouts.jobs.rollout_runner import RolloutRunner
 from synth.rollouts.jobs.teaching import Teaching
 from synth.rollouts.rewards.plugin import PluginAdvantage, load_advantage
 from synth.rollouts.settings import RolloutsSettings
+from synth.runtime.off_loop import OffLoop
 from synth.service_secrets import Purpose, ServiceSecrets
 from synth.work import Task
 
@@ -65,6 +66,7 @@ class CollectTaskOwner:
     settings: RolloutsSettings
     secrets: ServiceSecrets
     replicas: ReplicaTable
+    off_loop: OffLoop
     python: PythonPool | None = None
     """Where graders that are code run; None where they do not."""
     collectors: dict[str, Collector] = field(default_factory=dict[str, Collector])
@@ -144,6 +146,8 @@ class CollectTaskOwner:
             replica_wait_s=self.settings.policy_wait_s,
             grace_s=self._grace_s(rollout_settings),
             transcript_bytes=self.settings.transcript_bytes,
+            off_loop=self.off_loop,
+            org=history.org,
             progress=progress,
         )
         term = lease.task.term

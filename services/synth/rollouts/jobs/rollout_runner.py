@@ -9,7 +9,9 @@ import random
 import time
 import zlib
 from collections.abc import Callable
+from dataclasses import replace
 
+import msgspec
 import structlog
 
 from synth.bus.kv.replicas import Replica, ReplicaTable
@@ -21,11 +23,13 @@ from synth.rollouts.clients.player import Player
 from synth.rollouts.clients.recorder import RecorderClient
 from synth.rollouts.collection.deadline import Deadline
 from synth.rollouts.collection.policy_versions import PolicyVersions
+from synth.rollouts.collection.settle import SettledTry, SettleRules, settle
 from synth.rollouts.collection.transcript import transcript_to_bytes
 from synth.rollouts.collection.types import CollectRequest, CutOff, RolloutSpec, TryResult
 from synth.rollouts.concurrency.controller import Overload
-from synth.rollouts.rewards.scoring import Rewarded, TaskAppReply, score
+from synth.rollouts.rewards.scoring import TaskAppReply
 from synth.runtime import logs
+from synth.runtime.off_loop import INLINE_BYTES, OffLoop, TooMuchWork
 from synth.service_secrets import Keyring
 from synth.trajectories import CompletionRecord
 
@@ -62,11 +66,14 @@ class RolloutRunner:
         replica_wait_s: float,
         grace_s: float,
         transcript_bytes: int,
+        off_loop: OffLoop,
+        org: str,
         progress: Callable[[str], None],
     ) -> None:
         """replica_wait_s: how long a try waits for a replica that can serve it, and for how long it is played again
         when its recording is lost, or its policy is not given its time. grace_s: how long the player may take to answer
-        when the rollout's time is over. transcript_bytes: of each transcript.
+        when the rollout's time is over. transcript_bytes: of each transcript. off_loop: where large answers are read,
+        on behalf of `org`.
 
         progress: called when a stage of a try begins.
         """
@@ -84,6 +91,8 @@ class RolloutRunner:
         self._transcript_bytes = transcript_bytes
         # Every stage has a time limit, so its beginning marks the task as alive.
         self._progress = progress
+        self._off_loop = off_loop
+        self._org = org
         # A nonce never repeats, over collectors too: a cid must not read what a predecessor left open.
         self._nonces = itertools.count(random.randrange(1, 1 << 40) << 10)
 
@@ -159,23 +168,30 @@ class RolloutRunner:
             raise
         if retry_if_aborted and reply.status != 200 and any(r.finish_reason == "abort" for r in records):
             raise Transient("a call was cut off")
-        scored = score(
-            reply,
-            records,
+        settled = await self._settle(reply, records, self._is_traced(request, spec))
+        # An answer may be large, and is not held beyond this.
+        return TryResult(settled.scored, records, _overload(reply), settled.transcript, settled.traced)
+
+    async def _settle(self, reply: TaskAppReply, records: list[CompletionRecord], traced: bool) -> SettledTry:
+        """Score a try, away from the event loop. Raises `Transient` if the process that reads a large answer ends."""
+        rules = SettleRules(
             url=self._player.url,
             failure_reward=self._rollout_settings.failure_reward,
             rewards=self._rewards,
+            transcript_bytes=self._transcript_bytes,
         )
-        traced = isinstance(scored, Rewarded) and self._is_traced(request, spec)
-        # An answer may be large, and is not held beyond this.
-        transcript = await asyncio.to_thread(
-            transcript_to_bytes,
-            records,
-            reply,
-            rewards=scored.sources.environment if isinstance(scored, Rewarded) else [],
-            limit=None if traced else self._transcript_bytes,
-        )
-        return TryResult(scored, records, _overload(reply), transcript, traced)
+        if reply.size <= INLINE_BYTES:
+            return await asyncio.to_thread(settle, reply, records, rules, traced)
+        task = "read the task app's answer"
+        try:
+            return await self._off_loop.process(
+                settle, reply, records, rules, traced, org=self._org, size=reply.size, task=task
+            )
+        except TooMuchWork as error:
+            failed = replace(
+                reply, problem=msgspec.structs.replace(error.problems[0], where=self._player.url), unread=None
+            )
+            return await asyncio.to_thread(settle, failed, records, rules, traced)
 
     async def _play_in_time(
         self, request: CollectRequest, spec: RolloutSpec, replica: Replica, *, url: str, cid: str

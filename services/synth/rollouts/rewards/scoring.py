@@ -7,11 +7,14 @@ dropped. What an app says of tokens is not read: the sampled tokens come from th
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import json
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from synth.chat.json_text import is_too_deep
 from synth.errors import Problem
 from synth.jobs.rewards import RewardSettings
+from synth.keys import without_secrets
 from synth.rollouts.rewards.step_rewards import turn_rewards
 from synth.taskapp.contract import NotAReward, read_reward
 from synth.trajectories import CompletionRecord, RewardSources, at_last_turn
@@ -24,17 +27,58 @@ LARGEST_REWARD = 1e30
 
 
 @dataclass(frozen=True)
+class UnreadAnswer:
+    """The bytes of an answer. secrets: what it must not hold when it is read. max_depth: levels of nesting."""
+
+    content: bytes
+    secrets: tuple[str, ...]
+    max_depth: int
+
+    def read(self) -> Any:
+        """The answer as JSON, or as text. Raises `RecursionError` if it is nested too deeply.
+
+        Apps echo what they were sent, and a credential must not reach an event.
+        """
+        content = without_secrets(self.content, self.secrets)
+        try:
+            answer = json.loads(content)
+        except ValueError:
+            return content.decode(errors="replace")
+        if is_too_deep(answer, self.max_depth):
+            # The code that reads it goes down level by level.
+            raise RecursionError
+        return answer
+
+
+@dataclass(frozen=True)
 class TaskAppReply:
     """A task app's answer to `POST /rollout`: its HTTP status and its JSON body (its text where that is not JSON).
 
     status 0: there was no answer, and body says why. timed_out: the reason is that it did not come in time.
-    problem: why the environment failed, where whoever played the rollout knows it.
+    problem: why the environment failed, where whoever played the rollout knows it. unread: a large answer, whose body
+    `read` decodes: in a worker process, because decoding may hold the event loop for seconds.
     """
 
     status: int
     body: Any
     timed_out: bool = False
     problem: Problem | None = None
+    unread: UnreadAnswer | None = None
+
+    @property
+    def size(self) -> int:
+        """Bytes that `read` has to decode."""
+        return len(self.unread.content) if self.unread is not None else 0
+
+    def read(self) -> TaskAppReply:
+        """The reply with its body decoded. An answer that is nested too deeply is none: status 0."""
+        if self.unread is None:
+            return self
+        try:
+            return replace(self, body=self.unread.read(), unread=None)
+        except RecursionError:
+            what = f"the answer is nested deeper than {self.unread.max_depth} levels (SYNTH_MAX_ANSWER_DEPTH)"
+            return TaskAppReply(0, what)
 
 
 @dataclass(frozen=True)

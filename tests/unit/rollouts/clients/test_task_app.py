@@ -71,7 +71,7 @@ async def play(
         spec = RolloutSpec(rollout_id=RolloutId("job_1_t1_0"), index=0, group=0, seed=7)
         reply = await client.play(request, spec, inference_url="http://llm/v1?cid=trace_a", cid="trace_a")
         await client.aclose()
-    return bodies[0], reply
+    return bodies[0], reply.read()
 
 
 async def asked_for(settings: RolloutSettings, mode: Literal["train", "eval"] = "train") -> dict[str, Any]:

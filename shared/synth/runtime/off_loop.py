@@ -1,0 +1,132 @@
+"""Runs what a large request or answer costs away from the event loop: in worker processes and in a few threads.
+
+A thread is enough for code that gives the GIL back: Python code, which does so every 5 ms, and libraries that release
+it. One long call of C code does not: to decode 22 MiB of `[[],[],…]` holds every thread of a process for seconds. Such
+calls run in a worker process.
+
+What a worker returns is unpickled on the event loop, so a function that runs there must return something small.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import gc
+import resource
+import signal
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+from anyio import BrokenResourceError, BrokenWorkerProcess, CapacityLimiter, ClosedResourceError, to_process
+from pydantic import Field
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from synth.errors import Problem, Transient, UserError
+from synth.fairness.slots import FairSlots
+
+#: Up to this size work is done in place: even the worst takes only some milliseconds, as much as to call a worker.
+INLINE_BYTES = 64 << 10
+
+_T = TypeVar("_T")
+
+
+class WorkerSettings(BaseSettings):
+    """What large requests and answers may cost a process."""
+
+    model_config = SettingsConfigDict(env_prefix="SYNTH_", extra="ignore")
+
+    worker_processes: int = Field(default=2, ge=1)
+    """Worker processes in which a service decodes requests and answers of more than 64 KiB, and as many threads that
+    tokenise long prompts. They are started when they are first needed. Organisations share them by turns; one more is
+    kept for an organisation that has none."""
+
+    worker_memory_bytes: int = Field(default=4 << 30, ge=256 << 20)
+    """Memory that a worker process may have. A request that needs more is refused."""
+
+    worker_timeout_s: float = Field(default=60.0, gt=0)
+    """How long a worker process may take for one request or answer; then it is killed, and the request is refused."""
+
+
+class TooMuchWork(UserError):
+    """A request or an answer takes more time or memory than a worker process has."""
+
+    def __init__(self, task: str, taken: str, setting: str) -> None:
+        problem = Problem(
+            what=f"to {task} takes more than {taken}",
+            expected="less",
+            fix=f"send less at once, or have the operator raise {setting}",
+            where="body",
+        )
+        super().__init__(problem)
+
+
+class OffLoop:
+    """The worker processes and threads of one service. Their number is bounded; organisations share them by turns."""
+
+    def __init__(self, settings: WorkerSettings | None = None) -> None:
+        settings = settings or WorkerSettings()
+        count = settings.worker_processes
+        self._memory_bytes = settings.worker_memory_bytes
+        self._timeout_s = settings.worker_timeout_s
+        self._process_slots = FairSlots(count, spare=1)
+        self._thread_slots = FairSlots(count, spare=1)
+        # One more than the slots, for the spare one. Not the loop's own threads, which read and write files.
+        self._threads = ThreadPoolExecutor(count + 1, thread_name_prefix="large-request")
+
+    async def process(self, function: Callable[..., _T], *args: Any, org: str, size: int, task: str) -> _T:
+        """Call a function of a module in a worker process if `size` is above 64 KiB, else in place.
+
+        size: bytes of what it works on. task: what it does, for errors ("decode the body"). The worker is killed if the
+        caller is cancelled. Raises what the function raises (an exception that can be pickled), `TooMuchWork` beyond
+        the limits of time and memory, and `Transient` if the worker ends before it returns.
+        """
+        if size <= INLINE_BYTES:
+            return function(*args)
+        async with self._process_slots.hold(org):
+            try:
+                async with asyncio.timeout(self._timeout_s):
+                    try:
+                        return await self._call_worker(function, args)
+                    except BrokenWorkerProcess as error:
+                        if not isinstance(error.__cause__, BrokenResourceError | ClosedResourceError):
+                            raise
+                        # It did not take the request: it had ended while it was idle, which is not this one's fault.
+                        return await self._call_worker(function, args)
+            except TimeoutError as error:
+                raise TooMuchWork(task, f"{self._timeout_s:g} s", "SYNTH_WORKER_TIMEOUT_S") from error
+            except MemoryError as error:
+                taken = f"{self._memory_bytes:,} bytes of memory"
+                raise TooMuchWork(task, taken, "SYNTH_WORKER_MEMORY_BYTES") from error
+            except BrokenWorkerProcess as error:
+                raise Transient(f"the process that was to {task} ended; send it again", delay=1.0) from error
+
+    async def _call_worker(self, function: Callable[..., _T], args: tuple[Any, ...]) -> _T:
+        # `anyio` has a limiter of its own, which is not fair.
+        limiter = CapacityLimiter(1)
+        return await to_process.run_sync(_run, self._memory_bytes, function, args, cancellable=True, limiter=limiter)
+
+    async def thread(self, function: Callable[..., _T], *args: Any, org: str, **named: Any) -> _T:
+        """Call a function that gives the GIL back in one of the threads for large requests.
+
+        A thread cannot be ended: if the caller is cancelled, its slot stays taken until the function has returned.
+        """
+        holding = self._thread_slots.hold(org)
+        await holding.__aenter__()
+        call = functools.partial(function, *args, **named)
+        running = asyncio.get_running_loop().run_in_executor(self._threads, call)
+        running.add_done_callback(lambda _: asyncio.ensure_future(holding.__aexit__(None, None, None)))
+        return await asyncio.shield(running)
+
+
+def _run(memory_bytes: int, function: Callable[..., _T], args: tuple[Any, ...]) -> _T:
+    """Call a function in the worker process, within its memory."""
+    # A signal for the service's whole group must not end a request that the service still drains.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_DATA, (memory_bytes, resource.getrlimit(resource.RLIMIT_DATA)[1]))
+    # The collector would go through all that is decoded again and again, and take most of the time.
+    gc.disable()
+    try:
+        return function(*args)
+    finally:
+        gc.enable()
