@@ -6,8 +6,8 @@ _MIB = 1 << 20
 
 
 def hostile_bodies() -> dict[str, bytes]:
-    """4 MiB each, by what they hold."""
-    size = 4 * _MIB
+    """2 MiB each, by what they hold."""
+    size = 2 * _MIB
     return {
         "empty lists": b"[" + b",".join([b"[]"] * (size // 3)) + b"]",
         "empty objects": b'{"a":[' + b",".join([b"{}"] * (size // 3)) + b"]}",

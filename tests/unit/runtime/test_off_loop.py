@@ -105,7 +105,7 @@ async def test_one_organisation_cannot_keep_the_others_out(tmp_path: Path):
 
 
 async def test_the_monitor_sees_a_call_that_holds_the_gil():
-    body = b"[" + b",".join([b"[]"] * (3 << 20)) + b"]"
+    body = b"[" + b",".join([b"[]"] * (1 << 20)) + b"]"
     async with LoopGaps() as gaps:
         await asyncio.to_thread(decoded_length, body)
-    assert gaps.own_s > 0.05
+    assert gaps.wall_s > 0.05
