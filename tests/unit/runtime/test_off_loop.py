@@ -108,4 +108,4 @@ async def test_the_monitor_sees_a_call_that_holds_the_gil():
     body = b"[" + b",".join([b"[]"] * (1 << 20)) + b"]"
     async with LoopGaps() as gaps:
         await asyncio.to_thread(decoded_length, body)
-    assert gaps.wall_s > 0.05
+    assert gaps.own_s > 0.05
