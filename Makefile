@@ -51,17 +51,21 @@ lint: .venv/installed ## ruff, pyright, import-linter, the layout
 	@PYTHONPATH=shared:services $(BIN)/lint-imports
 	@$(BIN)/python -m contracts.layout
 
-# Two processes that compute on two threads each would wait for each other on two cores.
-unit: export OMP_NUM_THREADS := 1
+# Processes that compute on two threads each would wait for each other on two cores.
+unit service long: export OMP_NUM_THREADS := 1
+# A worker gets a whole file. By itself xdist begins with the files of the most tests, and so ends with those of few tests
+# that take long, which are in tests/e2e: named first they come first, and short files fill the workers at the end.
+LONG_FILES_FIRST := --dist loadfile --no-loadscope-reorder
 
 unit: .venv/installed ## the tests that start no process
 	@$(BIN)/pytest tests/unit -m "not long" --numprocesses 2
 
+# Three workers on two cores: these tests wait for about half of their time.
 service: .venv/installed ## one service and a real NATS, then a whole cluster
-	@$(BIN)/pytest tests/service tests/e2e -m "not long and not soak" --numprocesses 2 --dist loadfile
+	@$(BIN)/pytest tests/e2e tests/service -m "not long and not soak" --numprocesses 3 $(LONG_FILES_FIRST)
 
 long: .venv/installed ## what takes too long for `make test`: the tour of every command, one device by turns, …
-	@$(BIN)/pytest tests/unit tests/service tests/e2e -m long --numprocesses 2 --dist loadfile
+	@$(BIN)/pytest tests/e2e tests/service tests/unit -m long --numprocesses 2 $(LONG_FILES_FIRST)
 
 # The published clients as their users have them: each in an environment of its own, outside ours.
 CLIENTS := synth-ai-0.2.16 synth-ai-0.2.23 openai-1 openai-2 openai pydantic-ai
