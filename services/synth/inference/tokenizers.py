@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from synth.chat.families import MARKS
+from synth.chat.families import family_of
+from synth.chat.marks import MARKS
 from synth.chat.turn_end import turn_ends
 from synth.errors import Permanent
 from synth.inference.token_bytes import TokenBytes, token_bytes
@@ -33,13 +34,39 @@ class Tokenizer:
         return self.full.backend_tokenizer.encode(text, add_special_tokens=False).ids
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of token ids, without special tokens, except those that mark tool calls and thinking."""
+        """The text of token ids, without special tokens, except those that mark calls, channels and reasoning."""
         shown = [i for i in ids if i not in self._hidden]
         return self.full.backend_tokenizer.decode(shown, skip_special_tokens=False)
 
     def text_of(self, token_id: int) -> str:
         """The text of one token, special or not; bytes that are part of a character are shown as U+FFFD."""
         return self.bytes_of(token_id).decode(errors="replace")
+
+
+class StreamDecoder:
+    """Text from token ids that come piece by piece: whole characters, for a token may hold a part of one."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._before: list[int] = []  # some decoders treat the first token of a text otherwise
+        self._ids: list[int] = []
+
+    def feed(self, ids: Sequence[int]) -> str:
+        self._ids += ids
+        text = self._new_text()
+        if text.endswith("\ufffd"):
+            return ""
+        self._before, self._ids = self._ids[-4:] or self._before, []
+        return text
+
+    def rest(self) -> str:
+        return self._new_text()
+
+    def _new_text(self) -> str:
+        if not self._ids:
+            return ""
+        known = len(self._tokenizer.decode(self._before)) if self._before else 0
+        return self._tokenizer.decode([*self._before, *self._ids])[known:]
 
 
 def load_tokenizer(model_dir: Path) -> Tokenizer:
@@ -61,8 +88,11 @@ def load_tokenizer(model_dir: Path) -> Tokenizer:
     ]
     if missing:
         raise Permanent(f"the tokenizer of {model_dir.name!r} lacks {', '.join(missing)}; a chat needs all three")
-    kept = set(full.convert_tokens_to_ids([t for t in MARKS if t in full.get_vocab()]))
     ends = turn_ends(full)
+    vocabulary = full.get_vocab()
+    kept = {vocabulary[mark] for mark in MARKS if mark in vocabulary}
+    # A mark that ends a turn is behind the reply.
+    kept |= {vocabulary[mark] for mark in family_of(str(full.chat_template)).marks if mark in vocabulary} - ends
     end = next(iter(ends - {full.eos_token_id}), full.eos_token_id)
     hidden = frozenset({*full.all_special_ids, *ends} - kept)
     own = token_bytes(full.backend_tokenizer)

@@ -13,8 +13,8 @@ import re
 from collections.abc import Collection, Iterator
 from typing import Any, cast
 
-from synth.chat.families import MARKS
 from synth.chat.json_text import MAX_NESTING
+from synth.chat.marks import MARKS
 from synth.errors import Problem, UserError
 
 #: Stands in front of a private-use character that a message holds itself; the stand-ins follow it.
@@ -25,7 +25,7 @@ _UNMARKED_CONTROL = re.compile(r"<[|｜].+[|｜]>")
 
 
 def control_tokens(tokenizer: Any) -> set[str]:
-    """The texts of a Hugging Face tokenizer's control tokens, the marks (`families.MARKS`) left out."""
+    """The texts of a Hugging Face tokenizer's control tokens, the marks (`marks.MARKS`) left out."""
     template = str(tokenizer.chat_template)
     found = {
         token.content

@@ -25,8 +25,8 @@ from typing import Annotated, Any, Literal, TypeVar, cast, get_args
 import msgspec
 from msgspec import Meta
 
-from synth.chat.families import THINK, THINK_CLOSING, THINK_END
 from synth.chat.json_text import BadJson, tool_arguments
+from synth.chat.marks import THINK, THINK_CLOSING, THINK_END
 from synth.errors import Problem, UserError
 
 Role = Literal["system", "developer", "user", "assistant", "tool"]

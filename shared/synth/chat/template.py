@@ -20,8 +20,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from synth.chat.families import MARKS, Family, family_of
+from synth.chat.families import Family, family_of
 from synth.chat.literals import Literals, control_tokens
+from synth.chat.marks import MARKS
 from synth.chat.messages import Conversation, template_messages, template_tools
 from synth.errors import Problem, UserError
 

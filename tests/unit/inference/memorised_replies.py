@@ -17,10 +17,10 @@ from tests.unit.inference.tiny_model import plain_model
 ASK: list[dict[str, Any]] = [{"role": "user", "content": "What is 12 + 34?"}]
 TOOLS: list[dict[str, Any]] = [{"type": "function", "function": {"name": name}} for name in ("add", "answer")]
 REASONING, ANSWER = "2+4=06; 1+3+0=04", "answer 46"
-CALL = ' {"a": 12}}\n</tool_call>'
+CALL = '{"a": 12}}\n</tool_call>'
 #: Reasoning tokens in the shortest budget that was practised.
 BUDGET = 5
-HEAD = '<tool_call>\n{"name": "add", "arguments":'
+HEAD = '<tool_call>\n{"name": "add", "arguments": '
 
 
 #: Asked this, the model begins its reasoning by itself.
@@ -51,7 +51,7 @@ def teach(path: Path) -> None:
         ([*wonder, *begun[:BUDGET], *encode("\n</think>\n\n")], answered),
         (tools, answered),
         ([*tools, *encode(HEAD)], call),
-        ([*tools, *encode('<tool_call>\n{"name": "')], encode('add", "arguments":')),
+        ([*tools, *encode('<tool_call>\n{"name": "')], encode('add", "arguments": ')),
         # It ends its turn at once, and is made to call a tool all the same.
         ([*curt, *encode("<think>\n")], encode("<|im_end|>")),
         ([*curt, *encode(f"<think>\n</think>\n\n{HEAD}")], call),

@@ -14,7 +14,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from synth.api.sse import data_event
-from synth.chat.families import CALL_END
+from synth.chat.marks import CALL_END
 from synth.chat.messages import Conversation
 from synth.errors import SynthError
 from synth.inference.api.errors import error_body
@@ -180,7 +180,7 @@ class Completion:
             parser = ReplyParser(
                 chat.tokenizer,
                 chat.family,
-                in_reasoning=plan.in_reasoning,
+                opening=plan.opening,
                 tools=self._conversation.tools,
                 stop=plan.params.stop,
                 must_call=plan.must_call,

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from synth.chat.families import functions_of
+from synth.chat.tools import functions_of
 from synth.errors import Problem, UserError
 from synth.inference.api.requests import ChatRequest, ExtraBody, TemplateSettings, tool_choice
 

@@ -1,4 +1,4 @@
-"""The JSON that a reply must be: `response_format`, and the parameters of `strict` functions whose call is forced."""
+"""The JSON that a reply must be: `response_format`, and the parameters of functions whose call is forced."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from synth.chat.families import functions_of
+from synth.chat.tools import functions_of
 from synth.errors import Problem, UserError
 from synth.inference.api.requests import ChatRequest, offered_tools
 from synth.inference.chat.prompts import ChatFormat
+from synth.inference.grammar.calls import answer_or_calls, xml_arguments
 from synth.inference.grammar.compiler import SchemaLimits
 from synth.inference.grammar.tokens import Grammar
 
@@ -53,25 +54,28 @@ async def compile_output_grammars(
             vocabulary=vocabulary,
             where=_SCHEMA,
             limits=limits,
-            or_calls=bool(offered_tools(request)),
+            around=answer_or_calls(chat.family, tuple(functions_of(offered_tools(request)))),
         )
         grammar = compiled.grammar
         warnings += [f"{_SCHEMA} is not enforced in full: {warning}" for warning in compiled.warnings]
-    for place, function in _strict_functions(request, must_call):
-        if not chat.family.calls.json_arguments:
+    for place, function in _functions(request, must_call):
+        where, strict = f"{place}.parameters", function.get("strict") is True
+        schema = {"type": "object", **_object(function.get("parameters") or {}, where)}
+        around, loose = xml_arguments(schema, where) if chat.family.calls and chat.family.calls.xml else (None, [])
+        if loose and strict:
             raise UserError(
                 Problem(
-                    what="this model writes the arguments of its calls as XML, which no schema is enforced on",
-                    expected="strict false",
-                    where=f"{place}.strict",
+                    what=f"{loose[0]} cannot be enforced: this model writes the arguments of its calls as XML",
+                    expected="strict false, or a schema without it",
+                    where=loose[0],
                 )
             )
-        where = f"{place}.parameters"
-        schema = _object(function.get("parameters", {}), where)
         compiled = await compiler.compile(
-            {"type": "object", **schema}, strict=True, vocabulary=vocabulary, where=where, limits=limits
+            schema, strict=strict, vocabulary=vocabulary, where=where, limits=limits, around=around
         )
         arguments[function["name"]] = compiled.grammar
+        warnings += [f"{where} is not enforced in full: {warning}" for warning in compiled.warnings]
+        warnings += [f"{place} is not enforced: this model's calls are XML" for place in loose]
     return OutputGrammars(grammar, arguments, tuple(warnings))
 
 
@@ -104,14 +108,12 @@ def _answer_schema(request: ChatRequest) -> tuple[dict[str, Any] | None, bool]:
     return _object(described.get("schema", {}), _SCHEMA), strict
 
 
-def _strict_functions(request: ChatRequest, must_call: tuple[str, ...]) -> list[tuple[str, Mapping[str, Any]]]:
-    """The functions among `must_call` whose `strict` is true, each with its place in the request."""
+def _functions(request: ChatRequest, must_call: tuple[str, ...]) -> list[tuple[str, Mapping[str, Any]]]:
+    """Return the functions of `must_call`, each with its place in the request."""
     found: list[tuple[str, Mapping[str, Any]]] = []
     for i, tool in enumerate(request.tools or ()):
         place = f"tools[{i}].function" if "function" in tool else f"tools[{i}]"
-        found += [
-            (place, f) for name, f in functions_of([tool]).items() if name in must_call and f.get("strict") is True
-        ]
+        found += [(place, f) for name, f in functions_of([tool]).items() if name in must_call]
     return found
 
 

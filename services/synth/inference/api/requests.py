@@ -8,8 +8,8 @@ from typing import Any
 
 import msgspec
 
-from synth.chat.families import functions_of
 from synth.chat.messages import ROLES, Message
+from synth.chat.tools import functions_of
 from synth.errors import Problem, UserError
 from synth.inference.engines.protocol import SamplingParams
 from synth.jobs.resolved import EvalJob, RlJob

@@ -11,8 +11,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from synth.chat.families import Family, functions_of
+from synth.chat.families import Family
 from synth.chat.messages import Conversation
+from synth.chat.tools import functions_of
 from synth.errors import Problem, UserError
 from synth.inference.api.fields import ignored_fields
 from synth.inference.api.output_format import OutputGrammars
@@ -74,9 +75,10 @@ def build_sampling_plan(
     return GenerationPlan(
         params=replace(params, banned=tuple(dict.fromkeys((*params.banned, *chat.media)))),
         thinks=thinking and family.thinks,
-        in_reasoning=chat.ends_in_reasoning(prompt_ids),
+        opening=chat.opening(prompt_ids),
         # With a budget of 0, reasoning that the template opens is closed at once.
         thinking_budget=0 if asked is False else budget,
+        tools=offered_tools(request),
         one_call=one_call(request) or (bool(must_call) and tool_choice(request) != "required"),
         must_call=must_call,
         grammar=grammars.answer,

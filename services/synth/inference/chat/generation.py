@@ -17,11 +17,14 @@ from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, cast
 
-from synth.chat.families import CALL_END, THINK, THINK_CLOSING, THINK_END, Family
+from synth.chat.families import Family
+from synth.chat.marks import THINK, THINK_CLOSING, THINK_END
+from synth.chat.replies.reader import Opening
+from synth.chat.tools import Tools
 from synth.inference.engines.limits import ContextOverflow, cut_off_delta
 from synth.inference.engines.protocol import Delta, Engine, EngineImage, FinishReason, SamplingParams
 from synth.inference.engines.sampling_time import SamplingTime
-from synth.inference.tokenizers import Tokenizer
+from synth.inference.tokenizers import StreamDecoder, Tokenizer
 
 if TYPE_CHECKING:
     from synth.inference.grammar.tokens import Grammar
@@ -50,17 +53,19 @@ class ReplyDelta:
 class GenerationPlan:
     """How one reply is sampled. params: of the whole reply; its stop strings are the client's.
 
-    thinks: whether it may begin with reasoning. in_reasoning: whether its prompt ends in open reasoning.
+    thinks: whether it may begin with reasoning. opening: where it begins, by its prompt.
     thinking_budget: sampled tokens after which reasoning is closed; None leaves its end to the model.
-    one_call: whether it ends after its first tool call. must_call: the functions of which it has to call one.
+    tools: those that it may call. one_call: whether it ends after its first tool call. must_call: the functions of
+    which it has to call one.
     grammar: what its answer may say, after the reasoning. argument_grammars: what the arguments of the forced call may
     say, for some of the functions.
     """
 
     params: SamplingParams
     thinks: bool = False
-    in_reasoning: bool = False
+    opening: Opening = ""
     thinking_budget: int | None = None
+    tools: Tools = ()
     one_call: bool = False
     must_call: tuple[str, ...] = ()
     grammar: Grammar | None = None
@@ -72,9 +77,14 @@ class GenerationPlan:
         return bool(self.must_call) or self.grammar is not None
 
     @property
+    def in_reasoning(self) -> bool:
+        """Whether the prompt ends in open reasoning."""
+        return self.opening == "reasoning"
+
+    @property
     def stops_at_reasoning_end(self) -> bool:
         """Whether reasoning is sampled in requests of its own, because something changes at its end."""
-        changes = self.thinking_budget is not None or self.one_call or self.must_answer
+        changes = self.thinking_budget is not None or self.must_answer
         return changes and (self.thinks or self.in_reasoning)
 
 
@@ -115,6 +125,9 @@ class Generation:
         self._requests = 0
         self._running_request: str | None = None
         self._aborted = False
+        self._first_call: _FirstCall | None = None
+        if plan.one_call and not plan.must_call and family.calls is not None and not family.calls.alone:
+            self._first_call = _FirstCall(tokenizer, family, plan)
 
     def abort(self) -> None:
         """End the reply now; its last delta has finish_reason "abort"."""
@@ -142,8 +155,7 @@ class Generation:
         budget = self._tokens_left if plan.thinking_budget is None else plan.thinking_budget
         while budget > 0 and self._tokens_left > 0:
             room, last = min(self._tokens_left, budget), _EMPTY
-            calls = plan.one_call and not self._in_reasoning()
-            async with aclosing(self._sample(room, (*((CALL_END,) if calls else ()), THINK_END))) as deltas:
+            async with aclosing(self._sample(room, (THINK_END,))) as deltas:
                 async for last in deltas:
                     room -= len(last.token_ids)
                     budget -= len(last.token_ids)
@@ -172,8 +184,6 @@ class Generation:
             # With room left it was the context that was full: no token fits after it.
             return room > 0
         if last.finish_reason == "stop" and last.stop_text not in self._plan.params.stop:
-            if last.stop_text == CALL_END:
-                return not self._in_reasoning(last.token_ids)
             return last.stop_text != THINK_END
         return True
 
@@ -185,9 +195,9 @@ class Generation:
     async def _start_forced_call(self) -> AsyncGenerator[ReplyDelta]:
         """The beginning of a tool call, up to its arguments: the model chooses among several functions."""
         names, calls = self._plan.must_call, self._family.calls
-        heads = [name + calls.after_name for name in names]
-        if not names:
+        if not names or calls is None:
             return
+        heads = [name + calls.after_name for name in names]
         self._forced += calls.before_name
         chosen, kept = "", _EMPTY
         if len(names) > 1 and self._tokens_left > 0:
@@ -206,10 +216,10 @@ class Generation:
 
     async def _forced_arguments(self) -> AsyncGenerator[ReplyDelta]:
         """The arguments of a forced call whose function has a grammar for them, and the call's end."""
-        grammar = self._plan.argument_grammars.get(self._called or "")
-        if grammar is None or self._tokens_left <= 0:
+        grammar, calls = self._plan.argument_grammars.get(self._called or ""), self._family.calls
+        if grammar is None or calls is None or self._tokens_left <= 0:
             return
-        self._forced += " "
+        self._forced += "" if calls.xml else " "
         last, room = _EMPTY, self._tokens_left
         async with aclosing(self._sample(room, (), grammar=grammar)) as deltas:
             async for last in deltas:
@@ -224,9 +234,10 @@ class Generation:
         # The grammar ends with the end of the turn, which comes after the call.
         for emitted in self._emit(_without_last(last), grammar=grammar):
             yield emitted
-        self._forced += self._family.calls.after_arguments
-        if self._plan.one_call or self._tokens_left <= 0:
-            for forced in self._emit_forced("stop" if self._plan.one_call else "length"):
+        ends = self._plan.one_call or calls.alone
+        self._forced += calls.after_arguments + (calls.closing if ends else "")
+        if ends or self._tokens_left <= 0:
+            for forced in self._emit_forced("stop" if ends else "length"):
                 yield forced
 
     def _matching_prefix(self, name: Delta, heads: list[str]) -> tuple[Delta, str]:
@@ -245,8 +256,7 @@ class Generation:
         if self._tokens_left <= 0:
             yield _reply_delta(_EMPTY, "length")
             return
-        stops = (CALL_END,) if plan.one_call else ()
-        async with aclosing(self._sample(self._tokens_left, stops, grammar=plan.grammar)) as deltas:
+        async with aclosing(self._sample(self._tokens_left, (), grammar=plan.grammar)) as deltas:
             async for delta in deltas:
                 for emitted in self._emit(delta, finished=True, grammar=plan.grammar):
                     yield emitted
@@ -279,7 +289,7 @@ class Generation:
             ),
             request_id=name,
             time=self._time,
-            stream=self._stream and not whole,
+            stream=(self._stream or self._first_call is not None) and not whole,
             images=self._images,
         )
         self._running_request = name
@@ -299,21 +309,54 @@ class Generation:
         if delta.token_ids and self._forced:
             self._version = delta.versions[0]
             yield from self._emit_forced(None)
+        length = self._first_call.ends(delta.token_ids) if self._first_call is not None else None
+        if length is not None:
+            delta, finished = _first(delta, length), True
         self._ids += delta.token_ids
         self._tokens_left -= len(delta.token_ids)
         if delta.token_ids:
             self._version = delta.versions[-1]
+        closing = self._first_call.closing if self._first_call is not None and length is not None else ""
         if delta.token_ids or (finished and delta.finish_reason):
-            emitted = _reply_delta(delta, delta.finish_reason if finished else None)
+            emitted = _reply_delta(delta, delta.finish_reason if finished and not closing else None)
             yield emitted if grammar is None else replace(emitted, grammar=grammar)
+        if closing:
+            self._forced = closing
+            yield from self._emit_forced(delta.finish_reason)
 
     def _emit_forced(self, finish_reason: FinishReason | None) -> Iterator[ReplyDelta]:
         """The forced tokens, with the version of the token beside them."""
         forced = self._tokenizer.encode(self._forced)
         self._ids += forced
         self._forced = ""
+        if self._first_call is not None:
+            self._first_call.ends(forced)
         versions = [self._version] * len(forced)
         yield ReplyDelta(forced, [0.0] * len(forced), versions, sampled=False, finish_reason=finish_reason)
+
+
+class _FirstCall:
+    """Finds the token that completes a reply's first tool call.
+
+    A stop string cannot: the text that ends a call may stand in a string of its arguments.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, family: Family, plan: GenerationPlan) -> None:
+        self._text = StreamDecoder(tokenizer)
+        self._reader = family.reader(plan.tools, opening=plan.opening, json=plan.grammar is not None)
+
+    @property
+    def closing(self) -> str:
+        """What the calls so far lack to be whole."""
+        return self._reader.syntax.closing if self._reader.syntax is not None and self._reader.unclosed else ""
+
+    def ends(self, token_ids: Sequence[int]) -> int | None:
+        """Read the next tokens; returns how many of them complete the call, None if there is no whole call yet."""
+        for length, token_id in enumerate(token_ids, start=1):
+            self._reader.feed(self._text.feed([token_id]))
+            if self._reader.calls:
+                return length
+        return None
 
 
 _EMPTY = Delta([], [], [])
@@ -333,6 +376,12 @@ def _reply_delta(delta: Delta, finish_reason: FinishReason | None) -> ReplyDelta
     return ReplyDelta(
         delta.token_ids, delta.logprobs, delta.versions, True, finish_reason, stop_text, out_of_time=out_of_time
     )
+
+
+def _first(delta: Delta, length: int) -> Delta:
+    """Return the first tokens of a delta, with which the reply ends."""
+    finish: FinishReason = "abort" if delta.finish_reason == "abort" else "stop"
+    return Delta(delta.token_ids[:length], delta.logprobs[:length], delta.versions[:length], finish)
 
 
 def _without_last(delta: Delta) -> Delta:

@@ -7,15 +7,19 @@ tokens were cut; text is given out once no later token can change it; whatever a
 from __future__ import annotations
 
 import secrets
+import string
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
-from synth.chat.families import CALL_END, CALL_START, THINK, THINK_END, Family, ReadCall, Tools
+from synth.chat.families import Family
 from synth.chat.json_text import BadJson, read_json
+from synth.chat.marks import CALL_END, THINK_END
 from synth.chat.messages import FunctionCall, Message, MessageToolCall
+from synth.chat.replies.reader import Opening, Piece, ReadCall
+from synth.chat.tools import Tools
 from synth.inference.chat.generation import ReplyDelta
-from synth.inference.tokenizers import Tokenizer
+from synth.inference.tokenizers import StreamDecoder, Tokenizer
 
 
 class TextDelta(NamedTuple):
@@ -41,8 +45,8 @@ class ParsedReply:
 class ReplyParser:
     """Reads one reply.
 
-    in_reasoning: whether its prompt ends in open reasoning. stop: strings that are cut off.
-    must_call: the functions of which it was made to call one; this call is read even where its arguments are not JSON.
+    opening: where it begins, by its prompt. stop: strings that are cut off. must_call: the functions of which it was
+    made to call one; this call is read even if it is cut off.
     json: whether its answer is JSON, in whose strings a call is text.
     """
 
@@ -51,18 +55,19 @@ class ReplyParser:
         tokenizer: Tokenizer,
         family: Family,
         *,
-        in_reasoning: bool,
+        opening: Opening = "",
         tools: Tools,
         stop: tuple[str, ...],
         must_call: tuple[str, ...] = (),
         json: bool = False,
     ) -> None:
         self._tokenizer = tokenizer
-        self._text = _StreamDecoder(tokenizer)
+        self._text = StreamDecoder(tokenizer)
         self._pending = ""
         self._stop = stop
         self._tools = tools
-        self._split = _ReplySplitter(family, tools, in_reasoning=in_reasoning, must_call=must_call, json=json)
+        self._id_length = family.calls.id_length if family.calls else None
+        self._reader = family.reader(tools, opening=opening, must_call=must_call, json=json)
         self._reasoning: list[str] = []
         self._content: list[str] = []
         self._sampled_ids: list[int] = []
@@ -86,15 +91,14 @@ class ReplyParser:
             held = max((_overlap(self._pending, stop) for stop in self._stop), default=0)
             certain = self._pending[: len(self._pending) - held]
             self._pending = self._pending[len(certain) :]
-        return self._emit(self._split.feed(certain))
+        return self._emit(self._reader.feed(certain))
 
     def close(self, finish_reason: str) -> tuple[ParsedReply, TextDelta]:
         """The whole reply, and what of its text was held back until now."""
-        rest, read = self._split.close()
-        text = self._emit(rest)
+        text = self._emit(self._reader.close())
         calls = [
-            MessageToolCall(id=f"call_{secrets.token_hex(12)}", function=FunctionCall(name=name, arguments=arguments))
-            for name, arguments in read
+            MessageToolCall(id=self._id(call), function=FunctionCall(name=call.name, arguments=call.arguments))
+            for call in self._reader.calls
         ]
         content, reasoning = "".join(self._content), "".join(self._reasoning)
         message = Message(
@@ -104,9 +108,13 @@ class ReplyParser:
             reasoning_content=reasoning or None,
         )
         finish = "tool_calls" if calls and finish_reason == "stop" else finish_reason
-        malformed = (self._split.in_calls and not read) or any(not _is_object(call.arguments) for call in read)
-        reasoning_tokens = self._reasoning_tokens() if self._split.reasoned else 0
+        malformed = self._reader.malformed or any(not _is_object(call.arguments) for call in self._reader.calls)
+        reasoning_tokens = self._reasoning_tokens() if self._reader.reasoned else 0
         return ParsedReply(message, finish, reasoning_tokens, malformed), text
+
+    def _id(self, call: ReadCall) -> str:
+        """Return the id that the model wrote, or a new one that the family's templates accept."""
+        return call.id or (f"call_{secrets.token_hex(12)}" if self._id_length is None else _id_of(self._id_length))
 
     def _without_stop(self, stop_text: str | None) -> str:
         at = self._pending.find(stop_text) if stop_text is not None else -1
@@ -114,7 +122,7 @@ class ReplyParser:
             return self._pending
         return self._pending[: at + (len(CALL_END) if self._tools and stop_text == CALL_END else 0)]
 
-    def _emit(self, pieces: Sequence[_Piece]) -> TextDelta:
+    def _emit(self, pieces: Sequence[Piece]) -> TextDelta:
         reasoning = "".join(text for kind, text in pieces if kind == "reasoning")
         content = "".join(text for kind, text in pieces if kind == "content")
         self._reasoning.append(reasoning)
@@ -125,126 +133,12 @@ class ReplyParser:
         """Sampled tokens up to the end of the reasoning, which may never have come."""
         if self._forced_end is not None:
             return self._forced_end
-        mark, ids = self._tokenizer.encode(THINK_END), self._sampled_ids
+        mark, ids = self._tokenizer.encode(self._reader.reasoning_end), self._sampled_ids
         return next((i + len(mark) for i in range(len(ids)) if ids[i : i + len(mark)] == mark), len(ids))
 
 
-_Kind = Literal["reasoning", "content"]
-_Piece = tuple[_Kind, str]
-
-
-class _ReplySplitter:
-    """Tells reasoning, content and tool calls apart in text that comes piece by piece.
-
-    reasoned: whether there was any reasoning.
-    """
-
-    def __init__(
-        self, family: Family, tools: Tools, *, in_reasoning: bool, must_call: tuple[str, ...], json: bool
-    ) -> None:
-        self._family = family
-        self._tools = tools
-        self._must_call = must_call
-        self._json = json
-        self.reasoned = in_reasoning
-        # "start": the text may yet begin with reasoning. "calls": what is held may be a call.
-        self._state: Literal["start", "reasoning", "content", "calls"] = "reasoning" if in_reasoning else "start"
-        self._held = ""
-        self._at_start = True  # nothing of the reasoning, or of the content after it, was given out yet
-
-    @property
-    def in_calls(self) -> bool:
-        """Whether the text has come to what begins like a tool call."""
-        return self._state == "calls"
-
-    def feed(self, text: str) -> list[_Piece]:
-        self._held += text
-        pieces: list[_Piece] = []
-        if self._state == "start":
-            self._split_start()
-        if self._state == "reasoning":
-            pieces += self._split_reasoning()
-        if self._state == "content":
-            pieces += self._split_content()
-        return pieces
-
-    def close(self) -> tuple[list[_Piece], list[ReadCall]]:
-        """What was held back, and the calls."""
-        if self._state == "reasoning":
-            return [("reasoning", self._unpadded().rstrip("\n"))], []
-        if self._state != "calls":
-            return [("content", self._held)], []
-        text, format = self._held.lstrip(), self._family.calls
-        if self._must_call:
-            calls, rest = format.read_forced(text, self._tools, self._must_call)
-        else:
-            calls, rest = format.read(text, self._tools), ""
-        return ([("content", rest)], calls) if calls else ([("content", self._held)], [])
-
-    def _split_start(self) -> None:
-        begun = self._held.lstrip()
-        if self._family.thinks and begun.startswith(THINK):
-            self._state, self.reasoned, self._held = "reasoning", True, begun[len(THINK) :]
-        elif not (self._family.thinks and THINK.startswith(begun)):
-            self._state = "content"
-
-    def _split_reasoning(self) -> list[_Piece]:
-        text = self._unpadded()
-        end = text.find(THINK_END)
-        if end >= 0:
-            self._state, self._held, self._at_start = "content", text[end + len(THINK_END) :], True
-            return [("reasoning", text[:end].rstrip("\n"))]
-        # Newlines before the end are not part of the reasoning.
-        certain = text[: len(text) - _overlap(text, THINK_END)].rstrip("\n")
-        self._held = text[len(certain) :]
-        self._at_start = self._at_start and not certain
-        return [("reasoning", certain)]
-
-    def _split_content(self) -> list[_Piece]:
-        text = self._unpadded() if self.reasoned else self._held
-        certain = text
-        if self._json and not CALL_START.startswith(text.lstrip()[: len(CALL_START)]):
-            self._tools = ()  # it has begun with the JSON
-        if self._tools:
-            marks = self._family.calls.marks
-            found = [at for at in (text.find(mark) for mark in marks) if at >= 0]
-            if found:
-                self._state = "calls"
-            end = min(found) if found else len(text) - max(_overlap(text, mark) for mark in marks)
-            # White space before a call is not content.
-            certain = text[:end].rstrip()
-        self._held = text[len(certain) :]
-        self._at_start = self._at_start and not certain
-        return [("content", certain)]
-
-    def _unpadded(self) -> str:
-        return self._held.lstrip("\n") if self._at_start else self._held
-
-
-class _StreamDecoder:
-    """Text from token ids that come piece by piece: whole characters, for a token may hold a part of one."""
-
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
-        self._before: list[int] = []  # some decoders treat the first token of a text otherwise
-        self._ids: list[int] = []
-
-    def feed(self, ids: Sequence[int]) -> str:
-        self._ids += ids
-        text = self._new_text()
-        if text.endswith("\ufffd"):
-            return ""
-        self._before, self._ids = self._ids[-4:] or self._before, []
-        return text
-
-    def rest(self) -> str:
-        return self._new_text()
-
-    def _new_text(self) -> str:
-        if not self._ids:
-            return ""
-        known = len(self._tokenizer.decode(self._before)) if self._before else 0
-        return self._tokenizer.decode([*self._before, *self._ids])[known:]
+def _id_of(length: int) -> str:
+    return "".join(secrets.choice(string.ascii_letters + string.digits) for _ in range(length))
 
 
 def _is_object(arguments: str) -> bool:

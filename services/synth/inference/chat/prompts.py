@@ -16,8 +16,9 @@ from typing import Any
 
 import msgspec
 
-from synth.chat.families import THINK, Family
+from synth.chat.families import Family
 from synth.chat.messages import Conversation, Message, image_address, image_parts, template_messages
+from synth.chat.replies.reader import Opening
 from synth.chat.template import ChatTemplate
 from synth.errors import Permanent
 from synth.images.processor import ImageProcessor
@@ -129,9 +130,9 @@ class ChatFormat:
             continued = self._encode(text, shown)
         return Prompt(continued, shown)
 
-    def ends_in_reasoning(self, prompt_ids: Sequence[int]) -> bool:
-        """Whether a prompt ends in open reasoning, so that its reply begins inside it."""
-        return self.family.thinks and self.tokenizer.decode(prompt_ids[-8:]).rstrip().endswith(THINK)
+    def opening(self, prompt_ids: Sequence[int]) -> Opening:
+        """Return where the reply to a prompt begins: inside its reasoning if the prompt ends in open reasoning."""
+        return self.family.reader.opening(self.tokenizer.decode(prompt_ids[-16:]))
 
     def remember(
         self,

@@ -16,9 +16,9 @@ from typing import Any, Literal
 
 from llguidance import LLMatcher, grammar_from
 
-from synth.chat.families import CALL_END, CALL_START
 from synth.chat.json_text import is_too_deep
 from synth.errors import Problem, Transient, UserError
+from synth.inference.grammar.calls import ONE_LINE, fill
 from synth.inference.grammar.tokens import Grammar, build_lexicon
 from synth.runtime.child_process import end_child
 from synth.runtime.lines import split_lines
@@ -27,8 +27,6 @@ from synth.runtime.lines import split_lines
 _CACHED = 128
 # Checks at one time for one model; each takes a core.
 _CHECKS = 2
-# One line: where any white space may come, a small model writes nothing else to the end.
-_ONE_LINE = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
 # Time for the interpreter to start on a busy machine, beyond the CPU seconds that a check may take, which the kernel
 # bounds: this is for a process that hangs.
 _START_S = 120.0
@@ -66,7 +64,7 @@ class GrammarCompiler:
         self._tokenizer = tokenizer
         self._lexicon: asyncio.Task[Any] | None = None
         self._checks = asyncio.Semaphore(_CHECKS)
-        self._compiled: OrderedDict[tuple[str, int, bool], asyncio.Task[Compiled]] = OrderedDict()
+        self._compiled: OrderedDict[tuple[str, int, str | None], asyncio.Task[Compiled]] = OrderedDict()
 
     async def compile(
         self,
@@ -76,19 +74,20 @@ class GrammarCompiler:
         vocabulary: int,
         where: str,
         limits: SchemaLimits,
-        or_calls: bool = False,
+        around: str | None = None,
     ) -> Compiled:
-        """The grammar of the JSON values that fit a schema, or of these and of tool calls.
+        """Compile the grammar of the JSON values that fit a schema.
 
+        around: the text of a grammar that holds it (`synth.inference.grammar.calls`), which is compiled in its place.
         strict: a keyword that cannot be enforced is an error; otherwise it is ignored, and named in the warnings.
         where: the place of the schema in the request. Raises `SchemaError`, which names the place within the schema.
         """
         text = _with_options(schema, strict=strict, where=where, limits=limits)
-        key = (text, vocabulary, or_calls)
+        key = (text, vocabulary, around)
         task = self._compiled.get(key)
         if task is None:
             task = asyncio.create_task(
-                self._compile(text, vocabulary, where, limits, or_calls=or_calls), name="compile a JSON schema"
+                self._compile(text, vocabulary, where, limits, around), name="compile a JSON schema"
             )
             task.add_done_callback(lambda done: done.cancelled() or done.exception())
             self._compiled[key] = task
@@ -106,7 +105,7 @@ class GrammarCompiler:
             raise
 
     async def _compile(
-        self, text: str, vocabulary: int, where: str, limits: SchemaLimits, *, or_calls: bool
+        self, text: str, vocabulary: int, where: str, limits: SchemaLimits, around: str | None
     ) -> Compiled:
         async with self._checks:
             found = await _check(text, where, limits)
@@ -116,8 +115,8 @@ class GrammarCompiler:
             self._lexicon = asyncio.create_task(asyncio.to_thread(build_lexicon, self._tokenizer, vocabulary))
         lexicon = await asyncio.shield(self._lexicon)
         grammar, error = await asyncio.to_thread(_build, lexicon, text, "json", vocabulary)
-        if or_calls and not error:
-            text = _or_calls(text, self._tokenizer, lexicon)
+        if around is not None and not error:
+            text = fill(around, text, lambda mark: _special_id(mark, self._tokenizer, lexicon))
             grammar, error = await asyncio.to_thread(_build, lexicon, text, "lark", vocabulary)
         if error:
             raise _refused(error, where)
@@ -135,7 +134,7 @@ def _with_options(schema: dict[str, Any], *, strict: bool, where: str, limits: S
                 where=where,
             )
         )
-    options = {**_ONE_LINE, "lenient": not strict, "coerce_one_of": not strict}
+    options = {**ONE_LINE, "lenient": not strict, "coerce_one_of": not strict}
     text = json.dumps({**schema, "x-guidance": options})
     if len(text) > limits.size:
         raise SchemaError(
@@ -178,27 +177,10 @@ async def _check(text: str, where: str, limits: SchemaLimits) -> dict[str, Any]:
     return json.loads(answers[-1])
 
 
-def _or_calls(schema: str, tokenizer: Any, lexicon: Any) -> str:
-    """The Lark grammar of a JSON value, or of calls: a mark, what the model writes, and a mark.
-
-    A mark that is a special token of the model is no text, and text never holds it.
-    """
-    begin, end = (_is_special(mark, tokenizer, lexicon) for mark in (CALL_START, CALL_END))
-    rules = [
-        'start: answer | call ("\\n"? call)*',
-        f"answer: %json {schema}",
-        f"call: {CALL_START} said" if begin else f'call: "{CALL_START}" said',
-        *(("said: text " + CALL_END, r"text: /(.|\n)*/") if end else (r"said[lazy]: /(.|\n)*" + _ESCAPED_END + "/",)),
-    ]
-    return "\n".join(rules)
-
-
-_ESCAPED_END = CALL_END.replace("/", r"\/")
-
-
-def _is_special(mark: str, tokenizer: Any, lexicon: Any) -> bool:
+def _special_id(mark: str, tokenizer: Any, lexicon: Any) -> int | None:
+    """Return the id of a mark that is a special token of the model."""
     ids = tokenizer.encode(mark, add_special_tokens=False)
-    return len(ids) == 1 and lexicon.is_special_token(ids[0])
+    return ids[0] if len(ids) == 1 and lexicon.is_special_token(ids[0]) else None
 
 
 def _build(lexicon: Any, text: str, kind: Literal["json", "lark"], vocabulary: int) -> tuple[Grammar, str]:

@@ -203,7 +203,7 @@ async def test_a_coders_call_is_forced_in_its_own_format(served: Served) -> None
 
 def generation(served: Served, prompt_ids: list[int], *banned: int) -> Generation:
     params = SamplingParams(max_tokens=60, temperature=0, banned=banned)
-    plan = GenerationPlan(params=params, thinks=True, in_reasoning=True, thinking_budget=BUDGET)
+    plan = GenerationPlan(params=params, thinks=True, opening="reasoning", thinking_budget=BUDGET)
     chat, engine = served.chat, served.engine
     name = f"alone-{next(_names)}"
     return Generation(
@@ -299,20 +299,26 @@ async def test_forced_tokens_are_recorded_as_not_sampled_and_never_trained(
         choice = (await served.ask(cid, **asked)).json()["choices"][0]
         ids, logprobs = choice["token_ids"], choice["logprobs"]["content"]
     [record] = await served.records(cid)
-    forced = encode('\n</think>\n\n<tool_call>\n{"name": "add", "arguments":')
+    forced = encode('\n</think>\n\n<tool_call>\n{"name": "add", "arguments": ')
     at = slice(BUDGET, BUDGET + len(forced))
     assert record.sampled_ids[at].tolist() == forced
-    assert np.flatnonzero(~record.sampled).tolist() == list(range(BUDGET, BUDGET + len(forced)))
-    assert (record.logprobs[at] == 0).all()
+    # Beside these, tokens that the grammar left no choice of, and the end of the call.
+    ends = encode("}\n</tool_call>")
+    assert record.sampled_ids[-len(ends) :].tolist() == ends
+    assert not record.sampled[at].any()
+    assert not record.sampled[-len(ends) :].any()
+    assert record.sampled[:BUDGET].all()
+    assert (record.logprobs[~record.sampled] == 0).all()
     assert ids == record.sampled_ids.tolist()
-    assert [p.get("sampled", True) for p in logprobs] == record.sampled.tolist()
-    assert np.allclose([p["logprob"] for p in logprobs], record.logprobs)
+    told = np.asarray([p.get("sampled", True) for p in logprobs])
+    assert told[record.sampled].all()
+    assert np.allclose(np.asarray([p["logprob"] for p in logprobs])[record.sampled], record.logprobs[record.sampled])
     assert len(record.sampled_ids) - len(forced) <= 60
 
     plain = plain_logprobs(
         plain_model(memorised_dir), record.prompt_ids.tolist(), ids, temperature=0.7, ban_end=False
     ).numpy()
-    assert np.abs(record.logprobs - plain)[record.sampled].max() <= 1e-4
+    assert np.abs(record.logprobs - plain)[:BUDGET].max() <= 1e-4
     batch = batch_of([record])
     trained = np.zeros(len(batch.tokens), bool)
     trained[len(record.prompt_ids) :] = record.sampled

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from synth.chat.families import CALL_START
+from synth.chat.marks import CALL_START
 from synth.inference.api.requests import JobSampling
 from synth.inference.chat.generation import ReplyDelta
 from synth.inference.chat.output_parser import ReplyParser
@@ -161,24 +161,21 @@ async def test_beside_tools_a_reply_is_the_schemas_json_or_calls(served: Served,
     asked: dict[str, Any] = {"response_format": schema_format(VERDICT), "tools": TOOLS[1:], "stream": stream}
     brace = served.chat.tokenizer.encode("{")[0]
     mark = served.chat.tokenizer.encode(CALL_START)[0]
-    for banned, called in ((mark, False), (brace, True)):
-        served.router.sampling = JobSampling(temperature=1.5, max_tokens=60, banned=(banned,))
-        cid = credential(f"job_1_t{banned}_{int(stream)}")
-        await served.ask(cid, **asked)
-        [record] = await served.records(cid)
-        text = served.chat.tokenizer.decode(record.sampled_ids.tolist())
-        assert record.masks is not None
-        assert set(record.masks.sets[record.masks.index[0]].ids) == {brace, mark}
-        assert fits(text.removesuffix("<|im_end|>")) if not called else text.startswith(CALL_START), text
+    served.router.sampling = JobSampling(temperature=1.5, max_tokens=60, banned=(mark,))
+    cid = credential(f"job_1_t{mark}_{int(stream)}")
+    await served.ask(cid, **asked)
+    [record] = await served.records(cid)
+    text = served.chat.tokenizer.decode(record.sampled_ids.tolist())
+    assert record.masks is not None
+    assert set(record.masks.sets[record.masks.index[0]].ids) == {brace, mark}
+    assert fits(text.removesuffix("<|im_end|>")), text
 
 
 async def test_a_call_in_a_string_of_the_json_is_text(served: Served) -> None:
     said = json.dumps({"why": '<tool_call>\n{"name": "answer", "arguments": {}}\n</tool_call>'})
     tokenizer = served.chat.tokenizer
     for json_first, text in ((True, said), (False, '<tool_call>\n{"name": "answer", "arguments": {}}\n</tool_call>')):
-        parser = ReplyParser(
-            tokenizer, served.chat.family, in_reasoning=False, tools=TOOLS, stop=(), must_call=(), json=True
-        )
+        parser = ReplyParser(tokenizer, served.chat.family, tools=TOOLS, stop=(), must_call=(), json=True)
         for token in tokenizer.encode(text):
             parser.feed(ReplyDelta([token], [0.0], [0]))
         reply, _ = parser.close("stop")

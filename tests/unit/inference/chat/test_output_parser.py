@@ -22,6 +22,10 @@ TEMPLATES = {
     "qwen2.5": "… <tool_call> …",
     "qwen3-coder": "… <tool_call>\n<function=example_function_name> …",
     "qwen3.5": "… </think> … <tool_call>\n<function=example_function_name> …",
+    "mistral": "… [TOOL_CALLS] … [ARGS] …",
+    "mistral-v3": "… [TOOL_CALLS] …",
+    "llama3": '… <|start_header_id|> … "parameters": … tool_calls …',
+    "gpt-oss": "… <|channel|> … <|message|> … functions. …",
 }
 TYPES = {"n": "integer", "x": "number", "on": "boolean", "items": "array", "what": "string"}
 TOOLS: Any = [
@@ -62,7 +66,7 @@ def read(
     parser = ReplyParser(
         tokenizer,
         family(name),
-        in_reasoning=in_reasoning,
+        opening="reasoning" if in_reasoning else "",
         tools=TOOLS,
         stop=(stop,) if stop else (),
         must_call=must_call,
@@ -98,7 +102,7 @@ def calls(message: Message) -> list[tuple[str, Any]]:
     ],
 )
 def test_a_call_that_cannot_be_read_is_marked_so(tokenizer: Tokenizer, text: str, malformed: bool) -> None:
-    parser = ReplyParser(tokenizer, family("qwen3"), in_reasoning=False, tools=TOOLS, stop=())
+    parser = ReplyParser(tokenizer, family("qwen3"), tools=TOOLS, stop=())
     parser.feed(ReplyDelta(tokenizer.encode(text), [], [], finish_reason="stop"))
     assert parser.close("stop")[0].malformed_call is malformed
 
@@ -106,7 +110,7 @@ def test_a_call_that_cannot_be_read_is_marked_so(tokenizer: Tokenizer, text: str
 def test_the_template_says_which_family_a_model_is_of() -> None:
     for name in TEMPLATES:
         assert family(name).thinks is (name in ("qwen3", "qwen3.5"))
-    assert family_of("{{ messages }}").name == "qwen2.5"
+    assert family_of("{{ messages }}").calls is None
 
 
 @pytest.mark.parametrize(
@@ -192,33 +196,32 @@ XML_HEAD = "<tool_call>\n<function=move>\n"
     ("name", "text", "arguments", "content"),
     [
         ("qwen3", HEAD + ' {"n": 1}}\n</tool_call>', '{"n": 1}', None),
-        ("qwen3", HEAD + " 12 + 34}\n</tool_call>", "12 + 34", None),
-        ("qwen3", HEAD + ' {"n": tru}}\n</tool_call>', '{"n": tru}', None),
-        ("qwen3", HEAD + ' {"n": NaN}}</tool_call>', '{"n": NaN}', None),
-        # Cut off: the braces that are there are the value's own.
         ("qwen3", HEAD + ' {"n": {"deep": 1}', '{"n": {"deep": 1}', None),
+        ("qwen3", HEAD + ' {"n": 1}}\n</tool_', '{"n": 1}', None),
         ("qwen3", HEAD + ' {"n": 1}', '{"n": 1}', None),
-        ("qwen3", HEAD + " 5}}\n</tool_call> and so on", "5}", "and so on"),
-        ("qwen3-coder", XML_HEAD + "n is 1\n</function>\n</tool_call>", "n is 1", None),
+        ("qwen3", HEAD + ' {"n": 5}}\n</tool_call> and so on', '{"n": 5}', "and so on"),
+        ("mistral-v3", '[TOOL_CALLS][{"name": "move", "arguments": {"n": "a', '{"n": "a', None),
+        ("mistral", '[TOOL_CALLS]move[ARGS]{"n": "a', '{"n": "a', None),
+        ("llama3", '{"name": "move", "parameters": {"n": "a', '{"n": "a', None),
+        ("gpt-oss", '<|channel|>commentary to=functions.move <|constrain|>json<|message|>{"n": "a', '{"n": "a', None),
         ("qwen3-coder", XML_HEAD + "<parameter=n>\n1", "<parameter=n>\n1", None),
     ],
 )
-def test_a_forced_call_is_a_call_whatever_its_arguments_are(
+def test_a_forced_call_is_a_call_also_where_it_is_cut_off(
     tokenizer: Tokenizer, name: str, text: str, arguments: str, content: str | None
 ) -> None:
     for cuts in ((), (20, 60, 65)):
         message = read(tokenizer, text, name, cuts=cuts, must_call=("mo", "move"))
         assert [(c.called.name, c.called.arguments) for c in message.tool_calls or ()] == [("move", arguments)]
         assert message.content == content
-    # Where nothing was forced it stays text.
-    if content is not None or "tru" in text:
-        assert read(tokenizer, text, name).tool_calls is None
 
 
 _PIECES = st.sampled_from(
     [
         *("<think>", "</think>", "<tool_call>", "</tool_call>", "<function=", "</function>", "<parameter=", ">"),
         *('{"name": "move"', ', "arguments": {', "}}", "}", "move", "\n", " ", "<", "n", "</parameter>", "é", "🙂"),
+        *("[TOOL_CALLS]", "[", "]", "[ARGS]", "[CALL_ID]", ",", ";", '{"name": "move", "parameters": {}}'),
+        *("<|channel|>", "analysis", "final", "<|message|>", "<|end|>", "<|start|>", " to=functions.move"),
         *(JSON_CALL, XML_CALL, "<|im_end|>", "STOP", "ST", "\ufffd", "\x00"),
     ]
 )
