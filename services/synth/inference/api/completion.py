@@ -99,7 +99,7 @@ class Completion:
         time: for all of it. Raises what the constructor raises, and `UserError` for an image that cannot be had.
         """
         shown = await _shown_images(request, binding, recordings, images, seconds=time.seconds_left)
-        must_call = forced_functions(request, binding.sampling)
+        must_call = forced_functions(request, binding.sampling, binding.chat.family)
         grammars = await compile_output_grammars(
             request, must_call, binding.chat, vocabulary=binding.engine.vocabulary, limits=limits.schema
         )

@@ -33,6 +33,7 @@ from synth.inference.chat.prompts import ChatFormat
 
 # A name that needs no escaping in the tool call format of any family.
 _THINKING = {True: '"think"', False: '"no_think"'}
+_UNREAD = "this model's chat template teaches no format of tool calls that is read"
 _PLAIN_NAME = re.compile(r"[\w./:-]{1,128}", re.ASCII)
 
 
@@ -42,12 +43,22 @@ def build_conversation(request: ChatRequest, job: JobSampling | None = None) -> 
     return Conversation(request.messages, offered_tools(request), asked is True and budget != 0)
 
 
-def forced_functions(request: ChatRequest, job: JobSampling | None) -> tuple[str, ...]:
-    """The functions of which the reply has to call one; none where it may say anything.
+def forced_functions(request: ChatRequest, job: JobSampling | None, family: Family) -> tuple[str, ...]:
+    """Return the functions of which the reply has to call one; none if it may hold any text.
 
-    Raises `UserError` for an impossible tool choice, in a call on a user's own account.
+    Raises `UserError` for an impossible tool choice, and for tools of a model whose calls cannot be read, in a call on
+    a user's own account.
     """
-    must_call = _must_call(request)
+    if job is None and _unread_tools(request, family):
+        raise UserError(
+            Problem(
+                what=_UNREAD,
+                expected="a model of a family whose calls are read, or no tools",
+                fix='see docs/models.md#tool-calls; `tool_choice: "none"` leaves them out',
+                where="tools",
+            )
+        )
+    must_call = () if _unread_tools(request, family) else _must_call(request)
     if isinstance(must_call, Problem):
         if job is None:
             raise UserError(must_call)
@@ -92,6 +103,12 @@ def find_ineffective(request: ChatRequest, job: JobSampling | None, family: Fami
     These are not errors, because task apps send them with every call, and an error would end their rollouts.
     """
     warnings = [*ignored_fields(request, in_rollout=job is not None), *_overruled_by_job(request, job)]
+    asked, budget = _thinking(request, job)
+    if asked and budget is not None and not family.thinks:
+        warnings.append("thinking_budget has no effect: this model's chat template knows no `<think>`")
+    if _unread_tools(request, family):
+        warnings.append(f"tools has no effect: {_UNREAD}; a call is content")
+        return tuple(warnings)
     must_call = _must_call(request)
     if job is not None and must_call:
         choice = tool_choice(request)
@@ -103,10 +120,12 @@ def find_ineffective(request: ChatRequest, job: JobSampling | None, family: Fami
                 "the reply may hold no tool call, or one of another tool; [rollout] constrain_tools = true enforces it"
             )
             warnings.append(f"tool_choice {named} is not enforced: {may}")
-    asked, budget = _thinking(request, job)
-    if asked and budget is not None and not family.thinks:
-        warnings.append("thinking_budget has no effect: this model's chat template knows no reasoning")
     return tuple(warnings)
+
+
+def _unread_tools(request: ChatRequest, family: Family) -> bool:
+    """Whether the model may call tools, and its family writes no calls that can be read."""
+    return family.calls is None and bool(offered_tools(request))
 
 
 def _thinking(request: ChatRequest, job: JobSampling | None) -> tuple[bool | None, int | None]:

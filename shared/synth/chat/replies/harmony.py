@@ -39,7 +39,7 @@ class HarmonyReader(ReplyReader):
 
     @classmethod
     def opening(cls, prompt: str) -> Opening:
-        """Return where a reply begins, by the end of its prompt's text."""
+        """Return the place at which a reply begins, by the end of its prompt's text."""
         channel = _CHANNEL.search(prompt.rpartition(CHANNEL)[1] + prompt.rpartition(CHANNEL)[2])
         if not channel or not prompt.endswith(MESSAGE):
             return ""

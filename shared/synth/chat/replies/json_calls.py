@@ -8,7 +8,7 @@ from synth.chat.replies.reader import CallSyntax, ReadCall, ReplyReader, json_ca
 from synth.chat.replies.source import Reading
 
 _LIST, _ARGUMENTS, _ID = "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"
-#: Of a Mistral's calls; its templates refuse others.
+#: The length of the ids of a Mistral's calls; its templates refuse others.
 _ID_LENGTH = 9
 _PYTHON = "<|python_tag|>"
 

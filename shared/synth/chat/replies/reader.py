@@ -1,8 +1,8 @@
 """Reads a reply, as its text arrives: reasoning, content and tool calls.
 
-A family has a grammar of its own, which is a generator over a `Source`. Invariants: the pieces in which a text arrives
-change nothing; text is given out once no later text can change it; a call that is malformed or cut off is content, and
-what comes after it is read on; every text is read, in time that grows with its length.
+A family has a grammar of its own, a generator over a `TextSource`. Invariants: the pieces in which a text arrives
+change nothing; text is given out as soon as no later text can change it; a call that is malformed or cut off is
+content, and the text after it is read on; no text is refused, and the time grows with its length.
 """
 
 from __future__ import annotations
@@ -10,16 +10,16 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from synth.chat.json_text import BadJson, read_json, write_json
 from synth.chat.marks import THINK, THINK_END
-from synth.chat.replies.source import Reading, Source
+from synth.chat.replies.source import Reading, TextSource
 from synth.chat.tools import Tools, as_object, functions_of
 
 Kind = Literal["reasoning", "content"]
 Piece = tuple[Kind, str]
-#: Where a reply begins, by its prompt: before all of it, inside its reasoning, or inside its content.
+#: The place at which a reply begins, by its prompt: before all of it, inside its reasoning, or inside its content.
 Opening = Literal["", "reasoning", "content"]
 
 
@@ -91,7 +91,7 @@ class ReplyReader:
         self.calls: list[ReadCall] = []
         self.malformed = self.unclosed = False
         self.reasoned = opening == "reasoning"
-        self._source = Source()
+        self._source = TextSource()
         self._tools = functions_of(tools)
         self._opening = opening
         self._must_call = must_call
@@ -103,7 +103,7 @@ class ReplyReader:
 
     @classmethod
     def opening(cls, prompt: str) -> Opening:
-        """Return where a reply begins, by the end of its prompt's text."""
+        """Return the place at which a reply begins, by the end of its prompt's text."""
         return "reasoning" if cls.thinks and prompt.rstrip().endswith(THINK) else ""
 
     def feed(self, text: str) -> list[Piece]:
@@ -182,10 +182,10 @@ class ReplyReader:
     def _stream(
         self, kind: Kind, marks: Sequence[str], *, start: str | None = "", end: str | None = ""
     ) -> Reading[int]:
-        """Give out text up to the first mark; returns where that is, or -1 if the text ended.
+        """Give out text up to the first mark; returns its position, or -1 if the text ended.
 
-        start: characters that are left out at the beginning, end: those before the mark; None: all white space. What
-        was left out before the mark is not read yet.
+        start: characters that are left out at the beginning, end: those before the mark; None: all white space. The
+        text that is left out before the mark is not read yet.
         """
         source, begun, scanned = self._source, start == "", 0
         while True:
@@ -223,8 +223,9 @@ def json_call(text: str | None, arguments: Sequence[str]) -> ReadCall | None:
     """Read the JSON object of a call. arguments: the names under which its arguments may stand."""
     try:
         call = as_object(read_json(text or ""))
-        values = [call[key] for key in arguments if key in call]
-        name, value, id = call.get("name"), values[0] if values else {}, call.get("id")
+        values: list[Any] = [call[key] for key in arguments if key in call]
+        value: Any = values[0] if values else dict[str, Any]()
+        name, id = call.get("name"), call.get("id")
         spelled = value if isinstance(value, str) else write_json(value)
     except BadJson:
         return None

@@ -1,7 +1,7 @@
 """Text that arrives in pieces, for grammars that are written as generators.
 
-A grammar reads from a `Source` and yields if it needs more text; it is resumed when more has arrived, or when the text
-has ended. So one function reads a whole text and a streamed one, and each character is looked at once.
+A grammar reads from a `TextSource` and yields if it needs more text; it is resumed when more has arrived, or when the
+text has ended. So one function reads a whole text and a streamed one, and each character is looked at once.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _OUTSIDE = re.compile(r'["{}\[\]]|[^\s\w,:.+-]')
 _INSIDE = re.compile(r'["\\]')
 
 
-class Source:
+class TextSource:
     """The text so far. at: where the next read begins. ended: whether no more text will arrive."""
 
     def __init__(self) -> None:

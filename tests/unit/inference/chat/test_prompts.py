@@ -35,7 +35,7 @@ def reply_delta(ids: list[int], **more: Any) -> ReplyDelta:
 
 
 def read(chat: ChatFormat, ids: list[int], *, tools: Any = (), stop: str | None = None) -> ParsedReply:
-    parser = ReplyParser(chat.tokenizer, chat.family, in_reasoning=False, tools=tools, stop=(stop,) if stop else ())
+    parser = ReplyParser(chat.tokenizer, chat.family, tools=tools, stop=(stop,) if stop else ())
     parser.feed(reply_delta(ids, finish_reason="stop", stop_text=stop))
     return parser.close("stop")[0]
 
@@ -186,7 +186,7 @@ def test_chunks_joined_are_the_whole_reply(chat: ChatFormat, text: str, tools: b
     hit = next((s for s in stop if s in text), None)
     offered, shape = TOOLS if tools else [], ReplyOptions("id", "m", logprobs=False, token_ids=False)
     writer = ChunkWriter(shape, chat.tokenizer)
-    parser = ReplyParser(chat.tokenizer, chat.family, in_reasoning=False, tools=offered, stop=stop)
+    parser = ReplyParser(chat.tokenizer, chat.family, tools=offered, stop=stop)
     chunks: list[dict[str, Any]] = [writer.first_chunk()]
     for tokens in [*(reply_delta([i]) for i in ids[:-1]), reply_delta([ids[-1]], finish_reason="stop", stop_text=hit)]:
         chunks += writer.chunks(tokens, parser.feed(tokens))
