@@ -58,6 +58,7 @@ class Options:
     debug: bool
     request_timeout: float | None
     retry_for: float | None
+    trust_backend: bool
 
 
 def _print_version(value: bool) -> None:
@@ -96,6 +97,12 @@ def options(
             show_default=False,
         ),
     ] = None,
+    trust_backend: Annotated[
+        bool,
+        typer.Option(
+            "--trust-backend", help="Confirm the backend's origin: SYNTH_API_KEY is sent to it, now and later."
+        ),
+    ] = False,
     version: Annotated[
         bool, typer.Option("--version", help="Print the version, and end.", callback=_print_version, is_eager=True)
     ] = False,
@@ -106,6 +113,7 @@ def options(
         debug=debug,
         request_timeout=request_timeout,
         retry_for=retry_for,
+        trust_backend=trust_backend,
     )
     for sentence in unknown_settings(os.environ):
         warn(sentence)

@@ -16,7 +16,7 @@ from typing import Literal
 import msgspec
 
 from synth.cli.api.client import Client
-from synth.cli.config import Config
+from synth.cli.config import Config, ConfigValue
 from synth.cli.errors import CliError, NotAuthorised
 from synth.runtime.lines import split_lines
 
@@ -34,7 +34,7 @@ class CheckResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def run_checks(
-    config: Config, *, data: Path, port: int | None, task_url: str | None, env_files: tuple[Path, ...]
+    config: Config, *, data: Path, port: int | None, task_url: ConfigValue | None, env_files: tuple[Path, ...]
 ) -> list[CheckResult]:
     """Run every check, in the order in which a user would meet its problem. port: None for the cluster's own."""
     checks: list[Callable[[], CheckResult]] = [
@@ -191,16 +191,16 @@ def _backend(config: Config) -> CheckResult:
     return CheckResult(check="backend", result="ok", found=f"{place}, {account.org}")
 
 
-def _task_app(config: Config, url: str | None) -> CheckResult:
+def _task_app(config: Config, url: ConfigValue | None) -> CheckResult:
     if url is None:
         return CheckResult(check="task app", result="ok", found="none named (--task-url, TASK_APP_URL)")
     from synth.cli.task_apps.preflight import Seen, look_at
 
     try:
-        look = look_at(url, config.environment_key.text if config.environment_key else None)
+        look = look_at(url, config.environment_key)
     except CliError as error:
         [problem] = error.problems
-        return CheckResult(check="task app", result="fail", found=problem.what, fix=problem.expected)
+        return CheckResult(check="task app", result="fail", found=problem.what, fix=problem.fix or problem.expected)
     return CheckResult(
         check="task app", result="ok" if look.seen is Seen.WELL else "fail", found=look.found, fix=look.fix
     )

@@ -1,27 +1,39 @@
-"""Where the backend is and who asks: flags, then the environment, then the nearest `.env` or the named files."""
+"""The backend's address and the keys: flags, then the environment, then the nearest `.env` or the named files."""
 
 from __future__ import annotations
 
+import dataclasses
 import os
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from urllib.parse import urlsplit
 
+from synth.base_url import base_url_fault
 from synth.cli.errors import NotAuthorised, UsageProblem
+from synth.cli.origins import is_loopback
 from synth.runtime.env_file import read_env_file
 
-#: The names of this machine's own loopback.
-LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
+#: The origin of a value that a variable of the user's environment has.
+ENVIRONMENT = "environment"
 DEFAULT_BACKEND = "http://127.0.0.1:8000/api"
 
 
 @dataclass(frozen=True)
 class ConfigValue:
-    """A setting and the place that it came from: "flag", "environment", a file's name, or "default"."""
+    """A setting and the place that it came from: "flag", "environment", a file's name, or "default".
+
+    name: of the variable or the flag.
+    """
 
     text: str
     origin: str
+    name: str = field(default="", compare=False)
+
+    @property
+    def label(self) -> str:
+        """The name and the place, for messages: `SYNTH_API_KEY (../.env)`."""
+        return f"{self.name} ({self.origin})" if self.name else self.origin
 
 
 @dataclass(frozen=True)
@@ -36,10 +48,10 @@ class Config:
     @property
     def is_on_this_machine(self) -> bool:
         """Whether the backend is at an address of this machine alone."""
-        return urlsplit(self.backend.text).hostname in LOOPBACK
+        return is_loopback(self.backend.text)
 
-    def require_api_key(self) -> str:
-        """The API key. Raises `NotAuthorised` saying how to get one."""
+    def require_api_key(self) -> ConfigValue:
+        """Return the API key. Raises `NotAuthorised` with the way to get one."""
         if self.api_key is None:
             raise NotAuthorised(
                 "no API key",
@@ -47,7 +59,7 @@ class Config:
                 fix="`synthctl up` starts a cluster here and writes one to .env; for another cluster, ask who runs it, "
                 "and keep it with `synthctl setup`",
             )
-        return self.api_key.text
+        return self.api_key
 
 
 def find_env_file(folder: Path, *, home: Path) -> Path:
@@ -71,39 +83,56 @@ def resolve(*, backend: str | None, env_files: Sequence[Path], optional: Collect
     for path in env_files:
         if path not in optional and not path.is_file():
             raise UsageProblem(f"there is no file {path}", expected="a file of KEY=value lines", where="--env-file")
-    sources = [("environment", dict(os.environ)), *((str(path), read_env_file(path)) for path in env_files)]
+    sources = [(ENVIRONMENT, user_environment()), *((str(path), read_env_file(path)) for path in env_files)]
 
     def find(*keys: str) -> ConfigValue | None:
         return next(
-            (ConfigValue(values[key], origin) for origin, values in sources for key in keys if values.get(key)), None
+            (ConfigValue(values[key], origin, key) for origin, values in sources for key in keys if values.get(key)),
+            None,
         )
 
     address = (
-        ConfigValue(backend, "flag") if backend else find("BACKEND_BASE_URL", "BACKEND_OVERRIDE")
+        ConfigValue(backend, "flag", "--backend") if backend else find("BACKEND_BASE_URL", "BACKEND_OVERRIDE")
     ) or ConfigValue(DEFAULT_BACKEND, "default")
     return Config(
-        backend=ConfigValue(api_root(address), address.origin),
+        backend=dataclasses.replace(address, text=api_root(address)),
         api_key=find("SYNTH_API_KEY"),
         environment_key=find("ENVIRONMENT_API_KEY"),
         task_url=find("TASK_APP_URL"),
     )
 
 
+def user_environment() -> dict[str, str]:
+    """Return the environment without the variables that `extend_environment` has added."""
+    return {name: value for name, value in os.environ.items() if _added.get(name) != value}
+
+
+def extend_environment(values: Mapping[str, str]) -> None:
+    """Set the variables that the environment lacks, for the task app that is loaded here.
+
+    They come from env files. Nothing that decides where a key is sent, or through which proxy, may read them as the
+    user's own.
+    """
+    for name, value in values.items():
+        if name not in os.environ:
+            os.environ[name] = _added[name] = value
+
+
+_added: dict[str, str] = {}
+
+
+def without_password(url: str) -> str:
+    """Return an address for a message, without the user's name and password in it."""
+    return re.sub("//.*@", "//", url)
+
+
 def api_root(address: ConfigValue) -> str:
-    """The address with exactly one `/api` at its end."""
+    """Return the address with exactly one `/api` at its end."""
     url = address.text.strip().rstrip("/")
-    try:
-        parts = urlsplit(url)
-        host = parts.hostname
-        _ = parts.port
-    except ValueError:
-        parts, host = urlsplit(""), None
-    if parts.scheme not in ("http", "https") or not host:
+    if fault := base_url_fault(url):
         raise UsageProblem(
-            f"{address.text!r} is not the address of a backend",
+            f"{without_password(address.text)!r} is not the address of a backend: it {fault}",
             expected="a URL such as http://127.0.0.1:8000/api",
-            where="--backend"
-            if address.origin == "flag"
-            else f"BACKEND_BASE_URL or BACKEND_OVERRIDE ({address.origin})",
+            where=address.label,
         )
     return url if url.endswith("/api") else f"{url}/api"

@@ -25,6 +25,11 @@ EnvFiles = Annotated[
     ),
 ]
 
+TrustApp = Annotated[
+    bool,
+    typer.Option("--trust-app", help="Confirm the app's origin: ENVIRONMENT_API_KEY is sent to it, now and later."),
+]
+
 
 def override_options(ctx: typer.Context, *, backend: str | None, env_files: list[Path] | None) -> None:
     """Let the options after the command override those before it."""
@@ -49,11 +54,19 @@ def load_config(ctx: typer.Context, *, may_be_new: bool = False) -> Config:
     files = get_env_files(ctx)
     optional = files if not ctx.obj.env_files else files[:1] if may_be_new else ()
     # A file that is named need not be there when it is the default's name.
-    return resolve(backend=ctx.obj.backend, env_files=files, optional=(*optional, Path(".env")))
+    config = resolve(backend=ctx.obj.backend, env_files=files, optional=(*optional, Path(".env")))
+    if ctx.obj.trust_backend:
+        from synth.cli.connections.known_origins import remember
+
+        remember("SYNTH_API_KEY", config.backend.text)
+    return config
 
 
 def open_client(ctx: typer.Context) -> Client:
-    """A client of the backend. Raises `NotAuthorised` without a key."""
+    """Open a client of the backend. Raises `NotAuthorised` without a key, and `UnconfirmedOrigin`."""
     from synth.cli.api.client import Client
+    from synth.cli.connections.known_origins import confirm
 
-    return Client(load_config(ctx), retry_budget=ctx.obj.retry_for, timeout=ctx.obj.request_timeout)
+    config = load_config(ctx)
+    confirm(config.require_api_key(), config.backend)
+    return Client(config, retry_budget=ctx.obj.retry_for, timeout=ctx.obj.request_timeout)

@@ -105,9 +105,9 @@ def validate_text(text: str, *, name: str, flags: Flags, registry: Registry) -> 
     found = validate_job(document, overrides=overrides, registry=registry, uploaded=False)
     if url is not None:
         problems = [
-            msgspec.structs.replace(p, where=url.origin) if p.where == "--task-url" else p for p in found.problems
+            msgspec.structs.replace(p, where=url.label) if p.where == "--task-url" else p for p in found.problems
         ]
-        origins = {field: url.origin if origin == "--task-url" else origin for field, origin in found.origins.items()}
+        origins = {field: url.label if origin == "--task-url" else origin for field, origin in found.origins.items()}
         found = replace(found, problems=problems, origins=origins)
     if isinstance(found.job, SftJob | RlJob) and (problems := _unreadable(found.job, found.origins)):
         found = replace(found, job=None, problems=problems)

@@ -11,8 +11,10 @@ import msgspec
 import typer
 
 from synth.cli.api.client import Client
+from synth.cli.api.task_app import require_address
 from synth.cli.cluster.env_file import merge_env_file
 from synth.cli.config import DEFAULT_BACKEND, Config, ConfigValue, api_root
+from synth.cli.connections.known_origins import confirm, remember
 from synth.cli.errors import Unreachable, UsageProblem
 from synth.runtime.env_file import new_environment_key, read_env_file
 
@@ -94,18 +96,46 @@ def write_env_file(answers: SetupAnswers, settings: Config, target: Path) -> lis
     return rows
 
 
-def check_key(answers: SetupAnswers, settings: Config) -> None:
-    """Ask the backend, if it answers, whether it knows the key that the user says: one that is wrong is not kept.
+def merge_answers(answers: SetupAnswers, settings: Config) -> Config:
+    """Return the settings with the user's answers in place. Raises `UsageProblem` for an address that is none."""
+    given = {
+        "api_key": _given(answers.api_key, "SYNTH_API_KEY"),
+        "environment_key": _given(answers.environment_key, "ENVIRONMENT_API_KEY"),
+        "task_url": _given(answers.task_url, "TASK_APP_URL"),
+    }
+    if answers.backend is not None:
+        backend = ConfigValue(answers.backend, "flag", "--backend")
+        given["backend"] = dataclasses.replace(backend, text=api_root(backend))
+    return dataclasses.replace(settings, **{name: value for name, value in given.items() if value is not None})
 
-    Raises `NotAuthorised` for a key that it refuses, `UsageProblem` for an address that is none.
+
+def confirm_origins(answers: SetupAnswers, merged: Config) -> None:
+    """Confirm the addresses that the user has given, and have the user confirm those of the environment and the files.
+
+    Raises `UnconfirmedOrigin`.
+    """
+    # Without an API key nothing is sent, unless a later command has one.
+    if answers.backend is not None:
+        remember("SYNTH_API_KEY", merged.backend.text)
+    elif merged.api_key is not None:
+        confirm(merged.api_key, merged.backend)
+    if merged.task_url is None:
+        return
+    require_address(merged.task_url)
+    if answers.task_url is not None:
+        remember("ENVIRONMENT_API_KEY", merged.task_url.text)
+    elif merged.api_key is not None:
+        confirm(merged.environment_key or ConfigValue("", "to be made", "ENVIRONMENT_API_KEY"), merged.task_url)
+
+
+def check_key(answers: SetupAnswers, merged: Config) -> None:
+    """Check the key that the user gives with the backend, if it answers: a wrong key is not kept.
+
+    Raises `NotAuthorised` for a key that the backend refuses.
     """
     if answers.api_key is None:
         return
-    backend = (
-        ConfigValue(api_root(ConfigValue(answers.backend, "flag")), "flag") if answers.backend else settings.backend
-    )
-    asked = dataclasses.replace(settings, backend=backend, api_key=ConfigValue(answers.api_key, "flag"))
-    with contextlib.suppress(Unreachable), Client(asked, retry_budget=0) as client:
+    with contextlib.suppress(Unreachable), Client(merged, retry_budget=0) as client:
         client.account()
 
 
@@ -126,6 +156,10 @@ def register_environment_key(settings: Config) -> Registration:
             url=url, problem=f"{problem.what}: {problem.where}", fix="run `synthctl setup` again when it answers"
         )
     return Registration(url=url, organisation=account.org)
+
+
+def _given(text: str | None, name: str) -> ConfigValue | None:
+    return None if text is None else ConfigValue(text, f"--{_flag(name)}", name)
 
 
 def _same(key: str, text: str) -> str:

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import httpx
-import msgspec
-
 from synth.api.schemas import Job, JobWithConfig
 from synth.cli.api.client import Client
+from synth.cli.api.task_app import TaskAppConnection, TaskAppError, require_address, turns_of
 from synth.cli.config import Config, ConfigValue
+from synth.cli.connections.known_origins import confirm, remember
 from synth.cli.errors import CliError
 from synth.cli.job_files import Flags, LenientRegistry, validate_text
 from synth.cli.job_text.set_values import set_values
@@ -26,11 +26,8 @@ from synth.jobs.resolved import EvalJob, ResolvedJob, RlJob, SftJob
 if TYPE_CHECKING:
     from synth.cli.tui.follow import FollowOptions
 
-
-class _AppInfo(msgspec.Struct):
-    """What is read of a task app's `/info`."""
-
-    limits: dict[str, Any] = {}
+#: Seconds for an app's answer about itself: a job is submitted without it, too.
+_INFO_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -46,6 +43,10 @@ class CheckedJob:
     def of(cls, text: str, *, name: str, flags: Flags, resolved: ResolvedJob) -> CheckedJob:
         """The job of this text without what the flags set in it."""
         return cls(set_values(text, name=name, settings=flags.settings)[0], name, flags, resolved)
+
+    def app_address(self, url: str) -> ConfigValue:
+        """Return the task app's address with the place that names it: a setting, or the file."""
+        return dataclasses.replace(self.flags.task_url or ConfigValue("", self.name), text=url)
 
     @property
     def kind(self) -> str:
@@ -67,25 +68,30 @@ def submit_job(
     name: str | None = None,
     check_timeout: float = 600.0,
     looks: bool = True,
+    trust_app: bool = False,
 ) -> JobWithConfig:
     """Upload what the job needs and submit it.
 
     key: the idempotency key, a new one when None. name: of the job; its file's when None. check_timeout: seconds until
     an uploaded dataset is checked. looks: at the job's task app first, as `preflight` says, which may refuse it.
+    trust_app: the user confirms the app's origin. Raises `UnconfirmedOrigin`, having sent nothing, without it.
     """
     job, flags = checked.resolved.job, checked.flags
-    if looks and not isinstance(job, SftJob) and _is_played(job):
-        preflight(job.rollout.task_url, config, client)
+    app = None if isinstance(job, SftJob) or not _is_played(job) else checked.app_address(job.rollout.task_url)
+    if app is not None:
+        confirm_app(config, app, trusted=trust_app)
+        if looks:
+            preflight(app, config, client)
     files: dict[str, str | None] = {}
     datasets = job if isinstance(job, SftJob) else job.graded if isinstance(job, RlJob) else None
     if datasets is not None:
         files["training_file"] = _uploaded(client, datasets.training_file, check_timeout)
         files["validation_file"] = _uploaded(client, datasets.validation_file, check_timeout)
-    elif config.environment_key is not None and not isinstance(job, SftJob) and _is_played(job):
+    elif config.environment_key is not None and app is not None:
         # The verifier tries the keys that belong to the app's address: the one in use here must be among them.
-        client.add_environment_key(config.environment_key.text, job.rollout.task_url)
+        client.add_environment_key(config.environment_key.text, app.text)
     if flags.task_url is not None and _is_played(job) and flags.task_url.origin != "--task-url":
-        output.hint(f"task app: {flags.task_url.text} ({flags.task_url.origin})")
+        output.hint(f"task app: {flags.task_url.text}, from {flags.task_url.label}")
     body = submission_body(checked, name=name, files=files)
     with output.status("submitting"):
         return client.create_job(body, key=key or uuid.uuid4().hex)
@@ -114,23 +120,28 @@ def task_app_address(flag: str | None, settings: Config) -> ConfigValue | None:
         return ConfigValue(flag, "--task-url")
     if settings.task_url is None:
         return None
-    return ConfigValue(settings.task_url.text, f"TASK_APP_URL, {settings.task_url.origin}")
+    return settings.task_url
 
 
-def app_max_turns(url: str, settings: Config) -> int | None:
-    """How often a rollout may call the model, as the task app says; None where it does not, or cannot be asked here.
+def confirm_app(settings: Config, address: ConfigValue, *, trusted: bool) -> None:
+    """Have the user confirm that the environment key, if any, may be sent to a task app. trusted: a flag does it."""
+    require_address(address)
+    if trusted:
+        remember("ENVIRONMENT_API_KEY", address.text)
+    elif settings.environment_key is not None:
+        confirm(settings.environment_key, address)
 
-    An app that only the cluster reaches is asked for nothing: the verifier says later what is wrong with it.
+
+def app_max_turns(address: ConfigValue, settings: Config) -> int | None:
+    """Return how often a rollout may call the model; None if the task app has no such limit, or does not answer.
+
+    The cluster may reach an app that this machine does not reach: the verifier reports later what is wrong with it.
     """
-    key = settings.environment_key
-    headers = {"X-API-Key": key.text, "Authorization": f"Bearer {key.text}"} if key else {}
     try:
-        reply = httpx.get(url.rstrip("/") + "/info", headers=headers, timeout=5.0)
-        limits = msgspec.json.decode(reply.raise_for_status().content, type=_AppInfo).limits
-    except (httpx.HTTPError, httpx.InvalidURL, msgspec.DecodeError):
+        with TaskAppConnection(address, settings.environment_key) as app:
+            return turns_of(app.answer("GET", "/info", timeout=_INFO_S))
+    except TaskAppError:
         return None
-    turns = limits.get("max_turns")
-    return turns if isinstance(turns, int) and turns > 0 else None
 
 
 def follow_or_detach(client: Client, job: Job, *, follow: bool, options: FollowOptions, format: output.Format) -> int:

@@ -98,5 +98,5 @@ def backend_that(answer: Callable[[Request], Answer]) -> Iterator[tuple[Backend,
 
 
 def client_of(url: str) -> Client:
-    config = Config(ConfigValue(url, "flag"), ConfigValue("synth_live_x", "environment"), None, None)
+    config = Config(ConfigValue(url, "flag"), ConfigValue("synth_live_x", "environment", "SYNTH_API_KEY"), None, None)
     return Client(config, retry_budget=1.0)

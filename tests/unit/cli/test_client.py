@@ -49,9 +49,15 @@ def test_the_backends_problems_are_kept_in_their_parts():
     assert caught.value.problems[0].fix == "write one"
 
 
-def test_a_refused_key_says_which_setting_to_check():
-    with backend_that(lambda _: Answer(401, {})) as (_, client), pytest.raises(NotAuthorised, match="SYNTH_API_KEY"):
-        client.jobs()
+@pytest.mark.parametrize("status", [401, 403])
+@pytest.mark.parametrize("error", [{}, {"message": "unknown key"}, {"problems": [{"what": "ended", "fix": "ask"}]}])
+def test_a_refused_key_says_which_setting_to_check(error: dict[str, Any], status: int):
+    source = r"SYNTH_API_KEY \(environment\)"
+    with backend_that(lambda _: Answer(status, {"error": error})) as (_, client):
+        with pytest.raises(NotAuthorised, match=source):
+            client.jobs()
+        with pytest.raises(NotAuthorised, match=source), client.stream("GET", "/jobs"):
+            pass
 
 
 @pytest.mark.parametrize("body", [b"<html>hello</html>", b"[1, 2]", b'{"data": [{"nothing": 1}]}', b"{}"])

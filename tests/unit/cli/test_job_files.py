@@ -112,7 +112,7 @@ def test_explain_gives_each_value_with_its_place_and_says_what_was_changed(rl: P
         "field": "",
         "key": "rollout.task_url",
         "value": "http://x:1",
-        "origin": "TASK_APP_URL, environment",
+        "origin": "TASK_APP_URL (environment)",
         "why": "",
     }
     assert settings["seed"]["origin"] == "--seed"

@@ -14,8 +14,8 @@ from tests.unit.cli.backend import Answer, Request, backend_that
 WELL = {"/health": Answer(body={"healthy": True}), "/task_info": Answer(body={"taskset": {}})}
 
 
-def root_of(url: str) -> str:
-    return url.removesuffix("/api")
+def root_of(url: str) -> ConfigValue:
+    return ConfigValue(url.removesuffix("/api"), "rl.toml")
 
 
 @pytest.mark.parametrize(
@@ -34,7 +34,7 @@ def root_of(url: str) -> str:
 )
 def test_each_answer_is_a_word_on_the_app_or_none(changed: dict[str, Answer], seen: Seen):
     with backend_that(lambda request: (WELL | changed)[request.path]) as (app, _):
-        assert look_at(root_of(app.url), "k").seen is seen
+        assert look_at(root_of(app.url), ConfigValue("k", "environment", "ENVIRONMENT_API_KEY")).seen is seen
 
 
 @pytest.mark.parametrize("any_ok", [True, False])

@@ -35,6 +35,7 @@ from synth.api.schemas import (
 from synth.cli.api.counted_file import CountedFile
 from synth.cli.api.refusals import error_of
 from synth.cli.config import Config
+from synth.cli.connections.clients import open_http
 from synth.cli.errors import NotFound, Unreachable
 
 T = TypeVar("T")
@@ -67,15 +68,10 @@ class Client:
     def __init__(self, config: Config, *, retry_budget: float | None = None, timeout: float | None = None) -> None:
         """retry_budget, timeout: seconds, of all tries of a request and of any one; None for what is usual."""
         self.root = config.backend.text
-        self.origin = config.backend.origin
+        self._backend, self._key = config.backend, config.require_api_key()
         self.retry_budget = _RETRY_BUDGET_S if retry_budget is None else retry_budget
         self._timeout = timeout
-        self.http = httpx.Client(
-            headers={"Authorization": f"Bearer {config.require_api_key()}"},
-            timeout=self._limit(_REQUEST_TIMEOUT_S),
-            # A proxy that the environment names cannot reach this machine's own loopback.
-            trust_env=not config.is_on_this_machine,
-        )
+        self.http = open_http(self._backend, key=self._key, timeout=self._limit(_REQUEST_TIMEOUT_S))
 
     def __enter__(self) -> Client:
         return self
@@ -274,7 +270,7 @@ class Client:
 
         def send() -> httpx.Response:
             reply = self._open("POST", "/v1/chat/completions", {"json": body, "timeout": self._limit(None)})
-            if reply.status_code >= 400:
+            if _is_refusal(reply):
                 reply.read()
             return reply
 
@@ -289,9 +285,9 @@ class Client:
         """Open an answer whose body is read as a stream. Raises a `CliError` for an error status."""
         reply = self._open(method, path, options)
         try:
-            if reply.status_code >= 400:
+            if _is_refusal(reply):
                 reply.read()
-                raise error_of(reply)
+                raise error_of(reply, key=self._key)
             yield reply
         finally:
             reply.close()
@@ -356,11 +352,11 @@ class Client:
                 if time.monotonic() + delay > deadline:
                     raise self._unreachable(error) from error
             else:
-                if reply.status_code < 400:
+                if not _is_refusal(reply):
                     return reply
                 delay = _retry_after(reply) or delay
                 if reply.status_code not in _RETRIED or time.monotonic() + delay > deadline:
-                    raise error_of(reply)
+                    raise error_of(reply, key=self._key)
             time.sleep(delay)
             attempt += 1
 
@@ -372,16 +368,24 @@ class Client:
             raise self._not_a_backend(str(error)) from error
 
     def _unreachable(self, error: httpx.TransportError) -> Unreachable:
-        reason = "timed out" if isinstance(error, httpx.TimeoutException) else str(error) or type(error).__name__
-        fix = "is the cluster running? `synthctl status` shows it, `synthctl up` starts it"
-        return Unreachable(f"cannot reach the backend ({reason})", fix=fix, where=f"{self.root} ({self.origin})")
+        fix = self.http.fix("is the cluster running? `synthctl status` shows it, `synthctl up` starts it")
+        return Unreachable(f"cannot reach the backend ({self.http.reason(error)})", fix=fix, where=self._where)
 
     def _not_a_backend(self, what: str) -> Unreachable:
         return Unreachable(
             f"what answers is not a Synth backend that this client understands ({what})",
             fix="check BACKEND_BASE_URL, and that client and cluster are of one version",
-            where=f"{self.root} ({self.origin})",
+            where=self._where,
         )
+
+    @property
+    def _where(self) -> str:
+        return f"{self.root} ({self._backend.origin})"
+
+
+def _is_refusal(reply: httpx.Response) -> bool:
+    """Whether an answer is an error; a redirect is one, because the key does not follow it."""
+    return reply.status_code >= 400 or reply.has_redirect_location
 
 
 def _retry_after(reply: httpx.Response) -> float | None:

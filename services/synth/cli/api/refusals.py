@@ -7,12 +7,19 @@ from typing import Any
 import httpx
 import msgspec
 
+from synth.cli.config import ConfigValue
 from synth.cli.errors import CliError, NotAuthorised, NotFound, Unreachable, UsageProblem
 from synth.errors import Problem
 
 
-def error_of(reply: httpx.Response) -> CliError:
-    """The error to raise for an answer whose status is one of an error."""
+def error_of(reply: httpx.Response, *, key: ConfigValue) -> CliError:
+    """Return the error to raise for an answer whose status is an error's. key: the one that was sent."""
+    if reply.has_redirect_location:
+        return Unreachable(
+            f"the backend's address leads to {reply.headers['location'][:200]!r}, and a key follows no redirect",
+            fix="if this address is yours, set it with --backend or BACKEND_BASE_URL",
+            where=f"{reply.request.method} {reply.request.url}",
+        )
     problems = _problems(reply)
     if not problems and reply.status_code < 500 and reply.status_code not in (401, 403):
         return Unreachable(
@@ -25,8 +32,11 @@ def error_of(reply: httpx.Response) -> CliError:
         problems = [Problem(what=what, where=f"{reply.request.method} {reply.request.url.path}")]
     match reply.status_code:
         case 401 | 403:
-            if not any(p.fix or "SYNTH_API_KEY" in p.what for p in problems):
-                problems[0] = msgspec.structs.replace(problems[0], fix="check SYNTH_API_KEY (environment, then .env)")
+            # Of several places that may hold a key, the user must know which one was read.
+            first = problems[0]
+            where = f"{first.where}: {key.label}" if first.where else key.label
+            fix = first.fix or f"check {key.label}"
+            problems[0] = msgspec.structs.replace(first, where=where, fix=fix)
             return NotAuthorised.of(problems)
         case 404:
             return NotFound.of(problems)

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from types import TracebackType
 from typing import Any, cast
-from urllib.parse import urlsplit
 
 import httpx
 
-from synth.cli.config import LOOPBACK
+from synth.base_url import base_url_fault
+from synth.cli.config import ConfigValue, without_password
+from synth.cli.connections.clients import open_http
 from synth.cli.errors import CliError, UsageProblem
 
 #: Seconds for a question that takes no rollout.
 _PATIENCE_S = 10.0
 _REFUSALS = (400, 401, 403)
+#: The headers that task apps read the environment key from.
+_KEY_HEADERS = ("X-API-Key", "X-API-Keys", "Authorization")
 
 
 class TaskAppError(CliError):
@@ -24,22 +27,20 @@ class RefusedByTaskApp(TaskAppError):
     """The task app does not take the environment key."""
 
 
-class TaskAppConnection:
-    """Asks one task app. transport: of an app in this process; None reaches the address."""
+class NotAnAddress(UsageProblem):
+    """What should be the address of a task app is none."""
 
-    def __init__(self, url: str, key: str | None, *, transport: httpx.BaseTransport | None = None) -> None:
-        try:
-            parts = urlsplit(url)
-            host = parts.hostname
-            _ = parts.port
-        except ValueError:
-            parts, host = urlsplit(""), None
-        if parts.scheme not in ("http", "https") or not host:
-            expected = "a URL such as http://127.0.0.1:8001"
-            raise UsageProblem(f"{url!r} is not the address of a task app", expected=expected)
-        self.url = url.rstrip("/")
-        headers = {"X-API-Key": key, "X-API-Keys": key, "Authorization": f"Bearer {key}"} if key else {}
-        self._http = httpx.Client(headers=headers, transport=transport, trust_env=host not in LOOPBACK)
+
+class TaskAppConnection:
+    """Calls one task app. key: the environment key, if any. transport: of an app in this process."""
+
+    def __init__(
+        self, address: ConfigValue, key: ConfigValue | None, *, transport: httpx.BaseTransport | None = None
+    ) -> None:
+        require_address(address)
+        self.url = address.text.rstrip("/")
+        self._key = key
+        self._http = open_http(address, key=key, headers=_KEY_HEADERS, timeout=_PATIENCE_S, transport=transport)
 
     def __enter__(self) -> TaskAppConnection:
         return self
@@ -55,7 +56,7 @@ class TaskAppConnection:
         """An answer of status 200, a JSON object. timeout: seconds for it all. Raises `TaskAppError`."""
         reply = self.reply(method, path, json=json, timeout=timeout)
         if reply.status_code in _REFUSALS:
-            raise self.refused(path, reply)
+            raise self.refused(path, reply.status_code)
         if reply.status_code != 200:
             raise TaskAppError(f"answers HTTP {reply.status_code}: {excerpt(reply.text)}", where=self.url + path)
         return self.json_of(path, reply)
@@ -66,10 +67,14 @@ class TaskAppConnection:
             return self._http.request(method, self.url + path, json=json, timeout=timeout or _PATIENCE_S)
         except httpx.TimeoutException as error:
             what = f"does not answer within {timeout or _PATIENCE_S:g} s"
-            raise TaskAppError(what, fix="is it running?", where=self.url + path) from error
+            raise TaskAppError(what, fix=self._http.fix("is it running?"), where=self.url + path) from error
+        except httpx.TransportError as error:
+            fix = self._http.fix("is it running, and is this its address?")
+            raise TaskAppError(
+                f"cannot be reached ({self._http.reason(error)})", fix=fix, where=self.url + path
+            ) from error
         except (httpx.HTTPError, httpx.InvalidURL) as error:
-            what = f"cannot be reached ({error or type(error).__name__})"
-            raise TaskAppError(what, fix="is it running, and is this its address?", where=self.url + path) from error
+            raise TaskAppError(f"cannot be read ({error or type(error).__name__})", where=self.url + path) from error
 
     def json_of(self, path: str, reply: httpx.Response) -> dict[str, Any]:
         """The object in an answer. Raises `TaskAppError`."""
@@ -82,13 +87,28 @@ class TaskAppConnection:
             raise TaskAppError(what, fix="is it a task app?", where=self.url + path)
         return cast(dict[str, Any], body)
 
-    def refused(self, path: str, reply: httpx.Response) -> RefusedByTaskApp:
-        """That the key does not open the app."""
-        return RefusedByTaskApp(
-            f"refuses the environment key (HTTP {reply.status_code})",
-            fix="start it with the ENVIRONMENT_API_KEY that is set here",
-            where=self.url + path,
-        )
+    def refused(self, path: str, status: int) -> RefusedByTaskApp:
+        """Return the error for a key that does not open the app."""
+        if self._key is None:
+            what, fix = "requires a key, and no ENVIRONMENT_API_KEY is set here", "set it to the key of the app"
+        else:
+            what = f"refuses the environment key, {self._key.label}"
+            fix = "start it with this key, or set the one that it was started with"
+        return RefusedByTaskApp(f"{what} (HTTP {status})", fix=fix, where=self.url + path)
+
+
+def require_address(address: ConfigValue) -> None:
+    """Raise `NotAnAddress` if no task app can be at this address."""
+    if fault := base_url_fault(address.text):
+        what = f"{without_password(address.text)!r} is not the address of a task app: it {fault}"
+        raise NotAnAddress(what, expected="a URL such as http://127.0.0.1:8001", where=address.label)
+
+
+def turns_of(info: dict[str, Any]) -> int | None:
+    """Return the turns of an app's task, from its answer about itself; None if it has no such limit."""
+    limits = info.get("limits")
+    turns = cast(dict[str, Any], limits).get("max_turns") if isinstance(limits, dict) else None
+    return turns if isinstance(turns, int) and not isinstance(turns, bool) and turns > 0 else None
 
 
 def excerpt(text: str) -> str:

@@ -10,6 +10,7 @@ from pathlib import Path
 from synth.api.schemas import JobCheck
 from synth.cli.api.client import Client
 from synth.cli.config import Config
+from synth.cli.connections.known_origins import UnconfirmedOrigin, require_confirmed
 from synth.cli.errors import CliError, UsageProblem
 from synth.cli.submission import CheckedJob, submission_body
 from synth.jobs.resolved import SftJob
@@ -44,6 +45,11 @@ def open_cluster(config: Config) -> Iterator[AskedCluster]:
     """The cluster, asked once whether it is there; without a key it is not asked at all."""
     if config.api_key is None:
         yield AskedCluster(None, config.is_on_this_machine, "no SYNTH_API_KEY")
+        return
+    try:
+        require_confirmed(config.api_key, config.backend)
+    except UnconfirmedOrigin as error:
+        yield AskedCluster(None, config.is_on_this_machine, error.problems[0].what)
         return
     # A check waits for no cluster that is away.
     with Client(config, retry_budget=0.0) as client:

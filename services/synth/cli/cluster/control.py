@@ -21,6 +21,7 @@ from synth.cli.cluster.gpu_report import GpuReport, describe_device, report_gpus
 from synth.cli.cluster.plan import HOST, choose_ports, gateway_port, outbound
 from synth.cli.cluster.state import ClusterState, ProcessState, StateFile, end_leftovers, wait_gone
 from synth.cli.cluster.supervisor import health_problem
+from synth.cli.connections.clients import open_local_http
 from synth.cli.devices.plan import DevicePlan
 from synth.cli.devices.probe import GpuList, read_gpus
 from synth.cli.errors import CliError
@@ -229,7 +230,7 @@ def inspect_cluster(file: StateFile, *, with_gpus: bool = True) -> ClusterReport
 
 
 async def _report_all(state: ClusterState) -> list[ProcessReport]:
-    async with httpx.AsyncClient(timeout=_HEALTH_S, trust_env=False) as http:
+    async with open_local_http(timeout=_HEALTH_S) as http:
         return list(await asyncio.gather(*(_report(http, state, p) for p in state.processes)))
 
 

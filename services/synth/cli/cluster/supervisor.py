@@ -19,6 +19,7 @@ import httpx
 
 from synth.cli.cluster.plan import GRACE_S, ClusterPlan, ProcessSpec
 from synth.cli.cluster.state import ClusterState, ProcessState, StateFile
+from synth.cli.connections.clients import open_local_http
 from synth.cli.errors import CliError
 from synth.cli.processes import end_group, start_of
 
@@ -87,7 +88,7 @@ class Supervisor:
         rotate_logs([*self.plan.specs, self.plan.provision])
         write_private(self.plan.nats_config, self.plan.nats_text)
         nats, services = self.supervised[0], self.supervised[1:]
-        async with httpx.AsyncClient(timeout=2.0, trust_env=False) as http:
+        async with open_local_http(timeout=2.0) as http:
             probes = asyncio.create_task(self._probe_all(http))
             runners = [asyncio.create_task(self._keep_running(nats))]
             try:

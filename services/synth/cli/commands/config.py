@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from synth.cli.commands.submit import DEFAULT_DATA, AllowExperimental, Data, Set, TaskUrl
-from synth.cli.connect import Backend, EnvFiles, load_config, override_options
+from synth.cli.connect import Backend, EnvFiles, TrustApp, load_config, override_options
 from synth.cli.errors import CliError, ExitCode, UsageProblem
 from synth.cli.tui import output
 from synth.cli.tui.output import Format, Output
 
 if TYPE_CHECKING:
     from synth.cli.checking.cluster import AskedCluster
-    from synth.cli.config import Config
+    from synth.cli.config import Config, ConfigValue
     from synth.cli.job_files import Flags
     from synth.cli.tui.explain import CheckReport
 
@@ -46,6 +46,7 @@ def check(
     task_url: TaskUrl = None,
     set_: Set = None,
     allow_experimental: AllowExperimental = False,
+    trust_app: TrustApp = False,
     backend: Backend = None,
     env_file: EnvFiles = None,
     data: Data = DEFAULT_DATA,
@@ -58,6 +59,7 @@ def check(
     asked whether it plays the file's `env_name`.
     """
     from synth.cli.checking.cluster import open_cluster
+    from synth.cli.config import ConfigValue
 
     override_options(ctx, backend=backend, env_files=env_file)
     flags = _flags(
@@ -69,8 +71,11 @@ def check(
         experimental=allow_experimental,
         sets=set_,
     )
-    asked = None if task_url is None else _ask_task_app(task_url, load_config(ctx))
-    with open_cluster(load_config(ctx)) as cluster:
+    settings = load_config(ctx)
+    asked = (
+        None if task_url is None else _ask_task_app(ConfigValue(task_url, "--task-url"), settings, trusted=trust_app)
+    )
+    with open_cluster(settings) as cluster:
         reports = [_check_file(file, flags, data / "models", cluster, asked) for file in files]
     if fmt is Format.JSON:
         output.print_json(reports)
@@ -211,20 +216,22 @@ class _TaskApp:
     unasked: str = ""
 
 
-def _ask_task_app(url: str, settings: Config) -> _TaskApp:
-    from synth.cli.api.task_app import TaskAppConnection, TaskAppError
+def _ask_task_app(address: ConfigValue, settings: Config, *, trusted: bool) -> _TaskApp:
+    from synth.cli.api.task_app import NotAnAddress, TaskAppConnection, TaskAppError
+    from synth.cli.submission import confirm_app
     from synth.taskapp.env_names import env_names
 
-    key = settings.environment_key.text if settings.environment_key else None
+    url = address.text
     try:
-        with TaskAppConnection(url, key) as client:
+        confirm_app(settings, address, trusted=trusted)
+        with TaskAppConnection(address, settings.environment_key) as client:
             return _TaskApp(url, env_names(client.task_info()))
     except TaskAppError as error:
         [problem] = error.problems
         # A file may be checked before its app runs; the verifier asks again.
         return _TaskApp(url, unasked=f"{problem.where} {problem.what}: its env_name was not checked")
-    except UsageProblem:
-        # No address at all: a problem of the file's own check.
+    except NotAnAddress:
+        # A problem of the file's own check.
         return _TaskApp(url)
 
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from synth.cli.connect import Backend, EnvFiles, load_config, open_client, override_options
+from synth.cli.connect import Backend, EnvFiles, TrustApp, load_config, open_client, override_options
 from synth.cli.tui import output
 from synth.cli.tui.completion import complete_models
 from synth.cli.tui.output import Format, Output
@@ -97,6 +97,7 @@ def submit(
     tag: Tag = None,
     allow_experimental: AllowExperimental = False,
     no_preflight: NoPreflight = False,
+    trust_app: TrustApp = False,
     follow: Follow = None,
     no_poll: NoPoll = False,
     poll_timeout: PollTimeout = None,
@@ -146,6 +147,7 @@ def submit(
             name=name,
             check_timeout=check_timeout,
             looks=not no_preflight,
+            trust_app=trust_app,
         )
         wanted = not no_poll and (output.is_terminal() if follow is None else follow)
         options = FollowOptions(timeout=poll_timeout, interval=poll_interval, patience=patience)

@@ -20,6 +20,7 @@ from typing import Any
 
 import httpx
 
+from synth.cli.connections.clients import open_local_http
 from synth.cli.deployments.state import Deployment, DeploymentState, DeployOrder, Health
 from synth.cli.errors import CliError
 from synth.cli.foreign_text.plain_text import printable
@@ -295,7 +296,7 @@ def _report(line: str) -> None:
 
 
 async def _run(files: Deployment) -> int:
-    async with httpx.AsyncClient(timeout=5.0, trust_env=False) as http:
+    async with open_local_http(timeout=5.0) as http:
         return await AppKeeper(files, http).run()
 
 

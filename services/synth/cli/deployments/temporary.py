@@ -11,6 +11,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from synth.cli.api.task_app import TaskAppConnection, TaskAppError
+from synth.cli.config import ConfigValue
 from synth.cli.deployments.worker import UNTIL_STDIN_ENDS
 from synth.cli.errors import CliError
 from synth.cli.processes import end_group
@@ -60,7 +61,7 @@ def serving(place: str, *, log: Path, show: Callable[[str], None]) -> Iterator[s
 
 
 def _wait(process: subprocess.Popen[bytes], url: str, log: Path) -> None:
-    with TaskAppConnection(url, None) as app:
+    with TaskAppConnection(ConfigValue(url, "this command"), None) as app:
         while True:
             try:
                 app.reply("GET", "/", timeout=_LOOK_S)

@@ -15,13 +15,15 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, cast
-from urllib.parse import urlsplit
 
 import httpx
 
+from synth.base_url import base_url_fault
 from synth.cli.api.client import Client, backoff
 from synth.cli.api.task_app import excerpt
-from synth.cli.config import Config
+from synth.cli.config import ENVIRONMENT, Config, ConfigValue, without_password
+from synth.cli.connections.clients import OriginClient, open_http
+from synth.cli.connections.known_origins import confirm, remember
 from synth.cli.errors import CliError, NotAuthorised, Unreachable, UsageProblem
 
 Body = dict[str, Any]
@@ -31,7 +33,6 @@ Answer = Callable[[Body], Body]
 _PATIENCE_S = 300.0
 _BUSY = frozenset({429, 502, 503, 504})
 _CALL = "/call "
-_LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
 
 
 @dataclass(frozen=True)
@@ -44,42 +45,46 @@ class ModelChoice:
 
 
 def of_cluster(model: str, settings: Config) -> ModelChoice:
-    """A model of the cluster, through its gateway. Raises `NotAuthorised` without a key."""
+    """A model of the cluster, through its gateway. Raises `NotAuthorised` without a key, and `UnconfirmedOrigin`."""
+    confirm(settings.require_api_key(), settings.backend)
     client = Client(settings)
     return ModelChoice(model, settings.backend.text, lambda body: client.chat({**body, "model": model}))
 
 
-def of_endpoint(model: str, base_url: str) -> ModelChoice:
-    """A model behind another OpenAI-compatible address; its key is OPENAI_API_KEY."""
-    key = os.environ.get("OPENAI_API_KEY")
-    parts = urlsplit(base_url)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
+def of_endpoint(model: str, address: ConfigValue, *, trusted: bool) -> ModelChoice:
+    """A model behind another OpenAI-compatible address; its key is OPENAI_API_KEY. Raises `UnconfirmedOrigin`."""
+    if fault := base_url_fault(address.text):
         expected = "the base URL of an OpenAI-compatible endpoint, such as http://127.0.0.1:11434/v1"
-        raise UsageProblem(f"{base_url!r} is no address of a model", expected=expected, where="--model-url")
-    http = httpx.Client(
-        headers={"Authorization": f"Bearer {key}"} if key else {},
-        timeout=httpx.Timeout(_PATIENCE_S, connect=5.0),
-        trust_env=parts.hostname not in _LOOPBACK,
-    )
-    url = base_url.rstrip("/") + "/chat/completions"
-    return ModelChoice(model, base_url, lambda body: _ask(http, url, {**body, "model": model}))
+        what = f"{without_password(address.text)!r} is no address of a model: it {fault}"
+        raise UsageProblem(what, expected=expected, where=address.label)
+    text = os.environ.get("OPENAI_API_KEY")
+    key = ConfigValue(text, ENVIRONMENT, "OPENAI_API_KEY") if text else None
+    if trusted:
+        remember("OPENAI_API_KEY", address.text)
+    elif key is not None:
+        confirm(key, address)
+    http = open_http(address, key=key, timeout=httpx.Timeout(_PATIENCE_S, connect=5.0))
+    url = address.text.rstrip("/") + "/chat/completions"
+    return ModelChoice(model, address.text, lambda body: _ask(http, url, {**body, "model": model}, key))
 
 
-def _ask(http: httpx.Client, url: str, body: Body) -> Body:
+def _ask(http: OriginClient, url: str, body: Body, key: ConfigValue | None) -> Body:
     deadline, attempt = time.monotonic() + _PATIENCE_S, 0
     while True:
         pause = backoff(attempt)
         try:
             reply = http.post(url, json=body)
         except httpx.TransportError as error:
-            raise Unreachable(f"the model cannot be reached ({error or type(error).__name__})", where=url) from error
+            what = f"the model cannot be reached ({http.reason(error)})"
+            raise Unreachable(what, fix=http.fix(""), where=url) from error
         if reply.status_code not in _BUSY or time.monotonic() + pause > deadline:
             break
         time.sleep(pause)
         attempt += 1
     if reply.status_code in (401, 403):
+        what = f"refuses the key, {key.label}" if key else "requires a key, and no OPENAI_API_KEY is set"
         fix = "set OPENAI_API_KEY to a key of this endpoint"
-        raise NotAuthorised(f"the model's endpoint refuses the key (HTTP {reply.status_code})", fix=fix, where=url)
+        raise NotAuthorised(f"the model's endpoint {what} (HTTP {reply.status_code})", fix=fix, where=url)
     try:
         found = reply.json()
     except ValueError:

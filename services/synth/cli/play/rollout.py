@@ -61,13 +61,6 @@ class Played:
     problems: list[Problem]
 
 
-def turns_of(info: Body) -> int | None:
-    """The turns that the app's task has, from its answer for one seed."""
-    limits = info.get("limits")
-    turns = cast(Body, limits).get("max_turns") if isinstance(limits, dict) else None
-    return turns if isinstance(turns, int) and not isinstance(turns, bool) and turns > 0 else None
-
-
 def most_calls(turns: int) -> int:
     """How often the agent may call the model."""
     return max(_CALLS_A_TURN * turns, _FEWEST_CALLS)
@@ -169,8 +162,7 @@ def _failure(client: TaskAppConnection, status: int, text: str, answer: Body) ->
     error = cast(Body, detail).get("error") if isinstance(detail, dict) else None
     fields = cast(Body, error) if isinstance(error, dict) else {}
     if status in (400, 401, 403) and "unauthori" in text.lower():
-        fix = "set ENVIRONMENT_API_KEY to the key that the app was started with"
-        return TaskAppError(f"refuses the environment key (HTTP {status})", fix=fix, where=where)
+        return client.refused("/rollout", status)
     shown = answer.get("traceback")
     lines = [str(line) for line in cast(list[Any], shown)] if isinstance(shown, list) else []
     message = str(fields.get("message") or excerpt(text))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,7 +11,7 @@ from types import ModuleType
 
 from synth.cli.api.client import Client
 from synth.cli.cluster.env_file import merge_env_file
-from synth.cli.config import Config
+from synth.cli.config import Config, extend_environment
 from synth.cli.errors import CliError, UsageProblem
 from synth.cli.task_apps.discovery import Maker, choose_app, find_apps, no_such_app
 from synth.runtime.env_file import new_environment_key, read_env_file
@@ -31,16 +30,16 @@ def set_environment(env_files: Sequence[Path]) -> list[str]:
     read_environment(env_files)
     if configured_keys():
         return []
-    key = os.environ["ENVIRONMENT_API_KEY"] = new_environment_key()
-    merge_env_file(env_files[0], {"ENVIRONMENT_API_KEY": key})
+    made = {"ENVIRONMENT_API_KEY": new_environment_key()}
+    extend_environment(made)
+    merge_env_file(env_files[0], made)
     return [f"made an ENVIRONMENT_API_KEY and wrote it to {env_files[0]}"]
 
 
 def read_environment(env_files: Sequence[Path]) -> None:
     """Set what the files say and the environment does not: what an app is served with."""
     for path in env_files:
-        for key, value in read_env_file(path).items():
-            os.environ.setdefault(key, value)
+        extend_environment(read_env_file(path))
 
 
 def store_key(settings: Config, url: str) -> str | None:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from urllib.parse import urlsplit
 
 import httpx
 import msgspec
 
 from synth.cli.api.client import Client
 from synth.cli.api.task_app import TaskAppConnection, TaskAppError, excerpt
-from synth.cli.config import LOOPBACK, Config
+from synth.cli.config import Config, ConfigValue
 from synth.cli.errors import UsageProblem
+from synth.cli.origins import is_loopback
 from synth.cli.tui import output
 
 #: What an app answers to a key that it does not take.
@@ -34,12 +34,11 @@ class Seen(StrEnum):
 
 @dataclass(frozen=True)
 class AppLook:
-    """What one task app showed. found: in words. key_refused: it does not take the environment key."""
+    """What one task app showed. found: in words."""
 
     seen: Seen
     found: str
     fix: str = ""
-    key_refused: bool = False
 
 
 class _ClusterLook(msgspec.Struct):
@@ -49,9 +48,9 @@ class _ClusterLook(msgspec.Struct):
     detail: str = ""
 
 
-def look_at(url: str, key: str | None) -> AppLook:
-    """Ask an app for its health and its task. Raises `UsageProblem` for what is no address."""
-    with TaskAppConnection(url, key) as app:
+def look_at(address: ConfigValue, key: ConfigValue | None) -> AppLook:
+    """Request an app's health and its task. Raises `UsageProblem` for an address that cannot be called."""
+    with TaskAppConnection(address, key) as app:
         for path in _PATHS:
             try:
                 reply = app.reply("GET", path)
@@ -60,14 +59,14 @@ def look_at(url: str, key: str | None) -> AppLook:
                 return AppLook(Seen.UNKNOWN, f"{app.url}{path} {problem.what}", problem.fix)
             if trouble := _trouble(app, path, reply):
                 return trouble
-    return AppLook(Seen.WELL, f"{url} answers /health and /task_info")
+    return AppLook(Seen.WELL, f"{address.text} answers /health and /task_info")
 
 
 def _trouble(app: TaskAppConnection, path: str, reply: httpx.Response) -> AppLook | None:
     where, status = app.url + path, reply.status_code
     if status in _KEY_REFUSED:
-        [problem] = app.refused(path, reply).problems
-        return AppLook(Seen.REFUSED, f"{where} {problem.what}", problem.fix, key_refused=True)
+        [problem] = app.refused(path, status).problems
+        return AppLook(Seen.REFUSED, f"{where} {problem.what}", problem.fix)
     fix = "is it a task app, and is this its address?"
     if status != 200:
         seen = Seen.REFUSED if 400 <= status < 500 and status not in _NOT_ITS_WORD else Seen.UNKNOWN
@@ -81,21 +80,21 @@ def _trouble(app: TaskAppConnection, path: str, reply: httpx.Response) -> AppLoo
     return None
 
 
-def preflight(url: str, config: Config, client: Client) -> None:
+def preflight(address: ConfigValue, config: Config, client: Client) -> None:
     """Look at a job's task app before the job is submitted, and say on stderr what was seen.
 
     What this machine cannot see may be there for the cluster, so that it is told and nothing more: the cluster looks,
     too. What an app refuses here is asked of the cluster, which may have another key, or another way to the app.
     Raises `UsageProblem` where both say no, and `CliError` where the cluster cannot be asked.
     """
-    if urlsplit(url).hostname in LOOPBACK and not config.is_on_this_machine:
+    url, key = address.text, config.environment_key
+    if is_loopback(url) and not config.is_on_this_machine:
         output.warn(f"the task app {url} is at the cluster's own loopback: it was not looked at from this machine")
         return
-    key = config.environment_key
     with output.status(f"looking at {url}"):
-        look = look_at(url, key.text if key else None)
+        look = look_at(address, key)
     if look.seen is Seen.WELL:
-        takes = f", and takes the ENVIRONMENT_API_KEY of {key.origin}" if key else "; no ENVIRONMENT_API_KEY is set"
+        takes = f", and takes {key.label}" if key else "; no ENVIRONMENT_API_KEY is set"
         output.hint(f"task app: {look.found}{takes}")
         return
     if look.seen is Seen.UNKNOWN:
@@ -111,9 +110,5 @@ def preflight(url: str, config: Config, client: Client) -> None:
     if other.any_ok:
         output.hint(f"task app: {look.found}; {other.detail}, says the cluster")
         return
-    what = look.found
-    if look.key_refused:
-        ours = f"refuses the ENVIRONMENT_API_KEY of {key.origin}" if key else "asks for a key, and none is set here"
-        what = what.replace("refuses the environment key", ours)
     fix = f"{other.detail}; {look.fix}; or submit it all the same with --no-preflight"
-    raise UsageProblem(what, expected="a task app that the cluster can use", fix=fix)
+    raise UsageProblem(look.found, expected="a task app that the cluster can use", fix=fix)

@@ -69,7 +69,7 @@ def run(folder: Path, modal: ModalServer, *arguments: str, **env: str) -> subpro
     return subprocess.run(
         [sys.executable, "-m", "synth.cli", "deploy", *arguments],
         cwd=folder,
-        env=CLEAN | dict(zip(names, values, strict=True)) | env,
+        env=CLEAN | dict(zip(names, values, strict=True)) | {"XDG_CONFIG_HOME": str(folder / "config")} | env,
         capture_output=True,
         text=True,
         check=False,

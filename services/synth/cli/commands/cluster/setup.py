@@ -34,6 +34,8 @@ def setup(
     from synth.cli.onboarding import (
         SetupAnswers,
         check_key,
+        confirm_origins,
+        merge_answers,
         prompt_for_missing,
         register_environment_key,
         write_env_file,
@@ -44,7 +46,9 @@ def setup(
     answers = SetupAnswers(backend=ctx.obj.backend, api_key=api_key, environment_key=environment_key, task_url=task_url)
     if sys.stdin.isatty() and not no_input:
         answers = prompt_for_missing(answers, settings)
-    check_key(answers, settings)
+    merged = merge_answers(answers, settings)
+    confirm_origins(answers, merged)
+    check_key(answers, merged)
     target = get_env_files(ctx)[0]
     rows = write_env_file(answers, settings, target)
     outcome = register_environment_key(load_config(ctx, may_be_new=True))

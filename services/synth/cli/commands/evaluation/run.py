@@ -28,7 +28,7 @@ from synth.cli.commands.submit import (
     Tag,
     TaskUrl,
 )
-from synth.cli.connect import Backend, EnvFiles, get_env_files, load_config, open_client, override_options
+from synth.cli.connect import Backend, EnvFiles, TrustApp, get_env_files, load_config, open_client, override_options
 from synth.cli.errors import ExitCode, UsageProblem
 from synth.cli.tui import output
 from synth.cli.tui.completion import complete_models
@@ -79,6 +79,7 @@ def evaluate(
     tag: Tag = None,
     allow_experimental: AllowExperimental = False,
     no_preflight: NoPreflight = False,
+    trust_app: TrustApp = False,
     follow: Follow = None,
     no_poll: NoPoll = False,
     poll_timeout: PollTimeout = None,
@@ -102,7 +103,14 @@ def evaluate(
     from synth.cli.evaluation.rewards import find_evaluation
     from synth.cli.job_files import Flags, name_of, read_config
     from synth.cli.job_text.set_values import settings_of_flags
-    from synth.cli.submission import app_max_turns, check_locally, follow_or_detach, submit_job, task_app_address
+    from synth.cli.submission import (
+        app_max_turns,
+        check_locally,
+        confirm_app,
+        follow_or_detach,
+        submit_job,
+        task_app_address,
+    )
     from synth.cli.tui.follow import FollowOptions, follow_job, show_outcome, wait_for_job
 
     override_options(ctx, backend=backend, env_files=env_file)
@@ -126,7 +134,9 @@ def evaluate(
     }
     flags_given = {name: value for name, value in flags_given.items() if value is not None}
     if config is None:
-        if max_turns is None and address is not None and (own := app_max_turns(address.text, settings)) is not None:
+        if address is not None:
+            confirm_app(settings, address, trusted=trust_app)
+        if max_turns is None and address is not None and (own := app_max_turns(address, settings)) is not None:
             output.hint(f"max_turns: {own}, the app's own")
             flags_given["max_turns"] = own
         text, file_name = _toml(model, address.text if address else None, flags_given), "synthctl eval"
@@ -149,7 +159,9 @@ def evaluate(
     for warning in job.resolved.warnings:
         output.warn(warning)
     with open_client(ctx) as client:
-        created = submit_job(client, settings, job, key=idempotency, name=name, looks=not no_preflight)
+        created = submit_job(
+            client, settings, job, key=idempotency, name=name, looks=not no_preflight, trust_app=trust_app
+        )
         options = FollowOptions(timeout=poll_timeout, interval=poll_interval, patience=patience)
         if no_poll or follow is False:
             raise typer.Exit(follow_or_detach(client, created, follow=False, options=options, format=fmt))

@@ -139,6 +139,7 @@ def run(
     if to is Target.DOCKER:
         _to_docker(ctx, app, tag=tag, base=base, requirements=requirements, include=include or [], data=data, fmt=fmt)
         return
+    from synth.cli.connections.known_origins import remember
     from synth.cli.deployments import control
     from synth.cli.deployments.state import Deployment
     from synth.cli.task_apps.loading import load_task_app, locate, set_environment, store_key
@@ -176,6 +177,9 @@ def run(
             state = control.deploy(
                 files, place, host=host, port=port, max_restarts=max_restarts, start_s=start_timeout, show=show
             )
+    if state.modal is not None:
+        # The user's own deployment, which was given this very key.
+        remember("ENVIRONMENT_API_KEY", state.url)
     if note := store_key(settings, state.url):
         output.hint(note)
     if fmt is Format.JSON:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from synth.cli.connect import Backend, EnvFiles, get_env_files, load_config, override_options
+from synth.cli.connect import Backend, EnvFiles, TrustApp, get_env_files, load_config, override_options
 from synth.cli.errors import CliError, UsageProblem
 from synth.cli.tui import output
 from synth.cli.tui.output import Format, Output
@@ -60,6 +60,11 @@ def play(
         str,
         typer.Option(metavar="HOST", help="An address of this machine at which an app elsewhere reaches the model."),
     ] = "127.0.0.1",
+    trust_app: TrustApp = False,
+    trust_model_url: Annotated[
+        bool,
+        typer.Option("--trust-model-url", help="Confirm the endpoint's origin: OPENAI_API_KEY is sent to it."),
+    ] = False,
     backend: Backend = None,
     env_file: EnvFiles = None,
     fmt: Output = Format.TABLE,
@@ -72,9 +77,10 @@ def play(
 
     Nothing is trained and nothing is kept. The exit code is 1 when the app fails.
     """
+    from synth.cli.api.task_app import turns_of
     from synth.cli.play.models import Typist
     from synth.cli.play.relay import ModelRelay
-    from synth.cli.play.rollout import AppFailed, Asked, most_calls, request_of, turns_of
+    from synth.cli.play.rollout import AppFailed, Asked, most_calls, request_of
     from synth.cli.play.rollout import play as play_rollout
     from synth.cli.play.show import as_json, outcome, transcript_of, unheard
     from synth.cli.tui.rollout.conversation import conversation
@@ -83,7 +89,7 @@ def play(
     override_options(ctx, backend=backend, env_files=env_file)
     settings = load_config(ctx, may_be_new=True)
     typist = Typist() if model is None else None
-    chosen = _choose(model, model_url, settings, typist)
+    chosen = _choose(model, model_url, settings, typist, trusted=trust_model_url)
     sampling: dict[str, Any] = {"temperature": temperature, "max_tokens": max_tokens}
     asked = Asked(
         seed=seed,
@@ -93,7 +99,8 @@ def play(
         timeout_s=timeout,
     )
     with contextlib.ExitStack() as open_things:
-        name, client = open_things.enter_context(_open_app(app, settings, get_env_files(ctx)))
+        opened = _open_app(app, settings, get_env_files(ctx), trusted=trust_app)
+        name, client = open_things.enter_context(opened)
         _check_env_name(env_name, client.task_info(), client.url)
         turns = turns_of(client.answer("GET", f"/task_info?seed={seed}"))
         say = open_things.enter_context(output.status("playing")) if typist is None else None
@@ -143,8 +150,11 @@ def play(
         raise CliError.of(played.problems)
 
 
-def _choose(model: str | None, model_url: str | None, settings: Config, typist: Typist | None) -> ModelChoice:
-    """Who plays. Raises `UsageProblem` where there is nobody."""
+def _choose(
+    model: str | None, model_url: str | None, settings: Config, typist: Typist | None, *, trusted: bool
+) -> ModelChoice:
+    """Return who plays. trusted: a flag confirms the endpoint of `--model-url`. Raises `UsageProblem`."""
+    from synth.cli.config import ENVIRONMENT, ConfigValue
     from synth.cli.play.models import ModelChoice, of_cluster, of_endpoint
 
     if model is None:
@@ -152,17 +162,25 @@ def _choose(model: str | None, model_url: str | None, settings: Config, typist: 
         if model_url is not None:
             raise UsageProblem("--model-url without --model", expected="the id of a model there", where="--model-url")
         return ModelChoice(None, "a line is a reply, /call NAME {…} a tool call", typist.answer)
-    elsewhere = model_url or (os.environ.get("OPENAI_BASE_URL") if settings.api_key is None else None)
-    return of_endpoint(model, elsewhere) if elsewhere else of_cluster(model, settings)
+    endpoint = None
+    if model_url is not None:
+        endpoint = ConfigValue(model_url, "flag", "--model-url")
+    elif settings.api_key is None and os.environ.get("OPENAI_BASE_URL"):
+        endpoint = ConfigValue(os.environ["OPENAI_BASE_URL"], ENVIRONMENT, "OPENAI_BASE_URL")
+    return of_endpoint(model, endpoint, trusted=trusted) if endpoint else of_cluster(model, settings)
 
 
 @contextlib.contextmanager
-def _open_app(app: str, settings: Config, env_files: Any) -> Iterator[tuple[str, Any]]:
+def _open_app(app: str, settings: Config, env_files: Any, *, trusted: bool) -> Iterator[tuple[str, Any]]:
     """The name and the client of an app that runs, or that is loaded from a file for as long as the block runs."""
     from synth.cli.api.task_app import TaskAppConnection
+    from synth.cli.config import ConfigValue, extend_environment
+    from synth.cli.submission import confirm_app
 
     if "://" in app:
-        with TaskAppConnection(app, settings.environment_key.text if settings.environment_key else None) as client:
+        address = ConfigValue(app, "the command line")
+        confirm_app(settings, address, trusted=trusted)
+        with TaskAppConnection(address, settings.environment_key) as client:
             yield app, client
         return
     from synth.cli.task_apps.loading import load_task_app, read_environment
@@ -171,11 +189,12 @@ def _open_app(app: str, settings: Config, env_files: Any) -> Iterator[tuple[str,
 
     read_environment(env_files)
     # Of this process alone: nobody else is to open it.
-    os.environ.setdefault("ENVIRONMENT_API_KEY", new_environment_key())
+    extend_environment({"ENVIRONMENT_API_KEY": new_environment_key()})
     loaded = load_task_app(app)
     # What the app's code raises is the outcome here, and is told at the end.
     logging.getLogger("synth.taskapp").setLevel(logging.CRITICAL)
-    with serving(loaded.asgi()) as url, TaskAppConnection(url, loaded.keys[0]) as client:
+    key = ConfigValue(loaded.keys[0], "of the app itself", "ENVIRONMENT_API_KEY")
+    with serving(loaded.asgi()) as url, TaskAppConnection(ConfigValue(url, "this command"), key) as client:
         yield loaded.id, client
 
 
