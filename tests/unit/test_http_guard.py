@@ -196,3 +196,93 @@ async def test_a_redirect_to_no_url_is_an_error_of_http(location):
     async with server, guarded_client(GuardPolicy(allow_loopback=True)) as client:
         with pytest.raises(httpx.RemoteProtocolError):
             await client.get(f"http://127.0.0.1:{port}/")
+
+
+class TunnelProxy:
+    """A proxy that records where it is asked to connect, and connects to the one server instead."""
+
+    def __init__(self, status: int = 200) -> None:
+        self.heads: list[str] = []
+        self.status = status
+
+    async def __aenter__(self) -> TunnelProxy:
+        self.server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        self.port = self.server.sockets[0].getsockname()[1]
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.server.close()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.heads.append((await reader.readuntil(b"\r\n\r\n")).decode())
+        writer.write(b"HTTP/1.1 %d Established\r\n\r\n" % self.status)
+        if self.status == 200:
+            self.heads.append((await reader.readuntil(b"\r\n\r\n")).decode())
+            writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\nconnection: close\r\n\r\nok")
+        await writer.drain()
+        writer.close()
+
+
+def resolve_to(*addresses: str):
+    families = {True: socket.AF_INET6, False: socket.AF_INET}
+
+    def resolve(host: str, port: int, **_: object):
+        return [(families[":" in a], socket.SOCK_STREAM, 6, "", (a, port)) for a in addresses]
+
+    return resolve
+
+
+@pytest.mark.parametrize(
+    ("address", "target"),
+    [("93.184.216.34", "93.184.216.34:8080"), ("2606:4700::1111", "[2606:4700::1111]:8080")],
+)
+async def test_the_operators_proxy_is_given_the_address_that_was_checked(monkeypatch, address: str, target: str):
+    monkeypatch.setattr(socket, "getaddrinfo", resolve_to(address))
+    async with TunnelProxy() as proxy:
+        monkeypatch.setenv("SYNTH_OUTBOUND_PROXY", f"http://user:secret@127.0.0.1:{proxy.port}")
+        async with guarded_client(GuardSettings().guard) as client:
+            assert (await client.get("http://app.example:8080/x")).text == "ok"
+    connect, request = proxy.heads
+    assert connect.startswith(f"CONNECT {target} HTTP/1.1\r\n")
+    assert "Proxy-Authorization: Basic dXNlcjpzZWNyZXQ=" in connect
+    assert "app.example" not in connect
+    assert request.startswith("GET /x HTTP/1.1\r\nHost: app.example:8080\r\n")
+    assert "secret" not in request + repr(GuardSettings().guard) + repr(GuardSettings())
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "10.0.0.1", "169.254.169.254", "::1", "::ffff:10.0.0.1"])
+async def test_no_proxy_reaches_what_the_guard_refuses(monkeypatch, address: str):
+    monkeypatch.setattr(socket, "getaddrinfo", resolve_to(address))
+    async with TunnelProxy() as proxy:
+        policy = GuardPolicy(proxy=f"http://127.0.0.1:{proxy.port}")
+        async with guarded_client(policy) as client:
+            with pytest.raises(AddressRefused):
+                await client.get("http://app.example/")
+    assert proxy.heads == []
+
+
+async def test_what_the_operator_has_opened_is_reached_without_the_proxy():
+    async with TunnelProxy(status=204) as app, TunnelProxy() as proxy:
+        policy = GuardPolicy(allow_loopback=True, proxy=f"http://127.0.0.1:{proxy.port}")
+        async with guarded_client(policy) as client:
+            assert (await client.get(f"http://127.0.0.1:{app.port}/direct")).status_code == 204
+    assert app.heads[0].startswith("GET /direct")
+    assert proxy.heads == []
+
+
+async def test_a_proxy_that_refuses_an_address_is_named_and_the_next_address_is_tried(monkeypatch):
+    monkeypatch.setattr(socket, "getaddrinfo", resolve_to("2606:4700::1111", "93.184.216.34"))
+    async with TunnelProxy(status=403) as proxy:
+        policy = GuardPolicy(proxy=f"http://127.0.0.1:{proxy.port}")
+        async with guarded_client(policy) as client:
+            with pytest.raises(httpx.ProxyError, match="the cluster's outbound proxy answers 403"):
+                await client.get("http://app.example/")
+    assert [head.split()[1] for head in proxy.heads] == ["[2606:4700::1111]:80", "93.184.216.34:80"]
+
+
+@pytest.mark.parametrize("proxy", ["p:3128", "socks5://p:1080", "http://", "http://u:s3cret@p:port", "s3cret"])
+def test_a_proxy_that_is_none_is_an_error_at_the_start_without_its_password(monkeypatch, proxy: str):
+    monkeypatch.setenv("SYNTH_OUTBOUND_PROXY", proxy)
+    with pytest.raises(ValueError, match="outbound_proxy") as raised:
+        GuardSettings()
+    assert "s3cret" not in str(raised.value)

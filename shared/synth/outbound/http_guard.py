@@ -1,23 +1,25 @@
 """HTTP to addresses that users name: task apps, judges, images. It cannot reach inside the cluster's network.
 
 Invariants. A host is resolved once, and the connection goes to the very address that was looked at, so that a name
-cannot answer with another one later. An address that is not public is refused unless the cluster's settings allow it.
-No redirect is followed, no proxy of the environment is used, and an answer is cut off at a size and at a time.
+cannot answer with another one later; a proxy that the operator names is given that address, too, and no name. An
+address that is not public is refused unless the cluster's settings allow it. No redirect is followed, no proxy of the
+environment is used, and an answer is cut off at a size and at a time.
 """
 
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import functools
 import ssl
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any, cast
 
 import httpcore
 import httpx
-from pydantic import field_validator
+from pydantic import Field, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from synth.errors import SynthError
@@ -37,10 +39,11 @@ class AddressRefused(httpx.ConnectError, SynthError):
 
 @dataclass(frozen=True)
 class GuardPolicy:
-    """Which addresses may be reached beside the public ones."""
+    """Which addresses may be reached beside the public ones. proxy: the URL of the one to public addresses, or ""."""
 
     allowed: tuple[Network, ...] = ()
     allow_loopback: bool = False
+    proxy: str = field(default="", repr=False)
 
     def opens(self, address: str) -> bool:
         """Whether the settings name this IP address, public or not: it is the operator's own.
@@ -85,7 +88,8 @@ async def names_allowed_address(policy: GuardPolicy, url: str, *, timeout: float
 class GuardSettings(BaseSettings):
     """Settings of every service that calls what users name."""
 
-    model_config = SettingsConfigDict(env_prefix="SYNTH_", extra="ignore")
+    # An error would show the proxy's password.
+    model_config = SettingsConfigDict(env_prefix="SYNTH_", extra="ignore", hide_input_in_errors=True)
 
     allowed_cidrs: Annotated[tuple[Network, ...], NoDecode] = ()
     """Networks that task apps, judges and images may be in beside the public internet: `10.1.0.0/16,fd00::/8`. The
@@ -93,6 +97,23 @@ class GuardSettings(BaseSettings):
 
     allow_loopback: bool = False
     """Whether task apps and images may be on this machine; the embedded cluster sets it."""
+
+    outbound_proxy: str = Field(default="", repr=False)
+    """The HTTP proxy to public addresses of task apps, judges and images: `http://user:password@proxy.example:3128`, or
+    `https://…`. It must allow CONNECT to IP addresses: the cluster resolves a name, checks the address, and gives the
+    proxy this address. Loopback, the networks of `SYNTH_ALLOWED_CIDRS` and the APIs of `SYNTH_JUDGE_PROVIDERS` are
+    called without it. No service reads `HTTP_PROXY`."""
+
+    @field_validator("outbound_proxy")
+    @classmethod
+    def _check_proxy(cls, value: str) -> str:
+        try:
+            url = httpx.URL(value)
+        except httpx.InvalidURL:
+            url = httpx.URL("")
+        if value and (url.scheme not in ("http", "https") or not url.host):
+            raise ValueError("not the address of a proxy; expected a URL such as http://proxy.example:3128")
+        return value
 
     @field_validator("allowed_cidrs", mode="before")
     @classmethod
@@ -102,7 +123,7 @@ class GuardSettings(BaseSettings):
     @property
     def guard(self) -> GuardPolicy:
         """The policy that these settings make."""
-        return GuardPolicy(allowed=self.allowed_cidrs, allow_loopback=self.allow_loopback)
+        return GuardPolicy(self.allowed_cidrs, self.allow_loopback, self.outbound_proxy)
 
 
 def guarded_client(
@@ -168,12 +189,54 @@ class _GuardedBackend(httpcore.AsyncNetworkBackend):
         *others, last = admitted
         for address in others:
             # A name such as localhost stands for an IPv6 and an IPv4 address, and often only one of them listens.
-            with contextlib.suppress(httpcore.ConnectError):
-                return await self._inner.connect_tcp(address, port, timeout, local_address, socket_options)
-        return await self._inner.connect_tcp(last, port, timeout, local_address, socket_options)
+            with contextlib.suppress(httpcore.ConnectError, httpcore.ProxyError):
+                return await self._connect(address, port, timeout, local_address, socket_options)
+        return await self._connect(last, port, timeout, local_address, socket_options)
+
+    async def _connect(
+        self,
+        address: str,
+        port: int,
+        timeout: float | None,
+        local_address: str | None,
+        socket_options: Iterable[Any] | None,
+    ) -> httpcore.AsyncNetworkStream:
+        if not self._policy.proxy or self._policy.opens(address):
+            return await self._inner.connect_tcp(address, port, timeout, local_address, socket_options)
+        return await _tunnel(self._inner, httpx.Proxy(self._policy.proxy), address, port, timeout)
 
     async def sleep(self, seconds: float) -> None:
         await asyncio.sleep(seconds)
+
+
+async def _tunnel(
+    backend: httpcore.AsyncNetworkBackend, proxy: httpx.Proxy, address: str, port: int, timeout: float | None
+) -> httpcore.AsyncNetworkStream:
+    """Open a connection to an IP address through a proxy. Raises `httpcore.ProxyError` if the proxy refuses."""
+    url = proxy.url
+    origin = httpcore.URL(scheme=url.scheme, host=url.host, port=url.port, target=b"/").origin
+    target = f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
+    headers: dict[str | bytes, str | bytes] = {"Host": target}
+    if proxy.auth is not None:
+        credentials = base64.b64encode(":".join(proxy.auth).encode()).decode()
+        headers["Proxy-Authorization"] = f"Basic {credentials}"
+    request = httpcore.Request(
+        "CONNECT",
+        httpcore.URL(scheme=url.scheme, host=url.host, port=url.port, target=target),
+        headers=headers,
+        extensions={"timeout": dict.fromkeys(("connect", "read", "write", "pool"), timeout)},
+    )
+    connection = httpcore.AsyncHTTPConnection(origin=origin, network_backend=backend, ssl_context=_tls())
+    try:
+        reply = await connection.handle_async_request(request)
+        if not 200 <= reply.status < 300:
+            raise httpcore.ProxyError(f"the cluster's outbound proxy answers {reply.status}")
+    except BaseException:
+        await connection.aclose()
+        raise
+    # The stream is the caller's from now on, and closes the connection.
+    extensions = cast(dict[str, httpcore.AsyncNetworkStream], reply.extensions)  # pyright: ignore[reportUnknownMemberType]
+    return extensions["network_stream"]
 
 
 class _GuardedClient(httpx.AsyncClient):

@@ -138,6 +138,7 @@ NAMES = frozenset(
         "SYNTH_ORG_STREAMS",
         "SYNTH_ORG_UPLOADS",
         "SYNTH_ORPHAN_AGE_S",
+        "SYNTH_OUTBOUND_PROXY",
         "SYNTH_PARQUET_MEMORY_BYTES",
         "SYNTH_PARQUET_ROWS_BYTES",
         "SYNTH_PAUSE_S",
@@ -193,6 +194,9 @@ NAMES = frozenset(
         "SYNTH_VERIFY_WITHIN_S",
         "SYNTH_VLLM_WORKAROUNDS",
         "SYNTH_WAITING_AFTER_S",
+        "SYNTH_WORKER_MEMORY_BYTES",
+        "SYNTH_WORKER_PROCESSES",
+        "SYNTH_WORKER_TIMEOUT_S",
         "SYNTH_WORK_DIR",
     }
 )

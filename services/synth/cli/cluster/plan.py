@@ -148,8 +148,9 @@ def outbound() -> dict[str, str]:
     They are on this machine where the user's environment says nothing of it.
     """
     allowed = {"SYNTH_ALLOW_LOOPBACK": os.environ.get("SYNTH_ALLOW_LOOPBACK") or "1"}
-    if cidrs := os.environ.get("SYNTH_ALLOWED_CIDRS"):
-        allowed["SYNTH_ALLOWED_CIDRS"] = cidrs
+    for name in ("SYNTH_ALLOWED_CIDRS", "SYNTH_OUTBOUND_PROXY"):
+        if value := os.environ.get(name):
+            allowed[name] = value
     return allowed
 
 
