@@ -170,7 +170,8 @@ class File(msgspec.Struct, frozen=True, kw_only=True):
     characters: of all message text; tokens: about how many those are; lengths[i]: conversations of 2^i up to 2^(i+1)
     characters. images: that its rows show. pairs: rows that are preference pairs: all or none. prompts: rows whose
     last message is the user's. unanswered: rows without any message of an assistant. converted: how many rows came in
-    another shape than the one that is trained on, by that shape.
+    another shape than the one that is trained on, by that shape. annotations: in how many rows a column stands that no
+    model is shown, by its name; of prompts also the fields that a grader may refer to.
     """
 
     id: str
@@ -190,6 +191,7 @@ class File(msgspec.Struct, frozen=True, kw_only=True):
     prompts: int | None = None
     unanswered: int | None = None
     converted: dict[str, int] = {}
+    annotations: dict[str, int] = {}
     bad_lines: int = 0
     problems: list[LineProblem] = []
     created_at: datetime

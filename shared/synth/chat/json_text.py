@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable
 from typing import Any, cast
 
@@ -56,6 +57,41 @@ def _object_in(text: str) -> Any:
     except (UnicodeEncodeError, RecursionError) as error:
         raise BadJson("a \\u escape is one half of a surrogate pair, or it is nested too deeply") from error
     return value
+
+
+def repeated_key(text: str | bytes, value: Any) -> str | None:
+    """Return a key that one object of a JSON text has twice, of which `value` has the last; None if there is no such.
+
+    value: the text, decoded.
+    """
+    # Each key ends with a quote and a colon, and few other quotes stand before one: only a text with more of them than
+    # the value has keys is read again, slowly.
+    ends = _KEY_END.findall(text) if isinstance(text, str) else _KEY_END_BYTES.findall(text)
+    if len(ends) <= _count_keys(value):
+        return None
+    repeated: list[str] = []
+
+    def note(pairs: list[tuple[str, Any]]) -> None:
+        names = set[str]()
+        for name, _ in pairs:
+            if name in names and not repeated:
+                repeated.append(name)
+            names.add(name)
+
+    json.loads(text, object_pairs_hook=note)
+    return repeated[0] if repeated else None
+
+
+_KEY_END = re.compile(r'"\s*:')
+_KEY_END_BYTES = re.compile(rb'"\s*:')
+
+
+def _count_keys(value: Any) -> int:
+    count, level = 0, [value]
+    while level:
+        count += sum(len(cast(dict[str, Any], item)) for item in level if isinstance(item, dict))
+        level = [child for item in level for child in _children(item)]
+    return count
 
 
 def refuse_constant(constant: str) -> Any:

@@ -35,7 +35,7 @@ ROLES: tuple[str, ...] = get_args(Role)
 IMAGE_TYPES = ("image", "image_url")
 PART_TYPES = ("text", *IMAGE_TYPES)
 #: Whose messages may show images: the templates of vision models write them there alone.
-_SHOWING_ROLES = ("user", "tool")
+SHOWING_ROLES = ("user", "tool")
 
 
 class ImageUrl(msgspec.Struct, gc=False):
@@ -137,7 +137,6 @@ class TrainingRow(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 
     messages: list[TrainingMessage]
     tools: list[dict[str, Any]] | None = None
-    metadata: dict[str, Any] | None = None
     images: list[ImageUrl | str] | str | None = None
     image_url: list[ImageUrl | str] | ImageUrl | str | None = None
 
@@ -236,7 +235,7 @@ def _template_message(message: Message, place: str, *, thinks: bool, sees: bool)
             content, calls = None, [*calls, *actions]
         elif not (content or calls or reasoning):
             content = message.raw_content
-    if sees and message.role in _SHOWING_ROLES and image_parts(message):
+    if sees and message.role in SHOWING_ROLES and image_parts(message):
         shown = _parts(content, message.role, f"{place}.content")
         return {"role": message.role, "content": shown} | _kept_fields(message)
     text = _text(content, message.role, f"{place}.content")
@@ -296,7 +295,7 @@ def _part_text(part: ContentPart, role: str, place: str) -> str:
         return object_text({"tool_name": part.tool_name, **arguments})
     if part.type is None:
         raise UserError(Problem(what="a content part without a type", expected="text", where=f"{place}.type"))
-    if part.type in IMAGE_TYPES and role not in _SHOWING_ROLES:
+    if part.type in IMAGE_TYPES and role not in SHOWING_ROLES:
         raise UserError(
             Problem(
                 what=f"an image in a message of {role}",

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from synth.datasets.conversations import line_problem, read_line
+from synth.datasets.conversations import LineFault, line_problem, read_line
+from synth.datasets.rows import why_unread
 from synth.datasets.token_estimate import TokenEstimate
 from synth.events import FileReady, FileRejected, LineProblem
 
 PROBLEMS_KEPT = 20
+#: Names of columns that are counted; the rows with others are counted together, under an ellipsis.
+_NAMES_KEPT = 200
+_NAME_CHARACTERS = 80
+_OTHERS = "…"
+_REASON_CHARACTERS = 4000
 #: By whether the line that does not fit is a pair.
 _MIXED = {
     True: ("$", "a preference pair in a file of conversations; expected one of the two in all lines"),
@@ -19,7 +25,7 @@ class FileCheck:
 
     max_line_bytes: a longer line is a bad one. image_rows: how many rows show images, in whatever form. pairs: how many
     are preference pairs; the kind of the first good row is that of all. prompts, unanswered,
-    converted: as in `FileReady`.
+    converted, annotations: as in `FileReady`.
     """
 
     def __init__(self, *, max_line_bytes: int = 64 << 20) -> None:
@@ -28,6 +34,7 @@ class FileCheck:
         self.prompts: int = 0
         self.unanswered: int = 0
         self.converted: dict[str, int] = {}
+        self.annotations: dict[str, int] = {}
         self._max_line_bytes = max_line_bytes
         self._too_long = ("$", f"the line is longer than {max_line_bytes} bytes (SYNTH_MAX_LINE_BYTES)")
         self._rest = b""
@@ -40,6 +47,8 @@ class FileCheck:
         self._tokens = TokenEstimate()
         self._bad_lines = 0
         self._problems: list[LineProblem] = []
+        self._unread: dict[str, int] = {}
+        self._unread_line = 0
 
     def feed(self, piece: bytes) -> None:
         """Check the lines that this piece completes."""
@@ -60,7 +69,9 @@ class FileCheck:
         if self._rows == 0 and self._bad_lines == 0:
             self._bad(1, ("$", "the file has no rows; expected one conversation, or one preference pair, a line"))
         if self._bad_lines:
-            return FileRejected(bad_lines=self._bad_lines, problems=self._problems)
+            problems = [*self._unread_problems(), *self._problems]
+            problems.sort(key=lambda problem: problem.line)
+            return FileRejected(bad_lines=self._bad_lines, problems=problems[:PROBLEMS_KEPT])
         return FileReady(
             rows=self._rows,
             messages=self._messages,
@@ -71,6 +82,7 @@ class FileCheck:
             prompts=self.prompts,
             unanswered=self.unanswered,
             converted=self.converted,
+            annotations=self.annotations,
         )
 
     def _check(self, line: bytes) -> None:
@@ -97,6 +109,8 @@ class FileCheck:
         self.pairs += found.pair
         self.prompts += found.prompt
         self.unanswered += not found.answered
+        for name in found.columns:
+            _count(self.annotations, name)
         if found.shape:
             self.converted[found.shape] = self.converted.get(found.shape, 0) + 1
         self._messages += found.messages
@@ -109,7 +123,29 @@ class FileCheck:
         self._lengths[bucket] += 1
         self._tokens.add(found.texts)
 
-    def _bad(self, number: int, problem: tuple[str, str]) -> None:
+    def _bad(self, number: int, problem: tuple[str, str] | LineFault) -> None:
         self._bad_lines += 1
-        if len(self._problems) < PROBLEMS_KEPT:
+        if isinstance(problem, LineFault) and problem.unread:
+            self._unread_line = self._unread_line or number
+            for name in problem.unread:
+                _count(self._unread, name)
+        elif len(self._problems) < PROBLEMS_KEPT:
             self._problems.append(line_problem(number, problem))
+
+    def _unread_problems(self) -> list[LineProblem]:
+        """Return one problem for the columns of all rows that are not read, so that one upload names them all."""
+        if not self._unread:
+            return []
+        counted = ", ".join(
+            f"{why_unread(name)} in {rows} row{'s' * (rows > 1)}" for name, rows in sorted(self._unread.items())
+        )
+        names = ",".join(name for name in sorted(self._unread) if name != _OTHERS)
+        fix = f"if nothing is to be learnt from them, leave them out: synthctl files upload FILE --drop '{names}'"
+        reason = f"columns that are not read: {counted}; {fix}"
+        return [LineProblem(line=self._unread_line, path="$", reason=reason[:_REASON_CHARACTERS])]
+
+
+def _count(counts: dict[str, int], name: str) -> None:
+    name = name[:_NAME_CHARACTERS]
+    name = name if name in counts or len(counts) < _NAMES_KEPT else _OTHERS
+    counts[name] = counts.get(name, 0) + 1

@@ -1,231 +1,189 @@
-"""Conversations that other tools write in shapes of their own, as the messages that are trained on.
+"""The shapes in which rows come: each gives its turns, and `row_rules` and `turns` do the same with all of them.
 
-- ShareGPT: `{"conversations": [{"from": "human", "value": "…"}, {"from": "gpt", "value": "…"}], "system"?, "tools"?}`;
-- Alpaca: `{"instruction", "input"?, "output", "system"?, "history"?}`;
-- prompt and completion: `{"prompt", "completion", "system"?}`, each a text or messages, of which the completion is
-  learnt from.
+- messages: `{"messages": [{"role", "content", …}]}`, the OpenAI API's and Hugging Face's;
+- ShareGPT: `{"conversations": [{"from": "human", "value": "…"}, …]}`, or `{"conversation": [{"human", "assistant"}]}`;
+- a prompt and a reply: Alpaca's `instruction`, `input` and `output`, TRL's `prompt` and `completion`, ms-swift's
+  `query` and `response`, `question` and `answer`; with `history` in front;
+- pairs: `chosen` and `rejected` beside any prompt, `preferred_output` and `non_preferred_output` beside `input`,
+  `rejected_response` or `rejected_messages` beside `messages` (`synth.datasets.pairs`).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Annotated, Any, cast
+from dataclasses import dataclass
+from typing import Any, cast
 
-import msgspec
-from msgspec import Meta
+from synth.datasets.columns import REFUSED, Columns
+from synth.datasets.turns import BadRow, Turn, expect, is_empty, merge_calls, only, read_turn
 
-from synth.chat.messages import TrainingMessage
-
+MESSAGES = "messages"
 SHAREGPT = "sharegpt"
-ALPACA = "alpaca"
-PROMPT_COMPLETION = "prompt_completion"
+OPENAI = "openai_preference"
+CHOSEN_REJECTED = "chosen_rejected"
 
-_ROLES = {
-    **dict.fromkeys(("system", "developer"), "system"),
-    **dict.fromkeys(("human", "user"), "user"),
-    **dict.fromkeys(("gpt", "assistant", "chatgpt", "bing", "model", "function_call"), "assistant"),
-    **dict.fromkeys(("tool", "observation", "function_response"), "tool"),
+#: A prompt's key: the name of the shape, the key of what follows it in a paragraph of its own, those of the reply.
+_REPLIES = {
+    "instruction": ("alpaca", "input", ("output", "response")),
+    "prompt": ("prompt_completion", None, ("completion", "response")),
+    "query": ("query_response", None, ("response",)),
+    "question": ("question_answer", None, ("response", "answer")),
 }
-#: Where an image is shown, in the text of a row that has images beside its text.
-_IMAGE = "<image>"
-#: What a row keeps that stands beside its text.
-_KEPT = ("tools", "tool_choice", "metadata", "images", "image_url")
+_CHOSEN = ("chosen", "chosen_response")
+_REJECTED = ("rejected", "rejected_response", "rejected_messages")
+_OPENAI = ("preferred_output", "non_preferred_output")
+#: All keys that a shape reads, for hints at misspelled ones.
+SHAPE_KEYS = frozenset(
+    (
+        *("messages", "conversations", "conversation", "input", "output", "history", "completion", "response"),
+        *("instruction", "prompt", "query", *_CHOSEN, *_REJECTED, *_OPENAI),
+    )
+)
+_KNOWN = (
+    "messages, conversations (ShareGPT), instruction and output (Alpaca), prompt and completion, query and response, "
+    "or prompt, chosen and rejected"
+)
 
 
-class _Turn(msgspec.Struct, gc=False, kw_only=True):
-    """A message, under either of the names in use."""
+@dataclass
+class Draft:
+    """The turns of a row. place: the key of its conversation.
 
-    speaker: str | None = msgspec.field(default=None, name="from")
-    role: str | None = None
-    value: str | None = None
-    content: str | None = None
-    weight: Annotated[float, Meta(ge=0, le=1)] | None = None
-
-
-class _ShareGpt(msgspec.Struct, gc=False, kw_only=True):
-    conversations: list[_Turn]
-    system: str | None = None
-    tools: str | list[dict[str, Any]] | None = None
-    image: str | list[str] | None = None
-
-
-class _Alpaca(msgspec.Struct, gc=False, kw_only=True):
-    instruction: str
-    input: str | None = None
-    output: str
-    system: str | None = None
-    history: list[tuple[str, str]] | None = None
-
-
-class _PromptCompletion(msgspec.Struct, gc=False, kw_only=True):
-    prompt: str | list[TrainingMessage]
-    completion: str | list[TrainingMessage]
-    system: str | None = None
-
-
-_SHAREGPT_ROW = msgspec.json.Decoder(_ShareGpt)
-_ALPACA_ROW = msgspec.json.Decoder(_Alpaca)
-_PROMPT_COMPLETION_ROW = msgspec.json.Decoder(_PromptCompletion)
-
-
-#: Whether a reply is a good one, in the datasets of KTO (arXiv 2402.01306), and what holds that reply.
-_VERDICTS = ("label", "kto_tag")
-_REPLIES = ("conversations", "completion", "output")
-
-
-@dataclass(frozen=True)
-class Reshaped:
-    """A row in the shape that is trained on. places: where in the line each of its messages came from."""
+    chosen, rejected: the sides of a pair; None in a conversation. sides: their keys. context: how many turns, from the
+    first on, are not learnt from. tools, parallel: those inside an OpenAI pair.
+    """
 
     shape: str
-    data: dict[str, Any]
-    places: list[str] = field(default_factory=list[str])
+    place: str
+    messages: list[Turn]
+    chosen: list[Turn] | None = None
+    rejected: list[Turn] | None = None
+    context: int = 0
+    sides: tuple[str, str] = ("$.chosen", "$.rejected")
+    tools: Any = None
+    parallel: bool | None = None
 
 
-def reshape(line: bytes, data: dict[str, Any]) -> Reshaped | tuple[str, str] | None:
-    """The row of a line that is in one of these shapes; None for one that is in none of them.
-
-    A problem is where something is wrong, and what. data: the line, decoded. Raises `msgspec.ValidationError` for a
-    value of the wrong type.
-    """
-    for key in _VERDICTS:
-        # A reply that somebody found bad would be learned.
-        if isinstance(data.get(key), bool) and any(data.get(name) is not None for name in _REPLIES):
-            return f"$.{key}", "an unpaired preference; expected a reply to learn, or a pair of `chosen` and `rejected`"
-    if data.get("messages") is not None:
-        return None
-    if data.get("conversations") is not None:
-        return _from_sharegpt(_SHAREGPT_ROW.decode(line), data)
-    if data.get("instruction") is not None:
-        return _from_alpaca(_ALPACA_ROW.decode(line), data)
-    if data.get("completion") is not None:
-        _PROMPT_COMPLETION_ROW.decode(line)
-        return _from_completion(data)
-    return None
+def read_shape(columns: Columns) -> Draft:
+    """Return the turns of a row. Raises `BadRow` for one in no shape, and for a turn that is wrong."""
+    if columns.first(*_OPENAI):
+        return _openai_pair(columns)
+    if columns.first(*_CHOSEN, *_REJECTED):
+        return _pair(columns)
+    if columns.first("messages", "conversations", "conversation"):
+        shape, place, turns = _conversation(columns)
+        return Draft(shape, place, turns)
+    return _prompt_and_reply(columns)
 
 
-def instruction_text(instruction: str, more: str | None) -> str:
-    """What the user says in a row of Alpaca's shape: the instruction, and its input in a paragraph of its own."""
-    return f"{instruction}\n\n{more}" if more else instruction
+def _conversation(columns: Columns) -> tuple[str, str, list[Turn]]:
+    name = columns.first("messages", "conversations", "conversation") or ""
+    place = f"$.{name}"
+    value: list[Any] = expect(columns.take(name), list, place)
+    if name == "conversation" and all(isinstance(item, dict) and "role" not in item for item in value):
+        return SHAREGPT, place, [turn for i, item in enumerate(value) for turn in _both(item, f"{place}[{i}]")]
+    turns = _turns(value, place)
+    # Hugging Face's chat datasets have the first question under `prompt` too.
+    question = next((turn.message.get("content") for turn in turns if turn.role == "user"), None)
+    if isinstance(question, str) and columns.data.get("prompt") == question:
+        columns.take("prompt")
+    return MESSAGES if name == "messages" else SHAREGPT, place, turns
 
 
-def _from_sharegpt(row: _ShareGpt, data: dict[str, Any]) -> Reshaped | tuple[str, str]:
-    messages, places = _system(row.system)
-    for i, turn in enumerate(row.conversations):
-        place = f"$.conversations[{i}]"
-        named, speaker = ("role", turn.role) if turn.speaker is None else ("from", turn.speaker)
-        if speaker not in _ROLES:
-            return f"{place}.{named}", f"{str(speaker)[:40]!r}; expected one of {', '.join(_ROLES)}"
-        text = turn.content if turn.value is None else turn.value
-        if text is None:
-            return place, "a message without `value`"
-        message: dict[str, Any] = {"role": _ROLES[speaker], "content": text}
-        if speaker == "function_call":
-            calls = _calls(text)
-            if calls is None:
-                return place, 'a function_call that is not JSON of {"name", "arguments"}, or a list of such'
-            message = {"role": "assistant", "tool_calls": calls}
-        if turn.weight is not None:
-            message["weight"] = turn.weight
-        messages.append(message)
-        places.append(place)
-    kept = _kept(data)
-    if row.image is not None:
-        kept["images"] = [row.image] if isinstance(row.image, str) else row.image
-    if isinstance(row.tools, str):
-        tools = _tools(row.tools)
-        if tools is None:
-            return "$.tools", "a text that is not a JSON list of tools"
-        kept |= {"tools": tools}
-    wrong = _without_image_marks(messages, places) if kept.get("images") or kept.get("image_url") else None
-    return wrong or Reshaped(SHAREGPT, {"messages": messages, **kept}, places)
+def _both(item: dict[str, Any], place: str) -> list[Turn]:
+    """Return the two turns of an element of ms-swift's `conversation`."""
+    only(item, ("human", "assistant"), place, "an element of `conversation`")
+    return [_text_turn(role, item.get(key), f"{place}.{key}") for key, role in (("human", "user"), ("assistant",) * 2)]
 
 
-def _from_alpaca(row: _Alpaca, data: dict[str, Any]) -> Reshaped:
-    messages, places = _system(row.system)
-    for i, (asked, answered) in enumerate(row.history or ()):
-        messages += [_user(asked), _assistant(answered)]
-        places += [f"$.history[{i}][0]", f"$.history[{i}][1]"]
-    messages += [_user(instruction_text(row.instruction, row.input)), _assistant(row.output)]
-    return Reshaped(ALPACA, {"messages": messages, **_kept(data)}, [*places, "$.instruction", "$.output"])
-
-
-def _from_completion(data: dict[str, Any]) -> Reshaped:
-    messages, places = _system(data.get("system"))
-    prompt, completion = data["prompt"], data["completion"]
-    if isinstance(prompt, str):
-        messages.append(_user(prompt))
-        places.append("$.prompt")
-    else:
-        # Only the completion is learnt from.
-        context = cast(list[dict[str, Any]], prompt)
-        messages += [{**m, "weight": 0} if m.get("role") == "assistant" else m for m in context]
-        places += [f"$.prompt[{i}]" for i in range(len(context))]
-    if isinstance(completion, str):
-        messages.append(_assistant(completion))
-        places.append("$.completion")
-    else:
-        messages += completion
-        places += [f"$.completion[{i}]" for i in range(len(completion))]
-    return Reshaped(PROMPT_COMPLETION, {"messages": messages, **_kept(data)}, places)
-
-
-def _system(text: str | None) -> tuple[list[dict[str, Any]], list[str]]:
-    return ([{"role": "system", "content": text}], ["$.system"]) if text else ([], [])
-
-
-def _user(text: str) -> dict[str, Any]:
-    return {"role": "user", "content": text}
-
-
-def _assistant(text: str) -> dict[str, Any]:
-    return {"role": "assistant", "content": text}
-
-
-def _kept(data: dict[str, Any]) -> dict[str, Any]:
-    return {name: data[name] for name in _KEPT if data.get(name) is not None}
-
-
-def _calls(text: str) -> list[dict[str, Any]] | None:
-    """The tool calls that a text spells; None where it spells none."""
-    try:
-        value: Any = msgspec.json.decode(text)
-    except (msgspec.DecodeError, RecursionError):
-        return None
-    found = cast(list[Any], value if isinstance(value, list) else [value])
-    calls = [cast(dict[str, Any], call) for call in found if isinstance(call, dict)]
-    good = calls and len(calls) == len(found) and all(isinstance(call.get("name"), str) for call in calls)
-    return [{"name": call["name"], "arguments": call.get("arguments")} for call in calls] if good else None
-
-
-def _tools(text: str) -> list[Any] | None:
-    if not text.strip():
-        return []
-    try:
-        value: Any = msgspec.json.decode(text)
-    except (msgspec.DecodeError, RecursionError):
-        return None
-    return cast(list[Any], value) if isinstance(value, list) else None
-
-
-def _without_image_marks(messages: list[dict[str, Any]], places: list[str]) -> tuple[str, str] | None:
-    """Take the marks of images out of the first user message, in front of which all of a row's images are shown."""
-    first = next((i for i, message in enumerate(messages) if message["role"] == "user"), None)
-    for i, message in enumerate(messages):
-        if _IMAGE not in message.get("content", ""):
-            continue
-        text = _after_marks(message["content"])
-        if i != first or _IMAGE in text:
-            return places[i], (
-                f"{_IMAGE} elsewhere than at the beginning of the first message of the user, where a row's images are "
-                "shown; expected the images as parts of their messages"
+def _prompt_and_reply(columns: Columns) -> Draft:
+    name = columns.first(*_REPLIES)
+    other = columns.first(*REFUSED)
+    if other is not None and (name is None or not columns.first(*_REPLIES[name][2])):
+        raise BadRow(f"$.{other}", REFUSED[other])
+    if name is None:
+        replies = columns.first("completion", "output", "response")
+        if replies:
+            raise BadRow(
+                "$", f"Object missing required field `{'prompt' if replies == 'completion' else 'instruction'}`"
             )
-        message["content"] = text
-    return None
+        raise BadRow("$", f"a row in none of the shapes that are known; expected {_KNOWN}")
+    shape, more, replies = _REPLIES[name]
+    reply = columns.first(*replies)
+    if reply is None:
+        raise BadRow("$", f"Object missing required field `{replies[0]}`; rows of prompts for a grader have `messages`")
+    prompt, answer = _prompt(columns, name, more), _side(columns.take(reply), f"$.{reply}")
+    # Of the messages of a prompt none is learnt from; the replies of a history are.
+    context = len(prompt) if isinstance(columns.data[name], list) else 0
+    return Draft(shape, f"$.{name}", [*prompt, *answer], context=context)
 
 
-def _after_marks(text: str) -> str:
-    text = text.lstrip()
-    while text.startswith(_IMAGE):
-        text = text.removeprefix(_IMAGE).lstrip()
-    return text
+def _prompt(columns: Columns, name: str, more: str | None) -> list[Turn]:
+    """Return the turns of a prompt: of its history, and its own."""
+    place, value = f"$.{name}", columns.take(name)
+    if isinstance(value, list):
+        return _turns(cast(list[Any], value), place)
+    text: str = expect(value, str, place)
+    if more is not None and not is_empty(extra := columns.take(more)):
+        text = f"{text}\n\n{expect(extra, str, f'$.{more}')}"
+    turns = list[Turn]()
+    history = columns.take("history")
+    for i, exchange in enumerate([] if history is None else expect(history, list, "$.history")):
+        pair: list[Any] = expect(exchange, list, f"$.history[{i}]")
+        if len(pair) != 2:
+            raise BadRow(f"$.history[{i}]", f"{len(pair)} texts; expected a question and an answer")
+        turns += [_text_turn(r, pair[k], f"$.history[{i}][{k}]") for k, r in enumerate(("user", "assistant"))]
+    return [*turns, _text_turn("user", text, place)]
+
+
+def _pair(columns: Columns) -> Draft:
+    chosen, rejected = columns.first(*_CHOSEN), columns.first(*_REJECTED)
+    if rejected is None:
+        raise BadRow("$", "Object missing required field `rejected`")
+    lost = _side(columns.take(rejected), f"$.{rejected}")
+    place, prompt = "", list[Turn]()
+    if columns.first("messages", "conversations", "conversation"):
+        _, place, prompt = _conversation(columns)
+    elif name := columns.first(*_REPLIES):
+        place, prompt = f"$.{name}", _prompt(columns, name, _REPLIES[name][1])
+    if chosen is not None:
+        won = _side(columns.take(chosen), f"$.{chosen}")
+    elif rejected == "rejected" or not place.endswith(("messages", "conversations", "conversation")):
+        raise BadRow("$", "Object missing required field `chosen`")
+    elif rejected == "rejected_messages":
+        prompt, won = [], prompt
+    else:
+        # The conversation is the chosen one; what was rejected is another last reply.
+        prompt, won = prompt[:-1], prompt[-1:]
+    return Draft(CHOSEN_REJECTED, place, prompt, won, lost, sides=(f"$.{chosen}" if chosen else place, f"$.{rejected}"))
+
+
+def _openai_pair(columns: Columns) -> Draft:
+    for name in ("input", *_OPENAI):
+        if not columns.holds(name):
+            raise BadRow("$", f"Object missing required field `{name}`")
+    given: dict[str, Any] = expect(columns.take("input"), dict, "$.input")
+    only(given, ("messages", "tools", "parallel_tool_calls"), "$.input", "the input of a pair")
+    place = "$.input.messages"
+    messages = _turns(expect(given.get("messages"), list, place), place)
+    won, lost = (_side(columns.take(name), f"$.{name}") for name in _OPENAI)
+    sides = (f"$.{_OPENAI[0]}", f"$.{_OPENAI[1]}")
+    parallel = given.get("parallel_tool_calls")
+    if parallel is not None:
+        expect(parallel, bool, "$.input.parallel_tool_calls")
+    return Draft(OPENAI, place, messages, won, lost, sides=sides, tools=given.get("tools"), parallel=parallel)
+
+
+def _side(value: Any, place: str) -> list[Turn]:
+    """Return the turns of a reply: a text, a message, or messages."""
+    if isinstance(value, list):
+        return _turns(cast(list[Any], value), place)
+    return [read_turn(value, place)] if isinstance(value, dict) else [_text_turn("assistant", value, place)]
+
+
+def _turns(values: list[Any], place: str) -> list[Turn]:
+    turns = [read_turn(value, f"{place}[{i}]") for i, value in enumerate(values)]
+    return merge_calls(turns) if any(turn.calls for turn in turns) else turns
+
+
+def _text_turn(role: str, text: Any, place: str) -> Turn:
+    return Turn({"role": role, "content": expect(text, str, place)}, place, {"content": "", "role": ""})

@@ -6,6 +6,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
+
 from synth.datasets.parquet import is_parquet, parquet_lines
 from synth.errors import Problem, UserError
 
@@ -52,6 +54,32 @@ def read_pieces(file: Path) -> Iterator[bytes]:
             last = piece
     if not last.endswith(b"\n"):
         yield b"\n"
+
+
+def without_columns(pieces: Iterator[bytes], dropped: dict[str, int]) -> Iterator[bytes]:
+    """Yield the rows of JSONL without some columns, as lines. dropped: their names; the rows that had one are counted.
+
+    A line that is not an object is yielded as it is, for the check to refuse it.
+    """
+    rest = b""
+    for piece in pieces:
+        *lines, rest = (rest + piece).split(b"\n")
+        for line in lines:
+            yield _without(line, dropped) + b"\n"
+    if rest:
+        yield _without(rest, dropped)
+
+
+def _without(line: bytes, dropped: dict[str, int]) -> bytes:
+    try:
+        row = msgspec.json.decode(line, type=dict[str, msgspec.Raw])
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return line
+    names = [name for name in dropped if name in row]
+    for name in names:
+        dropped[name] += 1
+        del row[name]
+    return msgspec.json.encode(row) if names else line
 
 
 def _is_about(file: Path) -> bool:

@@ -25,6 +25,8 @@ class FileReady(Event, frozen=True, kw_only=True):
     show, all of them; a job says how many of a message are trained. pairs: rows that are preference pairs: all or none.
     prompts: rows whose last message is the user's. unanswered: rows without any message of an assistant.
     converted: how many rows came in a shape that is not the one that is trained on, by that shape; of Parquet all did.
+    annotations: in how many rows a column stands that no model is shown, by its name; of prompts also the further
+    fields, which a grader may refer to.
     rewritten: the rows as they are trained on, where they are not the uploaded bytes (other shapes, images that are now
     blobs); None where they are.
     """
@@ -39,6 +41,7 @@ class FileReady(Event, frozen=True, kw_only=True):
     prompts: int = 0
     unanswered: int = 0
     converted: dict[str, int] = msgspec.field(default_factory=dict[str, int])
+    annotations: dict[str, int] = msgspec.field(default_factory=dict[str, int])
     rewritten: BlobRef | None = None
 
 

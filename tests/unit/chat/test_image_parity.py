@@ -11,10 +11,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from synth.chat.messages import image_parts
+from synth.chat.messages import TrainingRow, image_parts
 from synth.chat.template import ChatTemplate
 from synth.cli.tiny_models.qwen3_vl import make_tiny_qwen3_vl
-from synth.datasets.conversations import decode_row
 from synth.files.image_rows import draft_row, fill_slot
 from synth.images.prompt_image import expand_image_tokens
 from synth.inference.chat.prompts import ChatFormat, TokenHistory
@@ -102,7 +101,7 @@ def vision(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 def turns_of_files(line: bytes, vision: Vision) -> list[Turn]:
     tokenizer: Any = load_tokenizer(vision.folder).full
-    template, row = ChatTemplate(tokenizer, sees=True), decode_row(line)
+    template, row = ChatTemplate(tokenizer, sees=True), msgspec.json.decode(line, type=TrainingRow)
     prepared, turns = template.prepare(row.conversation()), list[Turn]()
     text, ids = "", list[int]()
     for index, message in enumerate(row.messages):
@@ -142,7 +141,7 @@ def turns_of_inference(line: bytes, vision: Vision) -> list[Turn]:
 
 def turns_of_trainer(line: bytes, vision: Vision) -> list[Turn]:
     tokenizer = sft_dataset.load_tokenizer(vision.folder)
-    rows = [decode_row(line)]
+    rows = [msgspec.json.decode(line, type=TrainingRow)]
     sequences = sft_dataset.encode_rows(rows, tokenizer, sequence_length=4000, images=vision.images).sequences
     turns: list[Turn] = []
     for start, end in itertools.pairwise(sequences.cu_seqlens.tolist()):
@@ -167,7 +166,7 @@ def test_what_always_thinks_is_taught_its_thoughts_and_sees_none_of_earlier_turn
     tokenizer: Any = load_tokenizer(folder).full
     template = ChatTemplate(tokenizer, sees=True)
     row = talk(show(RED), says("red", reasoning_content="hm"), show(BLUE), says("blue"))
-    prepared = template.prepare(decode_row(line_of(row)).conversation())
+    prepared = template.prepare(msgspec.json.decode(line_of(row), type=TrainingRow).conversation())
     first, with_first = template.assistant_turn(prepared, 1)
     assert first.endswith("<|im_start|>assistant\n<think>\n")
     assert with_first[len(first) :] == "hm\n</think>\n\nred<|im_end|>\n"

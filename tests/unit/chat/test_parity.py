@@ -7,12 +7,13 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from transformers import AutoTokenizer
 
-from synth.chat.messages import Conversation, template_messages
+from synth.chat.messages import Conversation, TrainingRow, template_messages
 from synth.chat.template import ChatTemplate
-from synth.datasets.conversations import LineStats, decode_row, read_line
+from synth.datasets.conversations import LineStats, read_line
 from synth.inference.api.requests import decode_request
 from synth.inference.api.sampling_plan import build_conversation
 from synth.inference.chat.prompts import ChatFormat, TokenHistory
@@ -150,7 +151,7 @@ def replies_of(row: Json) -> list[int]:
 def turns_of_files(row: Json, model_dir: Path) -> list[Turn]:
     """What the files service stores: its reading of the line, turn by turn."""
     template = ChatTemplate(AutoTokenizer.from_pretrained(model_dir))
-    prepared = template.prepare(decode_row(line_of(row)).conversation())
+    prepared = template.prepare(msgspec.json.decode(line_of(row), type=TrainingRow).conversation())
     turns: list[Turn] = []
     text, ids = "", list[int]()
     for index in replies_of(row):
@@ -214,20 +215,25 @@ def test_a_conversation_has_the_same_ids_in_files_inference_and_trainer(name: st
     assert turns_of_files(row, model_dir) == trained, "files and trainer differ"
 
 
-#: Conversations that a chat may hold and a training file may not.
-REFUSED = (
-    "a call whose arguments are no object",
-    "a call whose arguments are no JSON",
-    "a call whose arguments spell half a pair",
-    "literals in arguments that are text",
-)
+#: Conversations that a chat may hold and a training file may not, and the field that is refused.
+REFUSED = {
+    "a call whose arguments are no object": "arguments",
+    "a call whose arguments are no JSON": "arguments",
+    "a call whose arguments spell half a pair": "arguments",
+    "literals in arguments that are text": "arguments",
+    "both of them": "reasoning",
+    "reasoning that is in the text already": "reasoning",
+    "reasoning of a user": "reasoning_content",
+    "raw content beside content": "raw_content",
+    "raw content beside calls": "raw_content",
+}
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_arguments_that_are_no_object_are_shown_in_a_chat_and_refused_in_a_file(name: str):
+def test_what_a_template_does_not_show_is_refused_in_a_file(name: str):
     checked = read_line(line_of(CONVERSATIONS[name]))
     assert isinstance(checked, tuple)
-    assert checked[0].endswith("].arguments")
+    assert checked[0].endswith(f".{REFUSED[name]}")
 
 
 @pytest.mark.parametrize("name", [name for name in CONVERSATIONS if name not in REFUSED])
@@ -236,7 +242,7 @@ def test_the_text_that_files_count_is_the_text_that_is_rendered(name: str):
     checked = read_line(line_of(row))
     assert isinstance(checked, LineStats), checked
     counted = "".join(checked.texts)
-    messages = decode_row(line_of(row)).messages
+    messages = msgspec.json.decode(line_of(row), type=TrainingRow).messages
     for message, shown in zip(messages, template_messages(messages, thinks=False), strict=True):
         assert name == "an action among texts" or shown["content"] in counted
         assert message.role != "assistant" or message.reasoning_text in counted

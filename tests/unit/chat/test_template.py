@@ -6,13 +6,14 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from transformers import AutoTokenizer
 
 from synth.chat.json_text import MAX_NESTING
-from synth.chat.messages import Conversation, Message
+from synth.chat.messages import Conversation, Message, TrainingRow
 from synth.chat.template import ChatTemplate
-from synth.datasets.conversations import LineStats, decode_row, read_line
+from synth.datasets.conversations import LineFault, LineStats, read_line
 from synth.errors import UserError
 from tests.unit.chat.templates import PLAIN, THINKING, save_tokenizer
 
@@ -107,7 +108,7 @@ def test_what_files_accept_is_never_too_deep_to_be_rendered(tokenizer: Any):
     }
     line = json.dumps(row).encode()
     assert isinstance(read_line(line), LineStats)
-    template.encode(template.prompt(decode_row(line).conversation()))
+    template.encode(template.prompt(msgspec.json.decode(line, type=TrainingRow).conversation()))
     deep = {"a": nested(MAX_NESTING)}
     for message, tools in (
         ({"tool_calls": [{"name": "f", "arguments": deep}]}, None),
@@ -117,7 +118,9 @@ def test_what_files_accept_is_never_too_deep_to_be_rendered(tokenizer: Any):
         ({"content": "b"}, [{"name": "f", "parameters": deep}]),
     ):
         refused = {"messages": [row["messages"][0], {"role": "assistant", **message}], "tools": tools}
-        assert read_line(json.dumps(refused).encode()) == ("$", "nested too deeply; expected at most 100 levels")
+        assert read_line(json.dumps(refused).encode()) == LineFault(
+            "$", "nested too deeply; expected at most 100 levels"
+        )
 
 
 def test_a_control_token_that_is_not_marked_special_is_text_too(tmp_path: Path):

@@ -23,7 +23,7 @@ JOB = (
 )
 FILE = (
     "id status filename purpose bytes sha256 rows messages characters tokens lengths images pairs prompts"
-    " unanswered converted bad_lines problems created_at"
+    " unanswered converted annotations bad_lines problems created_at"
 )
 KEY = "id name state scopes created_at created_by expires_at revoked_at"
 

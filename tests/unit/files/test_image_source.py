@@ -83,7 +83,7 @@ def blob_of(body: bytes) -> str:
 async def test_images_of_every_form_become_parts_that_name_their_blobs(ingest: Ingest):
     parts: dict[str, Any] = {"type": "image", "image": data_uri(GIF, "gif")}
     own = {"messages": [{"role": "user", "content": parts}, {"role": "assistant", "content": "a"}]}
-    older = {**TEXT, "images": [data_uri(PNG)], "note": 7}
+    older = {**TEXT, "images": [data_uri(PNG)], "notes": 7}
     oldest = {**TEXT, "image_url": data_uri(PNG)}
     async with images({"/a.png": (200, PNG)}) as server:
         found = await ingest(row(f"{server.url}/a.png"), TEXT, own, older, oldest)
@@ -94,7 +94,7 @@ async def test_images_of_every_form_become_parts_that_name_their_blobs(ingest: I
     assert rows[2]["messages"][0]["content"] == [gif]
     assert rows[3] == {
         "messages": [{"role": "user", "content": [png, {"type": "text", "text": "q"}]}, TEXT["messages"][1]],
-        "note": 7,
+        "notes": 7,
     }
     assert rows[4]["messages"] == rows[3]["messages"]
     assert isinstance(found, FileReady)

@@ -74,7 +74,7 @@ TOOLS = [{"type": "function", "function": {"name": "f"}}]
                 "non_preferred_output": [said("b")],
             },
             "openai_preference",
-            {**PAIR, "tools": TOOLS, "parallel_tool_calls": True},
+            {**PAIR, "tools": TOOLS},
         ),
     ],
 )
@@ -98,7 +98,7 @@ def test_every_shape_becomes_the_one_that_is_trained_on(row: dict[str, Any], sha
         ({"chosen": "a", "rejected": "b"}, "$", "a pair without a prompt"),
         ({"prompt": "q", "chosen": 7, "rejected": "b"}, "$.chosen", "got `int`"),
         ({"prompt": "q", "chosen": [], "rejected": "b"}, "$.chosen", "nothing follows the prompt"),
-        ({"prompt": "q", "chosen": "", "rejected": "b"}, "$.chosen[0].content", "neither content nor tool_calls"),
+        ({"prompt": "q", "chosen": "", "rejected": "b"}, "$.chosen", "neither content nor tool_calls"),
         ({"prompt": "q", "chosen": "a", "rejected": "a"}, "$.rejected", "the same as the chosen side"),
         ({"prompt": "q", "chosen": "a", "rejected": [said([{"type": "text", "text": "a"}])]}, "$.rejected", "the same"),
         ({"chosen": [user("q"), said("a")], "rejected": [user("q"), said("a")]}, "$.rejected", "the same"),

@@ -90,13 +90,13 @@ def test_a_large_group_of_rows_is_never_held_whole(tmp_path: Path):
 
 def test_a_folder_gives_its_train_split_in_order(tmp_path: Path):
     for k in (1, 0):
-        write(tmp_path / "data" / f"train-0000{k}-of-00002.parquet", [{**CHAT, "k": k}])
+        write(tmp_path / "data" / f"train-0000{k}-of-00002.parquet", [{**CHAT, "idx": k}])
     write(tmp_path / "data" / "test-00000-of-00001.parquet", [CHAT])
     (tmp_path / "dataset_info.json").write_text("{}")
     (tmp_path / "README.md").write_text("# a dataset")
     files = source_files(tmp_path)
     assert [file.name for file in files] == ["train-00000-of-00002.parquet", "train-00001-of-00002.parquet"]
-    assert [row["k"] for file in files for row in rows_of(file)] == [0, 1]
+    assert [row["idx"] for file in files for row in rows_of(file)] == [0, 1]
     report = check_dataset(tmp_path)
     assert (report.problems, report.pairs) == ([], False)
 

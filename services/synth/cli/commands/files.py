@@ -22,13 +22,16 @@ def upload(
     ctx: typer.Context,
     path: Annotated[Path, typer.Argument(metavar="FILE|DIR", help=_DATASET, show_default=False)],
     timeout: Annotated[float, typer.Option(metavar="S", min=1, help="Seconds to wait for the check.")] = 600.0,
+    drop: Annotated[
+        str, typer.Option(metavar="NAME,…", help="Columns to leave out of each row.", show_default=False)
+    ] = "",
     fmt: Output = Format.TABLE,
 ) -> None:
     """Upload a dataset and wait until it is checked; prints its id. Exit 2, with the lines, when it is wrong."""
     from synth.cli.transfer.upload import upload_ready
 
     with open_client(ctx) as client:
-        file = upload_ready(client, path, timeout=timeout)
+        file = upload_ready(client, path, timeout=timeout, drop=[name for name in drop.split(",") if name])
     if fmt is Format.JSON:
         output.print_json(file)
     else:
@@ -93,6 +96,7 @@ def get(
         ("pairs", output.count(found.pairs) if found.pairs else ""),
         ("prompts", output.count(found.prompts) if found.prompts else ""),
         ("converted", ", ".join(f"{output.count(n)} {shape}" for shape, n in found.converted.items())),
+        ("annotations", ", ".join(f"{name} ({output.count(n)})" for name, n in found.annotations.items())),
         ("sha256", found.sha256),
         ("age", output.age(found.created_at)),
     ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from synth.api.schemas import File
@@ -12,37 +13,44 @@ from synth.cli.errors import TimedOut, UsageProblem
 from synth.cli.transfer.local_file import local_file
 from synth.cli.tui import output
 from synth.datasets.parquet import ParquetUnreadable
-from synth.datasets.sources import read_pieces, source_files
+from synth.datasets.sources import read_pieces, source_files, without_columns
 from synth.errors import Problem, UserError
 from synth.events import LineProblem
 
 
-def upload_ready(client: Client, path: Path, *, timeout: float) -> File:
+def upload_ready(client: Client, path: Path, *, timeout: float, drop: Sequence[str] = ()) -> File:
     """Upload a JSONL or Parquet file and wait until it is ready. Raises `UsageProblem` with the lines that are wrong.
 
     path: a folder of Hugging Face's datasets is uploaded as one JSONL of its train split; a pipe is copied first.
-    timeout: seconds for the check, once the bytes are there.
+    timeout: seconds for the check, once the bytes are there. drop: columns that are left out: a copy without them, as
+    JSONL, is then written to the folder for temporary files and uploaded.
     """
     check_readable(path)
-    if path.is_dir():
+    if path.is_dir() or drop:
         with tempfile.TemporaryDirectory(prefix="synth-") as folder:
-            return _upload_ready(client, _as_one_file(path, Path(folder)), path, timeout=timeout)
+            rows = _as_one_file(local_file(path), Path(folder), drop)
+            return _upload_ready(client, rows, path, timeout=timeout)
     return _upload_ready(client, local_file(path), path, timeout=timeout)
 
 
-def _as_one_file(folder: Path, out: Path) -> Path:
-    files = source_files(folder)
-    left = sum(1 for f in folder.rglob("*") if f.suffix == files[0].suffix) - len(files)
-    more = f"; {left} of other splits are left out" if left else ""
-    output.hint(f"{folder}: {len(files)} files, {files[0].relative_to(folder)} the first{more}")
-    path = out / f"{folder.resolve().name}.jsonl"
-    with path.open("wb") as lines, output.status(f"reading {folder}") as status:
+def _as_one_file(named: Path, out: Path, drop: Sequence[str]) -> Path:
+    files = source_files(named)
+    if named.is_dir():
+        left = sum(1 for f in named.rglob("*") if f.suffix == files[0].suffix) - len(files)
+        more = f"; {left} of other splits are left out" if left else ""
+        output.hint(f"{named}: {len(files)} files, {files[0].relative_to(named)} the first{more}")
+    path = out / f"{named.resolve().stem if named.is_file() else named.resolve().name}.jsonl"
+    dropped = dict.fromkeys(drop, 0)
+    with path.open("wb") as lines, output.status(f"reading {named}") as status:
         for k, file in enumerate(files, start=1):
             status(f"reading {file.name} ({k} of {len(files)})")
             try:
-                lines.writelines(read_pieces(file))
+                pieces = read_pieces(file)
+                lines.writelines(without_columns(pieces, dropped) if drop else pieces)
             except ParquetUnreadable as error:
                 raise UsageProblem(str(error), where=str(file)) from error
+    if absent := [name for name, rows in dropped.items() if not rows]:
+        raise UsageProblem(f"no row has a column {', '.join(map(repr, absent))}", where=f"--drop for {named}")
     return path
 
 

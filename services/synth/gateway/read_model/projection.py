@@ -133,6 +133,7 @@ _COUNTS = (
     "prompts",
     "unanswered",
     "converted",
+    "annotations",
 )
 
 

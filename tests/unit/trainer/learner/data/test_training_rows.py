@@ -41,7 +41,7 @@ def row(**message: Any) -> dict[str, Any]:
         ({"content": {"answer": 4}}, '{"answer": 4}'),
         ({"reasoning": "so", "content": "a"}, "<think>\nso\n</think>\n\na"),
         ({"reasoning_content": "so", "content": "a"}, "<think>\nso\n</think>\n\na"),
-        ({"reasoning_content": "so", "reasoning": "no", "content": "a"}, "<think>\nso\n</think>\n\na"),
+        ({"reasoning_content": "so", "reasoning": "so", "content": "a"}, "<think>\nso\n</think>\n\na"),
         ({"raw_content": "<think>\nso\n</think>\n\na"}, "<think>\nso\n</think>\n\na"),
         ({"reasoning": "so", "content": "<think>\nso\n</think>\n\na"}, "<think>\nso\n</think>\n\na"),
     ],

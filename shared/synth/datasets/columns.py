@@ -1,0 +1,83 @@
+"""The keys of a row, one table for every shape; docs/datasets.md shows it.
+
+A key of a row is read by its shape, or has the rule of `row_rules` in every shape, or is an annotation: it says
+something about the row that no model is shown, and is counted by name in the file's record. Any other key refuses the
+row, for what it holds might have been meant to be trained on.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from synth.datasets.turns import is_empty
+
+ANNOTATIONS = frozenset(
+    name
+    for names in (
+        # What the row is called.
+        "id _id idx index uid uuid row_id sample_id example_id conversation_id conv_id session_id thread_id request_id",
+        "prompt_id question_id task_id trace_id custom_id hash __index_level_0__",
+        # Where it is from.
+        "source sources data_source dataset dataset_name origin subset split url license author model model_name",
+        "generator generation_model chosen_model rejected_model annotator env_name seed",
+        # When, in which language, about what.
+        "created created_at updated_at timestamp date version language lang category categories subcategory topic",
+        "topics domain subject task task_type type name title difficulty level tags keywords",
+        # How good or large it is.
+        "score scores quality rating ratings score_chosen score_rejected chosen_score rejected_score chosen_rating",
+        "rejected_rating reward rewards num_turns turn n_tokens num_tokens token_count toxic redacted",
+        # What the answer was made from or is measured by.
+        "problem question solution answer ground_truth expected_answer reference_answer problem_type question_type",
+        # What the owner keeps beside it.
+        "metadata meta info extra_info notes comment comments",
+        # What a request had of tools that no chat template shows.
+        "tool_choice parallel_tool_calls",
+    )
+    for name in names.split()
+)
+#: What a model here is not shown.
+MEDIA = ("videos", "video", "audios", "audio")
+#: Keys that other trainers read and this one does not, with the reason.
+REFUSED = {
+    **dict.fromkeys(MEDIA, "models here see text and images"),
+    **dict.fromkeys(("objects",), "boxes are not drawn into a row; write them in its texts"),
+    **dict.fromkeys(("rejected_images", "chosen_images"), "both sides of a pair are shown the same images"),
+    **dict.fromkeys(("text", "segments"), "text without turns; expected a conversation"),
+    **dict.fromkeys(
+        ("input_ids", "labels", "attention_mask"), "tokens of another tokenizer; expected the conversation as text"
+    ),
+    **dict.fromkeys(("chat_template", "chat_template_kwargs"), "a job renders all rows with the model's own template"),
+    **dict.fromkeys(("margin",), "pairs have no margins here"),
+    **dict.fromkeys(
+        ("completions", "answers", "responses"), "several replies; expected one, or a chosen and a rejected"
+    ),
+}
+
+
+class Columns:
+    """The keys of a row; those that are taken are read."""
+
+    def __init__(self, data: dict[str, Any]) -> None:
+        self.data = data
+        self._taken = set[str]()
+
+    def holds(self, name: str) -> bool:
+        """Return whether the row has a value of this name, an empty one too."""
+        return self.data.get(name) is not None
+
+    def take(self, name: str) -> Any:
+        """Return the value of a key that is read, or None."""
+        self._taken.add(name)
+        return self.data.get(name)
+
+    def first(self, *names: str) -> str | None:
+        """Return the first of these names that the row has."""
+        return next((name for name in names if self.holds(name)), None)
+
+    def rest(self) -> tuple[list[str], list[str]]:
+        """Return the annotations among the keys that nobody took, and the others. Empty values are left out."""
+        annotations, unread = list[str](), list[str]()
+        for name, value in self.data.items():
+            if name not in self._taken and not is_empty(value):
+                (annotations if name in ANNOTATIONS else unread).append(name)
+        return annotations, unread
