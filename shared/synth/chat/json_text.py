@@ -87,10 +87,15 @@ _KEY_END_BYTES = re.compile(rb'"\s*:')
 
 
 def _count_keys(value: Any) -> int:
-    count, level = 0, [value]
-    while level:
-        count += sum(len(cast(dict[str, Any], item)) for item in level if isinstance(item, dict))
-        level = [child for item in level for child in _children(item)]
+    # Every row is counted: a stack of containers alone is several times as fast as levels of all values.
+    count, rest = 0, [value]
+    while rest:
+        item = rest.pop()
+        if isinstance(item, dict):
+            count += len(cast(dict[str, Any], item))
+        for child in _children(item):
+            if isinstance(child, (dict, list)):
+                rest.append(child)
     return count
 
 

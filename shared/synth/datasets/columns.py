@@ -72,7 +72,10 @@ class Columns:
 
     def first(self, *names: str) -> str | None:
         """Return the first of these names that the row has."""
-        return next((name for name in names if self.holds(name)), None)
+        for name in names:
+            if self.data.get(name) is not None:
+                return name
+        return None
 
     def rest(self) -> tuple[list[str], list[str]]:
         """Return the annotations among the keys that nobody took, and the others. Empty values are left out."""

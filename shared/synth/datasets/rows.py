@@ -274,7 +274,10 @@ def _weigh(draft: Draft) -> None:
 
 
 def _check_depth(turns: list[Turn], tools: list[dict[str, Any]] | None) -> None:
-    values = [tools, *(value for turn in turns for value in nested_values(turn))]
+    nested = [
+        turn for turn in turns if not isinstance(turn.message.get("content"), str) or "tool_calls" in turn.message
+    ]
+    values = [tools, *(value for turn in nested for value in nested_values(turn))]
     if any(is_too_deep(value, MAX_VALUE_NESTING) for value in values):
         raise BadRow("$", f"nested too deeply; expected at most {MAX_VALUE_NESTING} levels")
 

@@ -40,6 +40,7 @@ _CALLING = ("function_call", "tool_call")
 _FIELDS = frozenset(
     ("role", "content", "tool_calls", "tool_call_id", "name", "reasoning_content", "reasoning", "raw_content", "weight")
 )
+_TEXT_TURN = frozenset(("role", "content"))
 #: Other names of the fields. loss, train: whether an assistant's turn is learnt from.
 _SPELLINGS = {
     "from": "role",
@@ -176,6 +177,11 @@ def check_turn(turn: Turn, texts: list[str], *, marks: bool) -> bool:
 
     marks: whether an image part without an address stands for one of the row's images.
     """
+    text = turn.message.get("content")
+    if isinstance(text, str) and text and turn.message.keys() == _TEXT_TURN:
+        # Most turns are a role and a text, and nothing of them is left to check.
+        texts.append(text)
+        return False
     message = _typed(turn)
     role, content = message.role, message.content
     shows = False
