@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
-import pytest
+RecordProperty = Callable[[str, object], None]
+"""The fixture `record_property`."""
 
 #: The longest gap that a request may cause.
 MOST_S = 0.050
@@ -45,7 +47,7 @@ class LoopGaps:
             self.wall_s, self.own_s = max(self.wall_s, gap), max(self.own_s, min(gap, cpu - used))
             last, used = now, cpu
 
-    def check(self, record: pytest.RecordProperty, service: str, case: str) -> None:
+    def check(self, record: RecordProperty, service: str, case: str) -> None:
         """Have the run print the gaps, and fail if the loop's own is too long."""
         record("loop gap", f"{service}: {case}: own {self.own_s * 1e3:.0f} ms, wall {self.wall_s * 1e3:.0f} ms")
         assert self.own_s < MOST_S, f"the loop stood still for {self.own_s * 1e3:.0f} ms"

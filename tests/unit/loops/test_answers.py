@@ -18,7 +18,7 @@ from synth.rollouts.jobs.rollout_runner import RolloutRunner
 from synth.rollouts.rewards.scoring import EnvironmentFailed, Rewarded, TaskAppReply, UnreadAnswer
 from synth.runtime.off_loop import OffLoop
 from synth.verifier.task_app import TaskAppCheck
-from tests.loop_gaps import LoopGaps
+from tests.loop_gaps import LoopGaps, RecordProperty
 from tests.unit.loops.hostile_json import hostile_bodies
 from tests.unit.rollouts.clients.test_task_app import SETTINGS
 from tests.unit.rollouts.rewards.test_scoring import SAMPLED
@@ -48,7 +48,7 @@ def runner() -> RolloutRunner:
 
 
 @pytest.mark.parametrize("case", BODIES)
-async def test_a_task_apps_answer_to_a_rollout(case: str, record_property: pytest.RecordProperty):
+async def test_a_task_apps_answer_to_a_rollout(case: str, record_property: RecordProperty):
     reply = TaskAppReply(200, None, unread=UnreadAnswer(BODIES[case], ("trace_a", "key"), max_depth=100))
     async with LoopGaps() as gaps:
         settled = await runner()._settle(reply, [SAMPLED], True)
@@ -61,7 +61,7 @@ async def test_a_task_apps_answer_to_a_rollout(case: str, record_property: pytes
 
 
 @pytest.mark.parametrize("case", BODIES)
-async def test_a_task_apps_answer_to_the_verifier(case: str, record_property: pytest.RecordProperty):
+async def test_a_task_apps_answer_to_the_verifier(case: str, record_property: RecordProperty):
     body = BODIES[case]
 
     async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -88,7 +88,7 @@ async def test_a_task_apps_answer_to_the_verifier(case: str, record_property: py
 
 
 @pytest.mark.parametrize("case", BODIES)
-async def test_an_answer_of_a_judges_api(case: str, record_property: pytest.RecordProperty):
+async def test_an_answer_of_a_judges_api(case: str, record_property: RecordProperty):
     chat = JudgeChat(NOTHING, OffLoop(), max_reply_bytes=32 << 20, min_failing_timeout_s=1)
     endpoint: Any = SimpleNamespace(org="org_1")
     async with LoopGaps() as gaps:
