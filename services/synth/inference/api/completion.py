@@ -31,7 +31,7 @@ from synth.inference.api.sampling_plan import (
 )
 from synth.inference.chat.generation import Generation, ReplyDelta, derive_seed
 from synth.inference.chat.output_parser import ParsedReply, ReplyParser, TextDelta
-from synth.inference.chat.prompts import ChatFormat
+from synth.inference.chat.prompts import ChatFormat, Prompt
 from synth.inference.engines.limits import clamp_max_tokens
 from synth.inference.engines.protocol import Engine
 from synth.inference.engines.sampling_time import SamplingTime
@@ -96,17 +96,25 @@ class Completion:
     ) -> Completion:
         """Read the images that the request shows, compile what it says of its output, and prepare the call.
 
-        time: for all of it. Raises what the constructor raises, and `UserError` for an image that cannot be had.
+        time: for all of it. Raises what the constructor raises, and `UserError` for messages that cannot be rendered
+        and for an image that cannot be had.
         """
         shown = await _shown_images(request, binding, recordings, images, seconds=time.seconds_left)
         must_call = forced_functions(request, binding.sampling, binding.chat.family)
         grammars = await compile_output_grammars(
             request, must_call, binding.chat, vocabulary=binding.engine.vocabulary, limits=limits.schema
         )
+        request = msgspec.structs.replace(request, messages=shown.messages)
+        conversation = build_conversation(request, binding.sampling)
+        history = recordings[0].history if recordings else None
+        # To render and to tokenise a long prompt takes seconds, in which others must be served.
+        prompt = await asyncio.to_thread(binding.chat.prompt, conversation, history, shown.images)
         return cls(
-            msgspec.structs.replace(request, messages=shown.messages),
+            request,
             binding,
             recordings,
+            conversation=conversation,
+            prompt=prompt,
             shown=shown,
             must_call=must_call,
             grammars=grammars,
@@ -120,20 +128,19 @@ class Completion:
         binding: ModelBinding,
         recordings: Sequence[ChoiceRecording],
         *,
+        conversation: Conversation,
+        prompt: Prompt,
         shown: ShownImages,
         must_call: tuple[str, ...],
         grammars: OutputGrammars,
         time: SamplingTime,
         limits: RequestLimits,
     ) -> None:
-        """Raises `UserError` for messages that cannot be rendered, for those that leave no room for a reply, and for a
-        tool that cannot be called.
-        """
+        """Raises `UserError` for a prompt that leaves no room for a reply, and for a tool that cannot be called."""
         self._chat = chat = binding.chat
-        self._conversation: Conversation = build_conversation(request, binding.sampling)
-        history = recordings[0].history if recordings else None
-        self._prompt = chat.prompt(self._conversation, history, shown.images)
-        self._prompt_ids = self._prompt.ids
+        self._conversation = conversation
+        self._prompt = prompt
+        self._prompt_ids = prompt.ids
         self._options = ReplyOptions(
             id=f"chatcmpl-{secrets.token_hex(12)}",
             model=binding.model,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from synth.inference.chat.generation import ReplyDelta
 from synth.inference.chat.output_parser import ParsedReply, ReplyParser
 from synth.inference.chat.prompts import ChatFormat, TokenHistory
 from synth.inference.tokenizers import load_tokenizer
+from tests.loop_gaps import LoopGaps, RecordProperty
 
 CALL = '<tool_call>\n{"name":"move","arguments":{"x":1}}\n</tool_call>'
 TOOLS = [{"type": "function", "function": {"name": "move"}}]
@@ -216,3 +218,10 @@ def test_a_reply_that_ended_with_its_first_call_keeps_it_and_can_be_continued(ch
     assert following[: len(prompt) + len(sampled)] == prompt + sampled
     assert following[len(prompt) + len(sampled)] == chat.tokenizer.turn_end
     assert history.branch_breaks == 0
+
+
+async def test_a_long_prompt_does_not_hold_the_event_loop(chat: ChatFormat, record_property: RecordProperty):
+    async with LoopGaps() as gaps:
+        prompt = await asyncio.to_thread(chat.prompt, Conversation([user("word " * 40_000)]))
+    assert len(prompt.ids) > 40_000
+    gaps.check(record_property, "inference", "a prompt of 200 kB")
