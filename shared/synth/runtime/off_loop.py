@@ -1,4 +1,4 @@
-"""Runs what a large request or answer costs away from the event loop: in worker processes and in a few threads.
+"""Runs what a large request or answer costs away from the event loop, in worker processes.
 
 A thread is enough for code that gives the GIL back: Python code, which does so every 5 ms, and libraries that release
 it. One long call of C code does not: to decode 22 MiB of `[[],[],…]` holds every thread of a process for seconds. Such
@@ -10,12 +10,10 @@ What a worker returns is unpickled on the event loop, so a function that runs th
 from __future__ import annotations
 
 import asyncio
-import functools
 import gc
 import resource
 import signal
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from anyio import BrokenResourceError, BrokenWorkerProcess, CapacityLimiter, ClosedResourceError, to_process
@@ -37,9 +35,8 @@ class WorkerSettings(BaseSettings):
     model_config = SettingsConfigDict(env_prefix="SYNTH_", extra="ignore")
 
     worker_processes: int = Field(default=2, ge=1)
-    """Worker processes in which a service decodes requests and answers of more than 64 KiB, and as many threads that
-    tokenise long prompts. They are started when they are first needed. Organisations share them by turns; one more is
-    kept for an organisation that has none."""
+    """Worker processes in which a service reads answers of more than 64 KiB. They are started when they are first
+    needed. Organisations share them by turns; one more is kept for an organisation that has none."""
 
     worker_memory_bytes: int = Field(default=4 << 30, ge=256 << 20)
     """Memory that a worker process may have. A request that needs more is refused."""
@@ -62,17 +59,13 @@ class TooMuchWork(UserError):
 
 
 class OffLoop:
-    """The worker processes and threads of one service. Their number is bounded; organisations share them by turns."""
+    """The worker processes of one service. Their number is bounded; organisations share them by turns."""
 
     def __init__(self, settings: WorkerSettings | None = None) -> None:
         settings = settings or WorkerSettings()
-        count = settings.worker_processes
         self._memory_bytes = settings.worker_memory_bytes
         self._timeout_s = settings.worker_timeout_s
-        self._process_slots = FairSlots(count, spare=1)
-        self._thread_slots = FairSlots(count, spare=1)
-        # One more than the slots, for the spare one. Not the loop's own threads, which read and write files.
-        self._threads = ThreadPoolExecutor(count + 1, thread_name_prefix="large-request")
+        self._process_slots = FairSlots(settings.worker_processes, spare=1)
 
     async def process(self, function: Callable[..., _T], *args: Any, org: str, size: int, task: str) -> _T:
         """Call a function of a module in a worker process if `size` is above 64 KiB, else in place.
@@ -105,18 +98,6 @@ class OffLoop:
         # `anyio` has a limiter of its own, which is not fair.
         limiter = CapacityLimiter(1)
         return await to_process.run_sync(_run, self._memory_bytes, function, args, cancellable=True, limiter=limiter)
-
-    async def thread(self, function: Callable[..., _T], *args: Any, org: str, **named: Any) -> _T:
-        """Call a function that gives the GIL back in one of the threads for large requests.
-
-        A thread cannot be ended: if the caller is cancelled, its slot stays taken until the function has returned.
-        """
-        holding = self._thread_slots.hold(org)
-        await holding.__aenter__()
-        call = functools.partial(function, *args, **named)
-        running = asyncio.get_running_loop().run_in_executor(self._threads, call)
-        running.add_done_callback(lambda _: asyncio.ensure_future(holding.__aexit__(None, None, None)))
-        return await asyncio.shield(running)
 
 
 def _run(memory_bytes: int, function: Callable[..., _T], args: tuple[Any, ...]) -> _T:
