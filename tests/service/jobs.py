@@ -51,10 +51,14 @@ seeds = "0-9"
 
 
 def make_model_dir(cluster_dir: Path) -> Path:
-    """The cluster's models folder, with a `tiny-qwen3` that has a config and no weights."""
+    """The cluster's models folder, with a `tiny-qwen3` that has a config, a chat template and no weights."""
     folder = cluster_dir / "models" / "tiny-qwen3"
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps({"model_type": "qwen3"}))
+    (folder / "chat_template.jinja").write_text(
+        "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no system messages') }}{% endif %}"
+        "{{ m.role }}: {{ m.content }}\n{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}"
+    )
     # Whole as a file, and without a tensor.
     (folder / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
     return folder.parent

@@ -14,6 +14,10 @@ from synth.errors import Permanent
 from synth.inference.token_bytes import TokenBytes, token_bytes
 
 
+class NoChatTemplate(Permanent):
+    """The model cannot be chatted with: its folder has no chat template."""
+
+
 @dataclass(frozen=True, slots=True)
 class Tokenizer:
     """full: the Hugging Face tokenizer, for its chat template.
@@ -82,12 +86,16 @@ def load_tokenizer(model_dir: Path) -> Tokenizer:
         for name, there in (
             ("a fast tokenizer", getattr(full, "backend_tokenizer", None) is not None),
             ("an eos token", full.eos_token_id is not None),
-            ("a chat template", bool(full.chat_template)),
         )
         if not there
     ]
     if missing:
-        raise Permanent(f"the tokenizer of {model_dir.name!r} lacks {', '.join(missing)}; a chat needs all three")
+        raise Permanent(f"the tokenizer of {model_dir.name!r} lacks {' and '.join(missing)}; a chat needs both")
+    if not full.chat_template:
+        raise NoChatTemplate(
+            f"{model_dir.name!r} has no chat template, and a chat is rendered with one; name its instruct variant, or "
+            "put a chat_template.jinja into its folder"
+        )
     ends = turn_ends(full)
     vocabulary = full.get_vocab()
     kept = {vocabulary[mark] for mark in MARKS if mark in vocabulary}

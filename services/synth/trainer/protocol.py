@@ -7,6 +7,7 @@ and the exit code is then 1; the end of the input ends the process at once.
 
 from __future__ import annotations
 
+from datetime import date
 from typing import Any, Literal
 
 import msgspec
@@ -52,7 +53,8 @@ class Start(msgspec.Struct, tag="start", tag_field="op"):
 
     tokens: None keeps none beyond the attempt. turn: None where the device is not shared.
     job: the resolved job, for the arithmetic of its memory; None where what
-    trains has enough, as far as the service knows. where: the place in the job's file that names the model.
+    trains has enough, as far as the service knows. where: the place in the job's file that names the model. day: on
+    which the job was created, the date for a template that writes one.
     """
 
     kind: Literal["sft", "rl"]
@@ -67,6 +69,7 @@ class Start(msgspec.Struct, tag="start", tag_field="op"):
     turn: TurnConfig | None = None
     job: dict[str, Any] | None = None
     where: str = ""
+    day: date | None = None
 
 
 class TrainBatch(msgspec.Struct, tag="step", tag_field="op"):

@@ -9,10 +9,12 @@ from synth.bus.kv.secrets import SecretStore
 from synth.bus.rpc import CHECK, SERVE_WITHIN_S, VERIFY, CheckJob, VerifyTaskApp, serve_questions
 from synth.events import JobResumed, JobValidated
 from synth.events.catalogue import Role
+from synth.fairness.slots import FairSlots
 from synth.models import Registry
 from synth.outbound.http_guard import guarded_client
 from synth.service import Service, run
 from synth.verifier.handlers import VerifierHandlers
+from synth.verifier.rendering import Rendering
 from synth.verifier.settings import VerifierSettings
 
 
@@ -21,14 +23,16 @@ def main() -> int:
     settings = VerifierSettings()
 
     async def setup(service: Service) -> None:
+        registry = Registry(settings.models_dir, hub=settings.model_hub)
         handlers = VerifierHandlers(
             bus=service.bus,
             secrets=SecretStore(service.bus, service.secrets),
-            registry=Registry(settings.models_dir, hub=settings.model_hub),
+            registry=registry,
             client=guarded_client(settings.guard, timeout=settings.call_deadline_s),
             settings=settings,
             stop=service.stop,
             off_loop=service.off_loop,
+            rendering=Rendering(service.blobs, registry, settings, FairSlots(settings.renders_at_once, spare=1)),
         )
         broker = make_broker(settings, service.name)
         on_event(

@@ -13,6 +13,7 @@ import msgspec
 
 from synth.bus.cancellation import cancel_until_ended
 from synth.bus.connection import Connection
+from synth.bus.delivery import release_slot
 from synth.bus.history.job_log import JobHistory, append_decided, read_job
 from synth.bus.history.model_refs import find_model
 from synth.bus.kv.secrets import SecretStore
@@ -20,6 +21,7 @@ from synth.bus.publish import enqueue
 from synth.bus.recorded import Recorded
 from synth.bus.rpc import CheckJob, CheckVerdict, TaskAppReport, VerifyTaskApp
 from synth.datasets.refused import images_refused, prompts_refused, rows_refused
+from synth.datasets.render_check import RenderOptions
 from synth.errors import Permanent, Problem, Transient, UserError
 from synth.events import BlobRef, JobCreated, JobParked, JobRefused, JobResumed, JobValidated, JobVerified
 from synth.events.catalogue import Event
@@ -34,6 +36,7 @@ from synth.verifier.files import ReadyFile, look_at_file, wait_for_file
 from synth.verifier.image_processor import processor_problems
 from synth.verifier.judges import judges_refused, rubric_lacks, seed_of_rubric
 from synth.verifier.keyed_task_app import KeyedTaskApp
+from synth.verifier.rendering import NotRenderedInTime, Rendering
 from synth.verifier.settings import VerifierSettings
 from synth.verifier.task_app import TaskAppCheck, VerifiedTaskApp
 from synth.verifier.tasks import first_tasks
@@ -75,6 +78,7 @@ class VerifierHandlers:
     settings: VerifierSettings
     stop: asyncio.Event
     off_loop: OffLoop
+    rendering: Rendering
     withdrawals: Withdrawals = field(default_factory=Withdrawals)
 
     async def job_validated(self, event: Recorded, validated: JobValidated) -> None:
@@ -118,9 +122,12 @@ class VerifierHandlers:
         job = job_from_data(asked.job)
         problems: list[Problem] = []
         unchecked: list[str] = []
+        rendering: RenderOptions | None = None
+        until = asyncio.get_running_loop().time() + self.settings.ask_budget_s
         await _collect(problems, find_model(self.bus, asked.org, job.model, self.registry))
         await _collect(problems, find_teacher(self.bus, asked.org, job, self.registry, where="[distillation].teacher"))
         problems += processor_problems(job, self.registry, where="vision_processor_id")
+        problems += self.rendering.template_problems(job, where="model")
         if not isinstance(job, SftJob):
             try:
                 problems += await judges_refused(self.bus, asked.org, job)
@@ -129,14 +136,25 @@ class VerifierHandlers:
         for role, file_id in _files_of(job):
             # A path: whoever asks has the file, and uploads it with the job.
             if not file_id.startswith("file_"):
+                rendering = self.rendering.options(job, datetime.now(UTC).date())
                 continue
             known = len(problems)
             ready = await _collect(problems, look_at_file(self.bus, asked.org, file_id, role=role))
             if ready is not None:
                 problems += self._refused(job, ready, file_id, role)
+                if len(problems) > known:
+                    continue
+                left = until - asyncio.get_running_loop().time()
+                where, today = f"{role} = {file_id!r}", datetime.now(UTC).date()
+                try:
+                    await self.rendering.check(job, ready, org=asked.org, day=today, where=where, within=left)
+                except NotRenderedInTime:
+                    unchecked.append(file_id)
+                except UserError as error:
+                    problems += error.problems
             elif len(problems) == known:
                 unchecked.append(file_id)
-        return CheckVerdict(problems=problems, unchecked=unchecked)
+        return CheckVerdict(problems=problems, unchecked=unchecked, rendering=rendering)
 
     async def give_up(self, event: Recorded, problem: Problem) -> None:
         """Refuse a job that cannot be verified, park one whose tasks cannot be queued: its user would wait for ever."""
@@ -186,11 +204,12 @@ class VerifierHandlers:
         problems += processor_problems(
             job, self.registry, where=origins.get("vision.processor_id", "vision_processor_id")
         )
+        problems += self.rendering.template_problems(job, where=origins.get("model", "model"))
         app: VerifiedTaskApp | None = None
         task_url: str | None = None
         files: dict[str, BlobRef] = {}
         for role, file_id in _files_of(job):
-            ready = await _collect(problems, self._file(job, org, file_id, role, until))
+            ready = await _collect(problems, self._file(job, history, file_id, role, until))
             files |= {role: ready.rows} if ready else {}
         if isinstance(job, EvalJob) or (isinstance(job, RlJob) and job.graded is None):
             task_url = job.rollout.task_url
@@ -228,11 +247,15 @@ class VerifierHandlers:
         )
         return KeyedTaskApp(self.secrets, check, self.settings, org=org, by=by)
 
-    async def _file(self, job: Job, org: str, file_id: str, role: str, until: datetime) -> ReadyFile:
+    async def _file(self, job: Job, history: JobHistory, file_id: str, role: str, until: datetime) -> ReadyFile:
         left = max(0.0, (until - datetime.now(UTC)).total_seconds())
-        ready = await wait_for_file(self.bus, org, file_id, role=role, timeout=left, stop=self.stop)
+        ready = await wait_for_file(self.bus, history.org, file_id, role=role, timeout=left, stop=self.stop)
         if problems := self._refused(job, ready, file_id, role):
             raise UserError(problems)
+        # Rendering has slots of its own, and may take long.
+        release_slot()
+        where = f"{role} = {file_id!r}"
+        await self.rendering.check(job, ready, org=history.org, day=history.created_on, where=where)
         return ready
 
     def _refused(self, job: Job, ready: ReadyFile, file_id: str, role: str) -> list[Problem]:

@@ -39,11 +39,24 @@ class VerifierSettings(ServiceSettings, GuardSettings, EnvironmentKeySettings):
     """Seconds that a job waits for its files to be checked, counted from when it was validated. Images that are fetched
     take the longest (`SYNTH_IMAGES_DEADLINE_S`)."""
 
+    renders_at_once: int = Field(default=2, ge=1)
+    """Files whose rows one process renders at the same time with the template of a job's model, by turns of their
+    organisations; one more for an organisation that has none of them. Each takes a core."""
+
+    render_bytes_per_s: float = Field(default=20_000.0, gt=0)
+    """The slowest rendering of a file's rows, in bytes each second: a file has a minute, and its size divided by this.
+    Then the job is refused. The time grows with the square of a conversation's turns: 1 to 10 MB each second for one or
+    two, 0.5 for twenty."""
+
     max_answer_bytes: int = Field(default=64 << 20, ge=1)
     """The largest answer of a task app to one call, such as its list of tasks, before and after decompression."""
 
     serve_replicas: int = 1
     """How many inference processes serve a job's policy."""
+
+    def render_deadline_s(self, size: int) -> float:
+        """Return the seconds within which the rows of a file of `size` bytes are rendered."""
+        return 60.0 + size / self.render_bytes_per_s
 
     def task_app_within_s(self, calls: int) -> float:
         """Seconds for all that is asked of one task app, where one key of it needs so many calls.

@@ -12,6 +12,7 @@ from typing import Any, Literal
 import msgspec
 
 from synth.access import Organisation, Scope
+from synth.datasets.render_check import RenderOptions
 from synth.errors import Problem
 from synth.events import LineProblem, QueueWaiting, TrainWarned
 from synth.jobs.lifecycle import State
@@ -105,13 +106,16 @@ class JobCheck(msgspec.Struct, frozen=True, kw_only=True):
     """What would become of a job. problems: why it would be refused; none, and it would run.
 
     resolved: every setting with its default, null where the configuration has problems. unchecked: the uploaded files
-    that are still being checked, of which nothing is known yet.
+    that are still being checked, of which nothing is known yet. rendering: the chat template and the options with which
+    the rows of a file that is still to be uploaded are rendered; null if the job names none, or the cluster does not
+    have the model's files.
     """
 
     problems: list[Problem] = []
     warnings: list[str] = []
     resolved: dict[str, Any] | None = None
     unchecked: list[str] = []
+    rendering: RenderOptions | None = None
 
 
 class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):

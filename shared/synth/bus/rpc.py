@@ -19,6 +19,7 @@ from nats.errors import Error as NatsError
 from nats.errors import NoRespondersError
 
 from synth.bus.connection import Connection
+from synth.datasets.render_check import RenderOptions
 from synth.errors import Permanent, Problem, Transient
 from synth.events import JobCreated
 from synth.fairness.slots import FairSlots
@@ -97,10 +98,15 @@ class CheckJob(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CheckVerdict(msgspec.Struct, frozen=True, kw_only=True):
-    """What the verifier would say of them. unchecked: the files that are being checked."""
+    """The verifier's verdict on them.
+
+    unchecked: the files that are being checked. rendering: how the rows of a file that is still to be uploaded are
+    rendered; None if the job names none, or the files of its model are not here.
+    """
 
     problems: list[Problem] = []
     unchecked: list[str] = []
+    rendering: RenderOptions | None = None
 
 
 class Question(Protocol):

@@ -10,7 +10,7 @@ middle of a message could still put a token together; no known one does.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any, cast
 
 from synth.chat.json_text import MAX_NESTING
@@ -26,14 +26,18 @@ _UNMARKED_CONTROL = re.compile(r"<[|｜].+[|｜]>")
 
 def control_tokens(tokenizer: Any) -> set[str]:
     """The texts of a Hugging Face tokenizer's control tokens, the marks (`marks.MARKS`) left out."""
-    template = str(tokenizer.chat_template)
-    found = {
-        token.content
-        for token in tokenizer.added_tokens_decoder.values()
-        if token.special or (_UNMARKED_CONTROL.fullmatch(token.content) and token.content in template)
-    }
+    added = [(token.content, token.special) for token in tokenizer.added_tokens_decoder.values()]
+    return control_texts(added, tokenizer.all_special_tokens, str(tokenizer.chat_template))
+
+
+def control_texts(added: Iterable[tuple[str, bool]], special: Iterable[str], template: str) -> set[str]:
+    """Return the control tokens of a tokenizer, the marks left out.
+
+    added: each added token, and whether it is marked special. special: further special tokens.
+    """
+    controls = {text for text, marked in added if marked or (_UNMARKED_CONTROL.fullmatch(text) and text in template)}
     # An unset bos or pad token may be "".
-    return (found | set(tokenizer.all_special_tokens)) - set(MARKS) - {""}
+    return (controls | set(special)) - set(MARKS) - {""}
 
 
 class Literals:

@@ -17,100 +17,35 @@ import copy
 import functools
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from datetime import date
 from typing import Any
 
-from synth.chat.families import Family, family_of
-from synth.chat.literals import Literals, control_tokens
+from synth.chat.literals import control_tokens
 from synth.chat.marks import MARKS
-from synth.chat.messages import Conversation, template_messages, template_tools
-from synth.errors import Problem, UserError
+from synth.chat.rendering import Renderer, TemplateSource
 
 #: Stands for one image in a rendered conversation, in every family that sees.
 IMAGE_TOKEN = "<|image_pad|>"
 
 
-@dataclass(frozen=True, slots=True)
-class TemplateInput:
-    """The messages and tools of a conversation in the template's form, without literals of special tokens."""
-
-    messages: list[dict[str, Any]]
-    tools: list[dict[str, Any]] | None
-
-
-class ChatTemplate:
+class ChatTemplate(Renderer):
     """Renders and encodes conversations.
 
     tokenizer: a fast Hugging Face tokenizer with a chat template. Its backend's own truncation and padding are
-    switched off: a prompt is never cut silently. sees: whether the model is shown images. Rendered and encoded, an
-    image is one token; `synth.images.prompt_image` makes it as many as it has.
+    switched off: a prompt is never cut silently. Rendered and encoded, an image is one token;
+    `synth.images.prompt_image` makes it as many as it has.
     """
 
-    def __init__(self, tokenizer: Any, *, sees: bool = False) -> None:
+    def __init__(self, tokenizer: Any, *, sees: bool = False, day: date | None = None) -> None:
+        super().__init__(TemplateSource.of(tokenizer), sees=sees, day=day)
         self._tokenizer = tokenizer
-        self.sees = sees
         tokenizer.backend_tokenizer.no_truncation()
         tokenizer.backend_tokenizer.no_padding()
-
-    @property
-    def family(self) -> Family:
-        """How this model writes reasoning and tool calls."""
-        return family_of(str(self._tokenizer.chat_template))
 
     @functools.cached_property
     def image_token(self) -> int:
         """The id of the token that stands for an image."""
         return self._tokenizer.convert_tokens_to_ids(IMAGE_TOKEN)
-
-    def prepare(self, conversation: Conversation) -> TemplateInput:
-        """The conversation in the template's form. Raises `UserError` for what the model cannot be shown."""
-        try:
-            messages = template_messages(conversation.messages, thinks=self.family.thinks, sees=self.sees)
-            tools = template_tools(conversation.tools)
-            return TemplateInput(self._literals.escape(messages), self._literals.escape(tools))
-        except RecursionError as error:
-            raise _not_renderable("they are nested too deeply") from error
-
-    def render(
-        self, prepared: TemplateInput, *, thinking: bool, add_generation_prompt: bool, upto: int | None = None
-    ) -> str:
-        """The rendered text of the first `upto` messages. Raises `UserError` where the template cannot render them."""
-        try:
-            return self._tokenizer.apply_chat_template(
-                prepared.messages[:upto],
-                tools=prepared.tools,
-                add_generation_prompt=add_generation_prompt,
-                tokenize=False,
-                enable_thinking=thinking,
-            )
-        except Exception as error:
-            raise _not_renderable(str(error)) from error
-
-    def prompt(self, conversation: Conversation) -> str:
-        """The rendered text after which the assistant's next turn is sampled. Raises `UserError`."""
-        return self.render(self.prepare(conversation), thinking=conversation.thinking, add_generation_prompt=True)
-
-    def assistant_turn(self, prepared: TemplateInput, index: int) -> tuple[str, str]:
-        """The prompt before the assistant's message `index`, and the whole with it, which begins with the prompt.
-
-        The prompt is one that inference samples after: the one without thinking where the turn continues it (its
-        template may put an empty `<think>` block there, which is not the model's to write), else the one with it.
-        Raises `UserError` where the template renders a turn that continues neither.
-        """
-        prompt = ""
-        for thinking in (False, True):
-            prompt = self.render(prepared, thinking=thinking, add_generation_prompt=True, upto=index)
-            whole = self.render(prepared, thinking=thinking, add_generation_prompt=False, upto=index + 1)
-            if whole.startswith(prompt):
-                return prompt, whole
-        raise UserError(
-            Problem(
-                what="the chat template renders an assistant turn that does not continue its own generation prompt "
-                f"({prompt[-40:]!r})",
-                expected="the conversation to start with the prompt",
-                fix="check the template",
-            )
-        )
 
     def encode(self, rendered: str) -> list[int]:
         """Token ids of rendered text, or of a part of one."""
@@ -153,10 +88,6 @@ class ChatTemplate:
         return ids
 
     @functools.cached_property
-    def _literals(self) -> Literals:
-        return Literals(control_tokens(self._tokenizer))
-
-    @functools.cached_property
     def _special_marks(self) -> list[str]:
         added = self._tokenizer.added_tokens_decoder.values()
         return [token.content for token in added if token.special and token.content in MARKS]
@@ -171,13 +102,3 @@ class ChatTemplate:
         backend.add_special_tokens([type(t)(t.content, normalized=False, special=True) for t in unmarked])
         backend.encode_special_tokens = True
         return backend
-
-
-def _not_renderable(reason: str) -> UserError:
-    return UserError(
-        Problem(
-            what=f"the model's chat template cannot render these messages: {reason}",
-            expected="roles and an order of turns that the template knows",
-            where="messages",
-        )
-    )

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 from pathlib import Path
 from typing import Any, cast
-
-import msgspec
 
 from synth.errors import Problem, UserError
 from synth.models.architectures import FAMILIES, family_of_config
@@ -98,37 +95,6 @@ def _cut_short(file: Path) -> str | None:
             return f"{file.name} has no header of safetensors"
     whole = 8 + length + max(ends, default=0)
     return None if size >= whole else f"{file.name} is cut short: it has {size} of {whole} bytes"
-
-
-class _NamedTemplate(msgspec.Struct):
-    name: str
-    template: str
-
-
-class _Templates(msgspec.Struct):
-    """What a file of a model says of chat templates: one, or one for each of several uses."""
-
-    chat_template: str | list[_NamedTemplate] | None = None
-
-
-_template_decoder = msgspec.json.Decoder(_Templates)
-
-
-def read_chat_template(path: Path) -> str:
-    """The chat template of a folder, from any of the files in which models have it; "" where there is none."""
-    jinja = path / "chat_template.jinja"
-    with contextlib.suppress(OSError):
-        return jinja.read_text(errors="replace")
-    for name in ("chat_template.json", "tokenizer_config.json"):
-        try:
-            template = _template_decoder.decode((path / name).read_bytes()).chat_template
-        except (OSError, msgspec.DecodeError, RecursionError):
-            continue
-        if isinstance(template, list):
-            template = next((entry.template for entry in template if entry.name == "default"), "")
-        if template is not None:
-            return template
-    return ""
 
 
 def processor_settings(path: Path) -> dict[str, Any]:

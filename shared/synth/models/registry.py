@@ -12,12 +12,14 @@ from pathlib import Path
 import msgspec
 
 from synth.chat.families import always_thinks, family_of
+from synth.chat.rendering import DEFAULT
 from synth.errors import Problem, UserError
 from synth.models.aliases import read_aliases, write_aliases
 from synth.models.architectures import family_of_config, fault_of_config, has_experts
 from synth.models.finetuned import PREFIXES, parse_finetuned
-from synth.models.folder import check_folder, read_chat_template, read_model_config
+from synth.models.folder import check_folder, read_model_config
 from synth.models.table import LORA_TARGETS, QWEN3, ModelSpec, Vision, canonical
+from synth.models.template_source import read_templates
 
 _KNOWN_S = 1.0
 _LOCAL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -235,7 +237,7 @@ def _local_spec(model_id: str, path: Path) -> ModelSpec:
         raise UserError(fault)
     family = family_of_config(config)
     assert family is not None
-    template = read_chat_template(path)
+    template = read_templates(path).get(DEFAULT, "")
     return ModelSpec(
         id=model_id,
         base=model_id,

@@ -7,15 +7,18 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from synth.blobs import BlobStore
 from synth.bus.history.job_log import append_decided, read_job
 from synth.bus.kv.secrets import SecretStore
 from synth.events import JobRefused, JobValidated, JobWithdrawn
+from synth.fairness.slots import FairSlots
 from synth.ids import new_org_id
 from synth.jobs.lifecycle import State
 from synth.models import Registry
 from synth.outbound.http_guard import guarded_client
 from synth.runtime.off_loop import OffLoop
 from synth.verifier.handlers import VerifierHandlers
+from synth.verifier.rendering import Rendering
 from synth.verifier.settings import VerifierSettings
 from tests.keyrings import secrets_of
 from tests.service.jobs import make_model_dir
@@ -35,7 +38,9 @@ async def verifying(bus_as, models_dir, org: str, job: str, **settings: float):
     options = VerifierSettings(allow_loopback=True, **settings)  # type: ignore[arg-type]
     async with guarded_client(options.guard, timeout=options.call_deadline_s) as client:
         secrets = SecretStore(bus, secrets_of("gateway"))
-        handlers = VerifierHandlers(bus, secrets, Registry(models_dir), client, options, asyncio.Event(), OffLoop())
+        registry = Registry(models_dir)
+        rendering = Rendering(BlobStore.open(options.blob_url), registry, options, FairSlots(1))
+        handlers = VerifierHandlers(bus, secrets, registry, client, options, asyncio.Event(), OffLoop(), rendering)
         following = asyncio.create_task(handlers.withdrawals.follow(bus))
         event = (await read_job(bus, org, job)).facts[1]
         assert isinstance(event.event, JobValidated)

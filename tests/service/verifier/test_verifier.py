@@ -33,12 +33,14 @@ from synth.events import (
     ModelPublished,
     ModelRef,
 )
+from synth.fairness.slots import FairSlots
 from synth.ids import new_job_id, new_org_id
 from synth.jobs.lifecycle import State
 from synth.models import Registry
 from synth.runtime.off_loop import OffLoop
 from synth.validator.validate import validate
 from synth.verifier.files import wait_for_file
+from synth.verifier.rendering import Rendering
 from synth.work import Task
 from tests.keyrings import secrets_of
 from tests.service.jobs import RL, SFT, create, make_model_dir, upload, wait_for
@@ -52,6 +54,7 @@ seeds = "0-9"
 task_app_url = "http://127.0.0.1:9"
 """
 BLOB = BlobRef(uri="blob://x", size=1, sha256="0")
+ROWS = b'{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}\n'
 
 
 @pytest.fixture(scope="module")
@@ -176,7 +179,7 @@ async def test_a_job_that_cannot_be_looked_at_is_refused_with_its_dead_letter(ve
 
 async def test_an_sft_job_waits_for_its_file_and_goes_to_the_trainer(verifier, bus_as, blobs, models_dir):
     org, gateway = new_org_id(), await bus_as("gateway")
-    file = await upload(gateway, blobs, org, b"rows")
+    file = await upload(gateway, blobs, org, ROWS)
     org, job = await validated(bus_as, models_dir, SFT, org=org, training_file=file)
     # Other jobs show that it waits without holding up the rest, although one place is all that there is.
     await validated(bus_as, models_dir, SFT, org=org, training_file=file)
@@ -189,7 +192,7 @@ async def test_an_sft_job_waits_for_its_file_and_goes_to_the_trainer(verifier, b
     found = await outcome(gateway, org, job)
     assert isinstance(found, JobVerified)
     assert found.training_data is not None
-    assert await blobs.get_bytes(found.training_data) == b"rows"
+    assert await blobs.get_bytes(found.training_data) == ROWS
     assert await queued(await bus_as("bus"), org, 2) == [("train", None), ("train", None)]
 
 
@@ -205,7 +208,9 @@ async def test_an_sft_job_that_waited_too_long_for_its_file_is_refused(bus_as, s
     settings = VerifierSettings(file_wait_s=0.0)
     async with guarded_client(settings.guard) as client:
         secrets = SecretStore(bus, secrets_of("gateway"))
-        handlers = VerifierHandlers(bus, secrets, Registry(models_dir), client, settings, asyncio.Event(), OffLoop())
+        registry = Registry(models_dir)
+        rendering = Rendering(blobs, registry, settings, FairSlots(1))
+        handlers = VerifierHandlers(bus, secrets, registry, client, settings, asyncio.Event(), OffLoop(), rendering)
         event = (await read_job(bus, org, job)).facts[1]
         assert isinstance(event.event, JobValidated)
         await handlers.job_validated(event, event.event)
@@ -253,6 +258,20 @@ async def test_a_job_on_a_rejected_file_is_refused_with_the_files_lines(verifier
     assert found.problems[1].text() == "my.jsonl:37 $.messages[0].role: Invalid enum value 'bot'"
 
 
+async def test_a_job_whose_model_cannot_render_a_row_is_refused_with_its_line(verifier, bus_as, blobs, models_dir):
+    org, gateway = new_org_id(), await bus_as("gateway")
+    system = ROWS.replace(b'[{"role": "user"', b'[{"role": "system", "content": "s"}, {"role": "user"')
+    first = b'{"messages": [{"role": "assistant", "content": "b"}, {"role": "user", "content": "a"}]}\n'
+    for n, (body, line) in enumerate([(ROWS + system, 2), (first, 1)]):
+        file = await upload(gateway, blobs, org, body)
+        ready = FileReady(rows=2, messages=5, characters=3)
+        await Publisher(await bus_as("files")).once(ready, org=org, key=file, id=f"verdict{n}")
+        found = await outcome(gateway, *await validated(bus_as, models_dir, SFT, org=org, training_file=file))
+        assert isinstance(found, JobRefused)
+        assert "'train.jsonl' has rows that tiny-qwen3 cannot be trained on" in found.problems[0].what
+        assert [problem.where for problem in found.problems[1:]] == [f"train.jsonl:{line} $.messages"]
+
+
 async def test_a_job_on_a_file_that_does_not_exist_is_refused_with_the_nearest(verifier, bus_as, blobs, models_dir):
     org, gateway = new_org_id(), await bus_as("gateway")
     file = await upload(gateway, blobs, org, b"rows")
@@ -279,7 +298,7 @@ async def test_a_job_that_was_withdrawn_meanwhile_gets_no_tasks(verifier, bus_as
 
 
 @pytest.mark.parametrize("started", [False, True])
-async def test_a_redelivery_queues_what_a_dead_verifier_did_not(bus_as, settings_of, models_dir, started):
+async def test_a_redelivery_queues_what_a_dead_verifier_did_not(bus_as, blobs, models_dir, started):
     """The verifier before us appended its fact and died; no service runs here, the handler is called as it is."""
     from synth.outbound.http_guard import guarded_client
     from synth.verifier.handlers import VerifierHandlers
@@ -291,11 +310,11 @@ async def test_a_redelivery_queues_what_a_dead_verifier_did_not(bus_as, settings
     if started:
         await start_attempt(await bus_as("rollouts"), org, job, worker="w")
     before = await read_job(bus, org, job)
-    async with guarded_client(VerifierSettings().guard) as client:
+    settings, registry = VerifierSettings(), Registry(models_dir)
+    async with guarded_client(settings.guard) as client:
         secrets = SecretStore(bus, secrets_of("gateway"))
-        handlers = VerifierHandlers(
-            bus, secrets, Registry(models_dir), client, VerifierSettings(), asyncio.Event(), OffLoop()
-        )
+        rendering = Rendering(blobs, registry, settings, FairSlots(1))
+        handlers = VerifierHandlers(bus, secrets, registry, client, settings, asyncio.Event(), OffLoop(), rendering)
         event = before.facts[1]
         assert isinstance(event.event, JobValidated)
         for _ in range(2):

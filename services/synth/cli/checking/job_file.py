@@ -10,12 +10,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from synth.cli.checking.cluster import AskedCluster
-from synth.cli.checking.dataset import check_dataset
+from synth.cli.checking.dataset import check_dataset, render_dataset
 from synth.cli.job_files import Flags, LenientRegistry, datasets_of, name_of, read_config, validate_text
 from synth.cli.submission import CheckedJob
 from synth.cli.transfer.local_file import local_file
 from synth.cli.tui import output
 from synth.datasets.refused import images_refused, rows_refused
+from synth.datasets.render_check import RenderOptions
 from synth.datasets.sources import source_files
 from synth.errors import NewerVersion, Problem
 from synth.jobs.job_data import job_from_data
@@ -61,11 +62,16 @@ def check(file: Path, flags: Flags, models_dir: Path, cluster: AskedCluster) -> 
         sees = None if said.resolved is None else _sees(job_from_data(said.resolved))
     except NewerVersion:
         sees = None  # the cluster decides about images
-    return _looked_at_datasets(looked, sees=sees)
+    return _looked_at_datasets(looked, sees=sees, rendering=said.rendering)
 
 
-def _looked_at_datasets(looked: JobFile, *, sees: bool | None = None) -> JobFile:
-    """Look at the datasets that are still files of this machine. sees: whether the model sees images, if known."""
+def _looked_at_datasets(
+    looked: JobFile, *, sees: bool | None = None, rendering: RenderOptions | None = None
+) -> JobFile:
+    """Look at the datasets that are still files of this machine.
+
+    sees: whether the model sees images, if known. rendering: how the cluster renders their rows, if known.
+    """
     job = looked.found.job
     if not isinstance(job, SftJob):
         return looked
@@ -85,6 +91,12 @@ def _looked_at_datasets(looked: JobFile, *, sees: bool | None = None) -> JobFile
         )
         if not report.problems and wrong is not None:
             problems.append(wrong)
+        elif not report.problems and rendering is not None and not (report.image_rows and not rendering.sees):
+            with output.status(f"rendering {path} ({output.size(total)})") as status:
+                rendered = render_dataset(
+                    path, rendering, read=lambda n, p=path, t=total: status(f"rendering {p}: {100 * n // t} %")
+                )
+            problems += rendered
         if not report.problems and report.image_rows and sees is False:
             problems.append(images_refused(path.name, job.model, where=str(path)))
         elif not report.problems and report.image_rows:

@@ -27,5 +27,9 @@ async def check_job(gateway: Gateway, org: OrgId, created: JobCreated) -> JobChe
     question = CheckJob(org=org, job=validated.job)
     found = await ask(gateway.bus, CHECK, question, CheckVerdict, within=ANSWER_WITHIN_S)
     return JobCheck(
-        problems=found.problems, warnings=validated.warnings, resolved=validated.job, unchecked=found.unchecked
+        problems=found.problems,
+        warnings=validated.warnings,
+        resolved=validated.job,
+        unchecked=found.unchecked,
+        rendering=found.rendering,
     )

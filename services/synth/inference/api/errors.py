@@ -12,6 +12,7 @@ from synth.errors import InvalidKey, SynthError, Transient, UserError
 from synth.http_server.body import BodyTooLarge
 from synth.inference.engines.limits import ContextOverflow
 from synth.inference.recording.recorder import CallBudgetExceeded, CidClosed
+from synth.inference.tokenizers import NoChatTemplate
 
 # error -> (status, type, code); the first that fits.
 _KINDS: list[tuple[type[SynthError], tuple[int, str, str]]] = [
@@ -22,6 +23,7 @@ _KINDS: list[tuple[type[SynthError], tuple[int, str, str]]] = [
     (Transient, (503, "service_unavailable", "not_ready")),
     (ContextOverflow, (400, "invalid_request_error", "context_length_exceeded")),
     (UserError, (400, "invalid_request_error", "invalid_request")),
+    (NoChatTemplate, (409, "invalid_request_error", "no_chat_template")),
     (SynthError, (500, "server_error", "internal_error")),
 ]
 

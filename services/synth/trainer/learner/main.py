@@ -245,6 +245,7 @@ def _encode(
         sequence_length=config.sequence_length,
         cache=cache,
         images=None if loader is None else SftImages(loader, config.max_images_per_message),
+        day=start.day,
         makes=makes,
         progress=lambda done, of: channel.send_progress(TOKENISE, done, of),
     )

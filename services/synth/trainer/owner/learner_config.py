@@ -82,6 +82,7 @@ async def build_start(
         turn=_turn(attempt),
         job=job_to_data(job) if attempt.settings.trainer_memory_bytes is None else None,
         where=origins["model"],
+        day=attempt.history.created_on,
     )
 
 

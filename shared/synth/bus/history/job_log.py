@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import UTC, date
 from typing import TypeVar
 from uuid import uuid4
 
@@ -46,6 +47,13 @@ class JobHistory:
     @property
     def last_seq(self) -> int:
         return self.facts[-1].seq if self.facts else 0
+
+    @property
+    def created_on(self) -> date:
+        """The day (UTC) of the first fact: the date of the job for templates that write one."""
+        if not self.facts:
+            raise Permanent(f"the log has no job {self.job_id}")
+        return self.facts[0].time.astimezone(UTC).date()
 
     @property
     def ended(self) -> bool:

@@ -6,16 +6,18 @@ context; both sides of a pair are kept, or neither is.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from datetime import date
 from pathlib import Path
 from typing import Any, Generic
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from synth.chat.messages import PreferenceRow, TrainingMessage, TrainingRow
+from synth.chat.messages import PreferenceRow
+from synth.chat.training_text import pair_conversations
 from synth.trainer.errors import TrainingFailed
 from synth.trainer.learner.data.dataset_file import DatasetFile
 from synth.trainer.learner.data.packing import Sequences, SourceT_co
@@ -25,6 +27,7 @@ from synth.trainer.learner.data.sft_dataset import (
     as_floats,
     cache_key,
     nothing_trained,
+    today,
     vocabulary_of,
 )
 from synth.trainer.learner.data.sft_images import SftImages
@@ -77,13 +80,15 @@ def encode_pair_file(
     sequence_length: int,
     cache: TokenCache,
     images: SftImages | None = None,
+    day: date | None = None,
     makes: bool = True,
     progress: BytesProgress = lambda done, of: None,
 ) -> PairDataset[StoredSequences]:
     """Tokenise a JSONL file of pairs once, as `encode_file` does, with what it raises."""
 
     def make(begin: int, end: int, path: Path, report: Callable[[int], None]) -> ChunkInfo:
-        encoder = RowEncoder(tokenizer, sequence_length, images, rows_before=lambda: dataset.before(begin)[1])
+        before = functools.partial(dataset.before, begin)
+        encoder = RowEncoder(tokenizer, sequence_length, images, rows_before=lambda: before()[1], day=day)
         rows = dataset.read(PreferenceRow, begin, end, report)
         with TokenChunkWriter(path, vocabulary=vocabulary_of(tokenizer)) as chunk:
             for pair in _encode_batches(rows, encoder):
@@ -93,7 +98,8 @@ def encode_pair_file(
                     chunk.add_side(len(side))
             return chunk.finish(begin=begin, end=end, counts=encoder.count)
 
-    key = cache_key(_FORMAT, dataset, tokenizer, (sequence_length, cache.chunk_bytes), images)
+    day = day or today()
+    key = cache_key(_FORMAT, dataset, tokenizer, (sequence_length, cache.chunk_bytes), images, day)
     folder, chunks = dataset.tokens(cache, key, make if makes else None, progress)
     counts = sum_counts(chunks)
     if not counts["sequences"]:
@@ -125,7 +131,7 @@ def encode_pairs(
 
 def _encode_batches(rows: Iterable[PreferenceRow], encoder: RowEncoder) -> Iterator[_Pair]:
     """The trained pairs of rows, some rows at a time."""
-    sides_of = (_conversation(row, side) for row in encoder.counted(rows) for side in (row.chosen, row.rejected))
+    sides_of = (side for row in encoder.counted(rows) for side in pair_conversations(row))
     seen = 0
     for sides in encoder.batches(map(encoder.render, sides_of), sides=2):
         encoded = iter(encoder.encode([sequence for side in sides for sequence in side]))
@@ -145,12 +151,6 @@ def _encode_batches(rows: Iterable[PreferenceRow], encoder: RowEncoder) -> Itera
                 encoder.count["untrained_rows"] += 1
                 continue
             yield chosen, rejected
-
-
-def _conversation(row: PreferenceRow, side: list[TrainingMessage]) -> TrainingRow:
-    """The prompt, as context alone, and one side."""
-    prompt = [msgspec.structs.replace(m, weight=0.0) if m.role == "assistant" else m for m in row.messages]
-    return TrainingRow(messages=[*prompt, *side], tools=row.tools)
 
 
 def _is_same(chosen: list[EncodedSequence], rejected: list[EncodedSequence]) -> bool:

@@ -12,6 +12,7 @@ import hashlib
 import logging
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -19,7 +20,9 @@ import numpy as np
 import numpy.typing as npt
 
 from synth.chat.messages import TrainingRow, images_in
+from synth.chat.rendering import TemplateSource
 from synth.chat.template import ChatTemplate
+from synth.chat.training_text import Piece, render_row, trim_images
 from synth.chat.turn_end import turn_ends
 from synth.errors import UserError
 from synth.images.prompt_image import PromptImage
@@ -59,18 +62,10 @@ class SftDataset(Generic[SourceT_co]):
 
 
 @dataclass(frozen=True)
-class _Piece:
-    """A part of a rendered text (see `synth.chat.template`), and the weight of its tokens (0: context)."""
+class TextSequence:
+    """A rendered sequence, and the images that it shows."""
 
-    text: str
-    weight: float
-
-
-@dataclass(frozen=True)
-class RenderedSequence:
-    """A sequence as text, and the images that it shows."""
-
-    pieces: list[_Piece]
+    pieces: list[Piece]
     images: tuple[PromptImage, ...]
 
 
@@ -94,25 +89,29 @@ def encode_file(
     sequence_length: int,
     cache: TokenCache,
     images: SftImages | None = None,
+    day: date | None = None,
     makes: bool = True,
     progress: BytesProgress = lambda done, of: None,
 ) -> SftDataset[StoredSequences]:
     """Tokenise a JSONL file once: what the cache has of the same file, tokenizer and template is not made again.
 
-    images: for a model that sees. makes: whether this process makes what is missing; else another one has.
+    images: for a model that sees. day: the date that the template is given, today by default. makes: whether this
+    process makes what is missing; else another one has.
     progress: called with the bytes that are tokenised, and all of them. Raises `TrainingFailed` (bad_dataset,
     bad_image, disk_full, tokenise_crashed).
     """
 
     def make(begin: int, end: int, path: Path, report: Callable[[int], None]) -> ChunkInfo:
-        encoder = RowEncoder(tokenizer, sequence_length, images, rows_before=lambda: dataset.before(begin)[1])
+        before = functools.partial(dataset.before, begin)
+        encoder = RowEncoder(tokenizer, sequence_length, images, rows_before=lambda: before()[1], day=day)
         rows = dataset.read(TrainingRow, begin, end, report)
         with TokenChunkWriter(path, vocabulary=vocabulary_of(tokenizer)) as chunk:
             for sequence in _encode_batches(rows, encoder):
                 chunk.add(sequence.ids, sequence.weights, sequence.images)
             return chunk.finish(begin=begin, end=end, counts=encoder.count)
 
-    key = cache_key(_FORMAT, dataset, tokenizer, (sequence_length, cache.chunk_bytes), images)
+    day = day or today()
+    key = cache_key(_FORMAT, dataset, tokenizer, (sequence_length, cache.chunk_bytes), images, day)
     folder, chunks = dataset.tokens(cache, key, make if makes else None, progress)
     counts = sum_counts(chunks)
     if not counts["sequences"]:
@@ -182,11 +181,15 @@ class RowEncoder:
         images: SftImages | None,
         *,
         rows_before: Callable[[], int] = lambda: 0,
+        day: date | None = None,
     ) -> None:
-        """rows_before: asked for an error, how many rows of the dataset come before the first one."""
+        """rows_before: how many rows of the dataset come before the first one; called for an error.
+
+        day: the date that the template is given, today by default.
+        """
         self.count = {"rows": 0, "truncated_rows": 0, "truncated_tokens": 0, "untrained_rows": 0}
         self.count |= {} if images is None else dict.fromkeys(IMAGE_COUNTS, 0)
-        self._template = ChatTemplate(tokenizer, sees=images is not None)
+        self._template = ChatTemplate(tokenizer, sees=images is not None, day=day or today())
         self._ends = turn_ends(tokenizer)
         self._sequence_length = sequence_length
         self._images = images
@@ -202,14 +205,12 @@ class RowEncoder:
             self.count["rows"] += 1
             yield row
 
-    def batches(
-        self, rendered: Iterable[list[RenderedSequence]], *, sides: int = 1
-    ) -> Iterator[list[list[RenderedSequence]]]:
+    def batches(self, rendered: Iterable[list[TextSequence]], *, sides: int = 1) -> Iterator[list[list[TextSequence]]]:
         """The sequences of rows, some rows at a time: as many as are worth a call of the tokenizer.
 
         sides: of one row, which stay together.
         """
-        batch: list[list[RenderedSequence]] = []
+        batch: list[list[TextSequence]] = []
         characters = 0
         for sequences in rendered:
             batch.append(sequences)
@@ -220,7 +221,7 @@ class RowEncoder:
         if batch:
             yield batch
 
-    def render(self, row: TrainingRow) -> list[RenderedSequence]:
+    def render(self, row: TrainingRow) -> list[TextSequence]:
         """The sequences of the row that was counted last. Raises `TrainingFailed` (bad_dataset, bad_image)."""
         images = self._images
 
@@ -235,16 +236,19 @@ class RowEncoder:
                 "model; upload the conversations without their images",
             )
         if shown and images is not None:
-            row, trimmed = images.trim(row)
+            row, trimmed = trim_images(row, images.max_per_message)
             self.count["images_trimmed"] += trimmed
             if trimmed and log.isEnabledFor(logging.DEBUG):
                 log.debug("row %d: %d images more than a message may have are left out", number(), trimmed)
         try:
-            return _render(row, self._template, images)
+            return [
+                TextSequence(s.pieces, () if images is None else images.shown_by(row.messages[: s.context]))
+                for s in render_row(row, self._template)
+            ]
         except UserError as error:
             raise TrainingFailed("bad_dataset", f"row {number()}: {error}") from error
 
-    def encode(self, per_sequence: list[RenderedSequence]) -> list[EncodedSequence]:
+    def encode(self, per_sequence: list[TextSequence]) -> list[EncodedSequence]:
         """Tokenise, and cut what is too long. Raises `TrainingFailed` (bad_dataset)."""
         texts = [piece.text for rendered in per_sequence for piece in rendered.pieces]
         encoded = iter(self._template.encode_all(texts))
@@ -297,32 +301,7 @@ def vocabulary_of(tokenizer: Any) -> int:
     return max(tokenizer.get_vocab().values()) + 1
 
 
-def _render(row: TrainingRow, template: ChatTemplate, images: SftImages | None) -> list[RenderedSequence]:
-    """The sequences of a row, as alternating context and completion; those without a trained turn are left out."""
-    prepared = template.prepare(row.conversation())
-    sequences: list[list[_Piece]] = []
-    shown: list[tuple[PromptImage, ...]] = []
-    so_far = ""
-    for i, message in enumerate(row.messages):
-        if message.role != "assistant":
-            continue
-        prompt, whole = template.assistant_turn(prepared, i)
-        if not (so_far and prompt.startswith(so_far)):
-            so_far = ""
-            sequences.append([])
-            shown.append(())
-        sequences[-1] += [
-            _Piece(prompt[len(so_far) :], 0.0),
-            _Piece(whole[len(prompt) :], 1.0 if message.weight is None else float(message.weight)),
-        ]
-        so_far = whole
-        if images is not None:
-            shown[-1] = images.shown_by(row.messages[:i])
-    rendered = map(RenderedSequence, sequences, shown)
-    return [sequence for sequence in rendered if any(p.weight for p in sequence.pieces)]
-
-
-def _tokens(pieces: list[_Piece], encoded: list[list[int]], ends: frozenset[int]) -> tuple[Any, Any]:
+def _tokens(pieces: list[Piece], encoded: list[list[int]], ends: frozenset[int]) -> tuple[Any, Any]:
     """ids (int32) and weights (float32) of one sequence. Of a completion, what follows its last end-of-turn token is
     the template's, not the model's."""
     ids: list[int] = []
@@ -336,12 +315,23 @@ def _tokens(pieces: list[_Piece], encoded: list[list[int]], ends: frozenset[int]
     return np.asarray(ids, dtype=np.int32), np.asarray(weights, dtype=np.float32)
 
 
+def today() -> date:
+    """The date that a template is given if no job fixes it."""
+    return datetime.now(UTC).date()
+
+
 def cache_key(
-    format: str, dataset: DatasetFile, tokenizer: Any, options: tuple[Any, ...], images: SftImages | None
+    format: str,
+    dataset: DatasetFile,
+    tokenizer: Any,
+    options: tuple[Any, ...],
+    images: SftImages | None,
+    day: date | None = None,
 ) -> str:
-    """What a tokenised file depends on, as a digest."""
+    """Return a digest of everything that a tokenised file depends on, the date too if the template writes it."""
     seen = None if images is None else (images.loader.fingerprint, images.max_per_message, images.loader.banned)
-    depends = (format, options, seen, sorted(turn_ends(tokenizer)), dataset.digest(), tokenizer.chat_template)
+    template = TemplateSource.of(tokenizer).digest(day or today())
+    depends = (format, options, seen, sorted(turn_ends(tokenizer)), dataset.digest(), template)
     digest = hashlib.sha256(repr(depends).encode())
     digest.update(tokenizer.backend_tokenizer.to_str().encode())
     return digest.hexdigest()

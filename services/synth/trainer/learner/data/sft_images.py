@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from synth.chat.messages import Message, TrainingRow, keep_first_images
+from synth.chat.messages import Message
 from synth.images.prompt_image import PromptImage, token_counts
 from synth.trainer.learner.data.images import ImageLoader
 from synth.trainer.row_images import shown_blobs
@@ -24,11 +23,6 @@ class SftImages:
 
     loader: ImageLoader
     max_per_message: int
-
-    def trim(self, row: TrainingRow) -> tuple[TrainingRow, int]:
-        """The row with the images that are shown, and how many were left out."""
-        kept = [keep_first_images(message, self.max_per_message) for message in row.messages]
-        return msgspec.structs.replace(row, messages=[message for message, _ in kept]), sum(gone for _, gone in kept)
 
     def shown_by(self, messages: Sequence[Message]) -> tuple[PromptImage, ...]:
         """The images of these messages. Raises `UserError`, and `TrainingFailed` (bad_image)."""
