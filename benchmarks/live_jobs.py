@@ -42,6 +42,7 @@ from synth.gateway.settings import GatewaySettings
 from synth.http_server.connection import http_config
 from synth.ids import new_job_id
 from synth.keys import new_api_key
+from synth.runtime.off_loop import OffLoop
 from synth.service import Service
 
 LIMIT_MS = 50.0
@@ -153,6 +154,7 @@ async def _gateway(settings: GatewaySettings) -> AsyncIterator[str]:
         secrets=settings.secrets_of("gateway"),
         bus=bus,
         blobs=BlobStore.open(settings.blob_url),
+        off_loop=OffLoop(settings),
         port=listening.getsockname()[1],
     )
     server = uvicorn.Server(http_config(await setup(service), settings))

@@ -20,6 +20,7 @@ from synth.gateway.app import setup
 from synth.gateway.settings import GatewaySettings
 from synth.http_server.connection import http_config
 from synth.keys import new_api_key
+from synth.runtime.off_loop import OffLoop
 from synth.service import Service
 from tests.service.own_bus import Bus
 
@@ -77,6 +78,7 @@ async def start_gateway(settings_of, bus_admin, tmp_path: Path) -> AsyncIterator
             secrets=settings.secrets_of("gateway"),
             bus=bus,
             blobs=BlobStore.open(settings.blob_url),
+            off_loop=OffLoop(settings),
             port=listening.getsockname()[1],
         )
         app = await setup(service)
