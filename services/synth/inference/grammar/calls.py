@@ -67,6 +67,9 @@ def answer_or_calls(family: Family, names: Sequence[str]) -> str | None:
     if syntax and names:
         first, after_name, end = (_terminals(t, family) for t in (syntax.before_name, syntax.after_name, syntax.ending))
         later = "" if syntax.alone else f"({_terminals(syntax.later, family)} called)*"
+        if syntax.before_name.startswith("{"):
+            # A call that is bare JSON begins as the answer does, so both are made of the same terminals.
+            return "\n".join([*rules, 'calls: called ("; " called)*', f"called: %json {_bare_call(names)}"])
         arguments = "parameter*" if syntax.xml else f'" "? %json {_OBJECT}'
         rules += [
             f"calls: {first} called {later} {_terminals(syntax.closing, family)}",
@@ -75,6 +78,12 @@ def answer_or_calls(family: Family, names: Sequence[str]) -> str | None:
             *((f"parameter: {_ANY_PARAMETER}", f"text[lazy]: /{_TEXT}/") if syntax.xml else ()),
         ]
     return "\n".join(rules)
+
+
+def _bare_call(names: Sequence[str]) -> str:
+    properties = {"name": {"enum": list(names)}, "parameters": {"type": "object"}}
+    schema = {"type": "object", "properties": properties, "required": list(properties), "additionalProperties": False}
+    return json.dumps({**schema, "x-guidance": ONE_LINE})
 
 
 def xml_arguments(schema: dict[str, Any], where: str) -> tuple[str, list[str]]:
