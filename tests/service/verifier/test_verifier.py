@@ -15,7 +15,7 @@ from synth.bus.history.model_refs import find_model
 from synth.bus.kv.secrets import SecretStore
 from synth.bus.publish import Fence, Publisher
 from synth.bus.replay import replay
-from synth.errors import Transient, UserError
+from synth.errors import UserError
 from synth.events import (
     BlobRef,
     FileDeleted,
@@ -39,7 +39,6 @@ from synth.jobs.lifecycle import State
 from synth.models import Registry
 from synth.runtime.off_loop import OffLoop
 from synth.validator.validate import validate
-from synth.verifier.files import wait_for_file
 from synth.verifier.rendering import Rendering
 from synth.work import Task
 from tests.keyrings import secrets_of
@@ -374,31 +373,6 @@ async def test_a_stand_in_is_named_in_the_reference(bus_as, models_dir, tmp_path
     registry.alias("Qwen/Qwen3-0.6B", "tiny-qwen3")
     found = await find_model(await bus_as("verifier"), "org_x", "Qwen/Qwen3-0.6B", registry)
     assert found == ModelRef(id="Qwen/Qwen3-0.6B", path=str(tmp_path / "tiny-qwen3"), stand_in="tiny-qwen3")
-
-
-async def test_a_file_that_is_never_checked_is_refused_at_the_deadline(bus_as, blobs):
-    org, bus = new_org_id(), await bus_as("verifier")
-    file = await upload(await bus_as("gateway"), blobs, org, b"rows")
-    with pytest.raises(UserError, match="has not been checked in time"):
-        await wait_for_file(bus, org, file, role="training_file", timeout=0.2, stop=asyncio.Event())
-
-
-async def test_a_verifier_that_stops_gives_the_wait_to_the_next_one(bus_as, blobs):
-    org, bus = new_org_id(), await bus_as("verifier")
-    file = await upload(await bus_as("gateway"), blobs, org, b"rows")
-    stop = asyncio.Event()
-    waiting = asyncio.create_task(wait_for_file(bus, org, file, role="training_file", timeout=60, stop=stop))
-    stop.set()
-    with pytest.raises(Transient):
-        await asyncio.wait_for(waiting, 5)
-
-
-@pytest.mark.parametrize("file", ["*", ">", "a.b", "", "file 1"])
-async def test_a_file_id_that_is_a_subject_pattern_names_no_file(bus_as, blobs, file):
-    org, bus = new_org_id(), await bus_as("verifier")
-    await upload(await bus_as("gateway"), blobs, org, b"rows")
-    with pytest.raises(UserError, match="there is no file"):
-        await wait_for_file(bus, org, file, role="training_file", timeout=0.2, stop=asyncio.Event())
 
 
 async def test_no_secret_is_in_the_log(verifier, bus_as):

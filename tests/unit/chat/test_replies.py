@@ -114,10 +114,11 @@ def read(name: str, text: str, cuts: Sequence[int] = ()) -> tuple[str, str, list
 
 
 def ambiguous(arguments: dict[str, Any]) -> bool:
-    """XML has no escapes: a text that holds the end of its own parameter cannot be written in it."""
-    text = arguments.get("text", "") + "\n</parameter>"
-    rest = text[text.index("</parameter>") + len("</parameter>") :].lstrip() if "</parameter>" in text[:-13] else ""
-    return rest.startswith(("<parameter=", "</function>")) or "</parameter>" in rest or "\r" in text
+    """XML has no escapes: a value that holds the end of its own parameter cannot be written in it."""
+    values = [
+        value if isinstance(value, str) else json.dumps(value, ensure_ascii=False) for value in arguments.values()
+    ]
+    return any("</parameter>" in value or "\r" in value for value in values)
 
 
 @pytest.mark.parametrize("name", TEMPLATES)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -111,6 +111,13 @@ class Served:
         self.images = images or read_images()
         self.app, self.recorder, self.router = serve(engine, chat, limits, self.images)
         self.http = httpx.AsyncClient(transport=httpx.ASGITransport(self.app), base_url="http://test")
+
+    def change_template(self, change: Callable[[str], str]) -> None:
+        """Serve the same engine with another chat template."""
+        tokenizer = self.chat.tokenizer
+        tokenizer.full.chat_template = change(tokenizer.full.chat_template)
+        self.chat = ChatFormat(tokenizer)
+        self.router.loaded = ServedModel(self.engine, self.chat)
 
     async def ask(self, cid: str | None, *, path: str = "/v1/chat/completions", **body: Any) -> httpx.Response:
         query = f"?cid={cid}" if cid else ""

@@ -35,7 +35,7 @@ def failed_import(missing: str, *importers: str) -> None:
         # Not that of a folder whose extra does not bring it.
         ("pyarrow", ["synth.gateway", "synth.datasets"], "parquet"),
         # A package that lacks one of its own.
-        ("anyio", ["synth.taskapp", "starlette.concurrency"], "taskapp"),
+        ("h11", ["synth.taskapp", "uvicorn.protocols.http"], "taskapp"),
     ],
 )
 def test_a_missing_package_is_installed_by_an_extra(missing: str, importers: list[str], extra: str) -> None:

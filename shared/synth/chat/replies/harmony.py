@@ -81,12 +81,13 @@ class HarmonyReader(ReplyReader):
         return True
 
     def _arguments(self, name: str) -> Reading[bool]:
-        """Read the arguments of a call; none are an empty object."""
+        """Read the arguments of a call; none before its end mark are an empty object."""
         source = self._source
         yield from source.space()
         if name not in self._tools:
             return False
-        if source.at >= len(source.text) or (yield from source.takes(END, CALL)):
+        # A text that ends here was cut off: the arguments could still have followed.
+        if (yield from source.takes(END, CALL)):
             return not self._must_call and self._call(ReadCall(name, "{}"))
         arguments = yield from source.json_object()
         try:

@@ -67,8 +67,7 @@ def calls_of(reply: dict[str, Any]) -> list[tuple[str, str]]:
 
 def leave_reasoning_to_the_model(served: Served) -> None:
     """Qwen3's own way: asked to think, its template does not begin the reasoning."""
-    full = served.chat.tokenizer.full
-    full.chat_template = full.chat_template.replace("{% if enable_thinking %}<think>\n{% endif %}", "")
+    served.change_template(lambda text: text.replace("{% if enable_thinking %}<think>\n{% endif %}", ""))
 
 
 async def test_reasoning_is_told_apart_from_the_answer(served: Served) -> None:
@@ -109,9 +108,7 @@ async def test_a_budget_that_is_not_reached_changes_nothing(served: Served) -> N
 
 
 async def test_no_thinking_closes_what_a_template_always_opens(served: Served) -> None:
-    served.chat.tokenizer.full.chat_template = served.chat.tokenizer.full.chat_template.replace(
-        "{% if enable_thinking %}<think>\n{% endif %}", "<think>\n"
-    )
+    served.change_template(lambda text: text.replace("{% if enable_thinking %}<think>\n{% endif %}", "<think>\n"))
     reply = await both(served, **GREEDY, thinking_mode="no_think")
     message = reply["choices"][0]["message"]
     assert ("reasoning" in message, message["content"]) == (False, ANSWER)
@@ -193,8 +190,7 @@ async def test_a_turn_that_ends_in_its_reasoning_has_to_call_all_the_same(served
 
 
 async def test_a_coders_call_is_forced_in_its_own_format(served: Served) -> None:
-    full = served.chat.tokenizer.full
-    full.chat_template += "{# <function=name> #}"
+    served.change_template(lambda text: text + "{# <function=name> #}")
     for choice, begins in ((ADD, "add>\n"), ("required", ("add>\n", "answer>\n"))):
         reply = await both(served, **GREEDY, tools=TOOLS, tool_choice=choice, return_token_ids=True)
         text = served.chat.tokenizer.decode(reply["choices"][0]["token_ids"])

@@ -124,8 +124,9 @@ QWEN3 = (
 def test_reasoning_goes_on_to_the_next_call_as_the_template_has_it_whether_sent_back_or_not(
     model_dir: Path, name: str | None
 ) -> None:
-    chat = ChatFormat(load_tokenizer(model_dir))
-    chat.tokenizer.full.chat_template = QWEN3
+    tokenizer = load_tokenizer(model_dir)
+    tokenizer.full.chat_template = QWEN3
+    chat = ChatFormat(tokenizer)
     history, first = TokenHistory(), Conversation([user("go")])
     sampled = said(chat, "<think>\nhm\n</think>\n\nI look.")
     prompt, reply = turn(chat, history, first, sampled)
