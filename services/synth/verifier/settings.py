@@ -45,8 +45,7 @@ class VerifierSettings(ServiceSettings, GuardSettings, EnvironmentKeySettings):
 
     render_bytes_per_s: float = Field(default=20_000.0, gt=0)
     """The slowest rendering of a file's rows, in bytes each second: a file has a minute, and its size divided by this.
-    Then the job is refused. The time grows with the square of a conversation's turns: 1 to 10 MB each second for one or
-    two, 0.5 for twenty."""
+    Then the job is refused. The time grows with the square of a conversation's turns."""
 
     max_answer_bytes: int = Field(default=64 << 20, ge=1)
     """The largest answer of a task app to one call, such as its list of tasks, before and after decompression."""
