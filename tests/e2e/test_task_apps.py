@@ -47,7 +47,7 @@ UNDER_WAY: dict[Fault, str] = {
     "hang": "no answer within 2 s",
     "500": "HTTP 500: out of letters",
     "garbage": "the answer is not a rollout response: '<html>hello</html>'",
-    "nan": "the reward is nan",
+    "nan": "outcome_score is NaN",
     "die": "Error: ",
 }
 
@@ -110,7 +110,7 @@ def test_a_look_before_a_job_is_submitted_refuses_what_the_cluster_would_refuse(
     refused = shell.run("submit", file, "--detach", "-o", "json")
     assert (refused.returncode, refused.stdout) == (2, "")
     for words in (
-        f"{app.url}/health refuses the ENVIRONMENT_API_KEY of .env (HTTP 400)",
+        f"{app.url}/health refuses the environment key, ENVIRONMENT_API_KEY (.env) (HTTP 400)",
         "of your organisation",
         "--no-preflight",
     ):

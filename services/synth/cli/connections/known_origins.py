@@ -128,4 +128,4 @@ def remember(name: str, url: str) -> None:
 
 
 def _print(text: str) -> None:
-    typer.echo(printable(text), err=True)
+    sys.stderr.write(printable(text) + "\n")

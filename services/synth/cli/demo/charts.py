@@ -5,12 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from matplotlib.figure import Figure
-from rich.console import Console
 from rich.table import Table
 
+from synth.cli.tui import output
 from synth.cli.tui.curves import Curve, draw
 
-console = Console()
 _LABELS = {
     "base": "base model",
     "sft": "after SFT",
@@ -44,7 +43,7 @@ def print_curve(reward: list[float], evaluation: dict[int, float], *, held_out: 
         Curve("H", list(evaluation), list(evaluation.values())),
     ]
     title = f"mean reward by RL step: t training, H {held_out}"
-    console.out(draw(curves, title=title, width=76, height=16, colours=False), highlight=False)
+    output.out().out(draw(curves, title=title, width=76, height=16, colours=False), highlight=False)
 
 
 def print_result(accuracy: dict[str, float], seconds: dict[str, float], *, title: str) -> None:
@@ -55,6 +54,6 @@ def print_result(accuracy: dict[str, float], seconds: dict[str, float], *, title
     table.add_column("")
     for name, value in accuracy.items():
         table.add_row(_LABELS[name], f"{value:.3f}", "█" * round(value * 30))
-    console.print(table)
+    output.out().print(table)
     parts = "  ".join(f"{name} {value:.0f} s" for name, value in seconds.items())
-    console.print(f"[dim]{parts}[/]")
+    output.out().print(f"[dim]{parts}[/]")

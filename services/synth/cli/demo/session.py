@@ -13,15 +13,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
 import synth.demo
 from synth.cli.connect import find_default_env_file
 from synth.cli.deployments.temporary import serving
 from synth.cli.errors import CliError
 from synth.cli.task_apps.loading import set_environment
-
-console = Console(stderr=True)
+from synth.cli.tui import output
 
 
 class DemoFailed(Exception):
@@ -47,7 +44,7 @@ class Demo:
 
     def synthctl(self, *arguments: str, show: bool = False) -> Any:
         """Run `synthctl …`, as a person would. Returns what it prints as JSON; with `show` it prints to the screen."""
-        console.print(f"[dim]$ synthctl {' '.join(arguments)}[/]")
+        output.err().print(f"[dim]$ synthctl {' '.join(arguments)}[/]")
         command = [sys.executable, "-m", "synth.cli", *arguments]
         done = subprocess.run(command, stdout=None if show else subprocess.PIPE, check=False)
         if done.returncode != 0:
@@ -80,7 +77,7 @@ class Demo:
                 *("eval", self.eval_config, "--model", model, "--task-url", task_url, "--follow", "-o", "json", *more)
             )
         self.accuracy[name] = round(float(result["values"]["reward_mean"]), 4)
-        console.print(f"  accuracy of {model}: [bold]{self.accuracy[name]:.3f}[/]")
+        output.err().print(f"  accuracy of {model}: [bold]{self.accuracy[name]:.3f}[/]")
 
     def read_curves(self) -> None:
         """The rewards of the RL job's steps, and of its evaluations."""
@@ -99,7 +96,7 @@ class Demo:
             "engine": self.engine,
         }
         (self.out / "report.json").write_text(json.dumps(figures, indent=1))
-        console.print(f"reward curve: {self.out / 'reward.png'}   figures: {self.out / 'report.json'}")
+        output.err().print(f"reward curve: {self.out / 'reward.png'}   figures: {self.out / 'report.json'}")
 
     def run(self, story: Callable[[], None]) -> int:
         """Run a demo to its end; returns the exit code."""
@@ -108,7 +105,7 @@ class Demo:
             with self.timed("total"):
                 story()
         except (DemoFailed, CliError) as error:
-            console.print(f"[red]the demo stopped:[/] {error}; `synthctl status` and .synth/logs say more")
+            output.err().print(f"[red]the demo stopped:[/] {error}; `synthctl status` and .synth/logs say more")
             return 1
         return 0
 
@@ -128,7 +125,7 @@ def cluster(demo: Demo, port: int) -> Iterator[None]:
 def task_app(demo: Demo, package: str) -> Iterator[str]:
     """Serve a package's task app, with the keys that `synthctl up` wrote to .env; yields its address."""
     set_environment([find_default_env_file()])
-    console.print(f"[dim]$ synthctl serve {package}.app --port 0[/]")
+    output.err().print(f"[dim]$ synthctl serve {package}.app --port 0[/]")
     with serving(f"{package}.app", log=demo.out.resolve() / "task_app.log", show=lambda text: None) as url:
         yield url
 
