@@ -20,8 +20,8 @@ from synth.bus.kv.secrets import SecretStore
 from synth.bus.publish import enqueue
 from synth.bus.recorded import Recorded
 from synth.bus.rpc import CheckJob, CheckVerdict, TaskAppReport, VerifyTaskApp
+from synth.chat.template_source import RenderOptions
 from synth.datasets.refused import images_refused, prompts_refused, rows_refused
-from synth.datasets.render_check import RenderOptions
 from synth.errors import Permanent, Problem, Transient, UserError
 from synth.events import BlobRef, JobCreated, JobParked, JobRefused, JobResumed, JobValidated, JobVerified
 from synth.events.catalogue import Event

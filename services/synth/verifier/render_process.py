@@ -10,7 +10,8 @@ from collections.abc import AsyncIterator
 
 import msgspec
 
-from synth.datasets.render_check import RenderCheck, RenderOptions
+from synth.chat.template_source import RenderOptions
+from synth.datasets.render_check import RenderCheck
 from synth.errors import Transient
 from synth.events import LineProblem
 from synth.runtime.child_process import end_child

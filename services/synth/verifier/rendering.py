@@ -13,7 +13,7 @@ from pathlib import Path
 from weakref import WeakValueDictionary
 
 from synth.blobs import BlobStore
-from synth.datasets.render_check import RenderOptions
+from synth.chat.template_source import RenderOptions
 from synth.errors import Problem, UserError
 from synth.fairness.slots import FairSlots
 from synth.jobs.resolved import Job, SftJob

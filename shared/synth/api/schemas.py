@@ -12,7 +12,7 @@ from typing import Any, Literal
 import msgspec
 
 from synth.access import Organisation, Scope
-from synth.datasets.render_check import RenderOptions
+from synth.chat.template_source import RenderOptions
 from synth.errors import Problem
 from synth.events import LineProblem, QueueWaiting, TrainWarned
 from synth.jobs.lifecycle import State

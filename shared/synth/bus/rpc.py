@@ -19,7 +19,7 @@ from nats.errors import Error as NatsError
 from nats.errors import NoRespondersError
 
 from synth.bus.connection import Connection
-from synth.datasets.render_check import RenderOptions
+from synth.chat.template_source import RenderOptions
 from synth.errors import Permanent, Problem, Transient
 from synth.events import JobCreated
 from synth.fairness.slots import FairSlots

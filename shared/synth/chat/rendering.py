@@ -8,61 +8,23 @@ functions. The result depends on nothing but `TemplateSource`, the conversation 
 from __future__ import annotations
 
 import functools
-import hashlib
 import json
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from typing import Any, ClassVar, cast
 
-import msgspec
 from jinja2 import Template, TemplateError, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from synth.chat.families import Family, family_of
-from synth.chat.literals import Literals, control_tokens
+from synth.chat.literals import Literals
 from synth.chat.messages import Conversation, template_messages, template_tools
+from synth.chat.template_source import DEFAULT, WITH_TOOLS, TemplateSource
 from synth.errors import Problem, UserError
 
 _OF_DICTS = frozenset(dir(dict))
-#: The templates by name; a model with one template has it under this name.
-DEFAULT, _WITH_TOOLS = "default", "tool_use"
-
-
-class TemplateSource(msgspec.Struct, frozen=True):
-    """Everything that rendering reads of a model.
-
-    templates: the text of each template by its name. tokens: the tokenizer's special tokens by their role, as
-    `bos_token`. controls: the control tokens, which are escaped where a message spells them.
-    """
-
-    templates: dict[str, str]
-    tokens: dict[str, str]
-    controls: list[str]
-
-    @classmethod
-    def of(cls, tokenizer: Any) -> TemplateSource:
-        """Read a Hugging Face tokenizer."""
-        template: dict[str, str] | str | None = tokenizer.chat_template
-        templates = template if isinstance(template, dict) else {DEFAULT: template} if template else {}
-        return cls(templates, dict(tokenizer.special_tokens_map), sorted(control_tokens(tokenizer)))
-
-    @property
-    def text(self) -> str:
-        """All templates as one text, by which the model's family is recognised."""
-        return "\n".join(self.templates.values())
-
-    @property
-    def reads_date(self) -> bool:
-        """Whether a template writes the date."""
-        return "strftime_now" in self.text
-
-    def digest(self, day: date | None) -> str:
-        """Return what is equal for two sources that render every conversation alike, each on its day."""
-        written = str(day) if self.reads_date else ""
-        read = (sorted(self.templates.items()), sorted(self.tokens.items()), self.controls, written)
-        return hashlib.sha256(repr(read).encode()).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +110,7 @@ class Renderer:
 
     def _template(self, tools: list[dict[str, Any]] | None) -> Template:
         templates = self.source.templates
-        name = _WITH_TOOLS if tools is not None and _WITH_TOOLS in templates else DEFAULT
+        name = WITH_TOOLS if tools is not None and WITH_TOOLS in templates else DEFAULT
         if not templates.get(name):
             raise TemplateError("the model has none")
         return _compiled(templates[name])

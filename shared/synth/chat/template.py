@@ -22,7 +22,8 @@ from typing import Any
 
 from synth.chat.literals import control_tokens
 from synth.chat.marks import MARKS
-from synth.chat.rendering import Renderer, TemplateSource
+from synth.chat.rendering import Renderer
+from synth.chat.template_source import TemplateSource
 
 #: Stands for one image in a rendered conversation, in every family that sees.
 IMAGE_TOKEN = "<|image_pad|>"

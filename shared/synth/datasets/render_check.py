@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from datetime import date
-from typing import Literal
-
 import msgspec
 
 from synth.chat.messages import PreferenceRow, TrainingRow
-from synth.chat.rendering import Renderer, TemplateSource
+from synth.chat.rendering import Renderer
+from synth.chat.template_source import RenderOptions
 from synth.chat.training_text import RenderedSequence, pair_conversations, render_row, trim_images
 from synth.datasets.check import PROBLEMS_KEPT
 from synth.datasets.conversations import canonical_line, line_problem
@@ -17,24 +15,6 @@ from synth.events import LineProblem
 
 _ROW = msgspec.json.Decoder(TrainingRow)
 _PAIR = msgspec.json.Decoder(PreferenceRow)
-
-
-class RenderOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """How the rows of a file are rendered.
-
-    kind: what the rows are to the job. sees: whether the model is shown images. images: the most of one message. day:
-    the date of the job.
-    """
-
-    source: TemplateSource
-    kind: Literal["conversations", "pairs", "prompts"]
-    sees: bool
-    images: int
-    day: date
-
-    def digest(self) -> str:
-        """Return what is equal for two checks that accept the same rows."""
-        return f"{self.source.digest(self.day)}-{self.kind}-{self.images if self.sees else 'text'}"
 
 
 class RenderCheck:

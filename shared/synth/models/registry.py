@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 
 from synth.chat.families import always_thinks, family_of
-from synth.chat.rendering import DEFAULT
+from synth.chat.template_source import DEFAULT
 from synth.errors import Problem, UserError
 from synth.models.aliases import read_aliases, write_aliases
 from synth.models.architectures import family_of_config, fault_of_config, has_experts

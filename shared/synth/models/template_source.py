@@ -9,7 +9,7 @@ from typing import Any, TypeVar, cast
 import msgspec
 
 from synth.chat.literals import control_texts
-from synth.chat.rendering import DEFAULT, TemplateSource
+from synth.chat.template_source import DEFAULT, TemplateSource
 
 _ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _T = TypeVar("_T")

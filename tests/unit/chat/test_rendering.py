@@ -12,7 +12,8 @@ import pytest
 from transformers import AutoTokenizer
 
 from synth.chat.messages import Conversation, Message, TrainingMessage, TrainingRow
-from synth.chat.rendering import Renderer, TemplateSource
+from synth.chat.rendering import Renderer
+from synth.chat.template_source import TemplateSource
 from synth.errors import UserError
 from synth.inference.api.errors import error_response
 from synth.inference.tokenizers import NoChatTemplate, load_tokenizer

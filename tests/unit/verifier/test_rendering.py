@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from synth.blobs import BlobStore
+from synth.chat.template_source import RenderOptions
 from synth.cli.checking.dataset import render_dataset
-from synth.datasets.render_check import RenderCheck, RenderOptions
+from synth.datasets.render_check import RenderCheck
 from synth.errors import UserError
 from synth.events import LineProblem
 from synth.fairness.slots import FairSlots

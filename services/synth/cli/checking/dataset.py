@@ -6,11 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from synth.chat.template_source import RenderOptions
 from synth.cli.transfer.local_file import local_file
 from synth.cli.transfer.upload import line_problems
 from synth.datasets.check import FileCheck
 from synth.datasets.parquet import ParquetUnreadable
-from synth.datasets.render_check import RenderCheck, RenderOptions
+from synth.datasets.render_check import RenderCheck
 from synth.datasets.sources import read_pieces, source_files
 from synth.errors import Problem, UserError
 from synth.events import FileRejected

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from synth.chat.template_source import RenderOptions
 from synth.cli.checking.cluster import AskedCluster
 from synth.cli.checking.dataset import check_dataset, render_dataset
 from synth.cli.job_files import Flags, LenientRegistry, datasets_of, name_of, read_config, validate_text
@@ -16,7 +17,6 @@ from synth.cli.submission import CheckedJob
 from synth.cli.transfer.local_file import local_file
 from synth.cli.tui import output
 from synth.datasets.refused import images_refused, rows_refused
-from synth.datasets.render_check import RenderOptions
 from synth.datasets.sources import source_files
 from synth.errors import NewerVersion, Problem
 from synth.jobs.job_data import job_from_data

@@ -20,8 +20,8 @@ import numpy as np
 import numpy.typing as npt
 
 from synth.chat.messages import TrainingRow, images_in
-from synth.chat.rendering import TemplateSource
 from synth.chat.template import ChatTemplate
+from synth.chat.template_source import TemplateSource
 from synth.chat.training_text import Piece, render_row, trim_images
 from synth.chat.turn_end import turn_ends
 from synth.errors import UserError
