@@ -75,7 +75,7 @@ def pokemon_url() -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def crafter_url() -> Iterator[str]:
-    with app_process("crafter", ENVIRONMENT_KEY) as url:
+    with app_process("task_apps.crafter", ENVIRONMENT_KEY) as url:
         yield url
 
 

@@ -220,11 +220,11 @@ def served(
 
 
 @contextmanager
-def app_process(name: str, key: str = KEY) -> Iterator[str]:
-    """The address of an app of `task_apps/`, a process of its own that this environment key opens."""
+def app_process(module: str, key: str = KEY) -> Iterator[str]:
+    """Run the app of a module as a process that this environment key opens; yields its address."""
     port = free_port()
     env = {**os.environ, "PYTHONPATH": f"{_ROOT}/shared:{_ROOT}/services:{_ROOT}", "ENVIRONMENT_API_KEY": key}
-    process = subprocess.Popen([sys.executable, "-m", f"task_apps.{name}", "--port", str(port)], env=env)
+    process = subprocess.Popen([sys.executable, "-m", module, "--port", str(port)], env=env)
     try:
         eventually(lambda: _answers(port))
         yield f"http://127.0.0.1:{port}"

@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.timeout(480), pytest.mark.soak]
 
 @pytest.fixture(scope="module")
 def app_url() -> Iterator[str]:
-    with app_process("crafter") as url:
+    with app_process("task_apps.crafter") as url:
         yield url
 
 

@@ -29,7 +29,7 @@ SEEDS = 256
 
 @pytest.fixture(scope="module")
 def math_url() -> Iterator[str]:
-    with app_process("math") as url:
+    with app_process("synth.demo.math") as url:
         yield url
 
 

@@ -24,7 +24,7 @@ ROWS = 16_000
 
 @pytest.fixture(scope="module")
 def math_url() -> Iterator[str]:
-    with app_process("math") as url:
+    with app_process("synth.demo.math") as url:
         yield url
 
 
