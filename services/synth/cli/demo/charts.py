@@ -56,4 +56,4 @@ def print_result(accuracy: dict[str, float], seconds: dict[str, float], *, title
         table.add_row(_LABELS[name], f"{value:.3f}", "█" * round(value * 30))
     output.out().print(table)
     parts = "  ".join(f"{name} {value:.0f} s" for name, value in seconds.items())
-    output.out().print(f"[dim]{parts}[/]")
+    output.out().print(f"[dim]{parts}[/]", soft_wrap=True)
