@@ -75,7 +75,10 @@ class JudgeCall:
 
 @dataclass(frozen=True)
 class Scripted:
-    """What the server does with a call. until: it answers when this is set, or when it is stopped. delay: seconds."""
+    """What the server does with a call.
+
+    body: JSON, or bytes to send as they are. until: it answers when this is set, or it is stopped. delay: seconds.
+    """
 
     status: int = 200
     body: Any = None
@@ -245,7 +248,7 @@ class JudgeServer:
                 await asyncio.sleep(0.01)
                 if self._stopping:
                     return Response("stopping", 500)
-            content = json.dumps(scripted.body)
+            content = scripted.body if isinstance(scripted.body, bytes) else json.dumps(scripted.body)
             return Response(content, scripted.status, headers=scripted.headers, media_type="application/json")
         finally:
             with self._changed:

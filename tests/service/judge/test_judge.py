@@ -315,6 +315,20 @@ async def test_a_judge_that_says_nothing_is_away(judge, asker_of):
     assert "within 1 s" in answer.failure.problem.what
 
 
+@pytest.mark.parametrize(
+    "body", [b"<html>Bad Gateway</html>", b"", b"[" * 20_000, b'{"choices": [{"mess', b"\xff\xfe{}"]
+)
+async def test_a_body_that_is_not_json_means_that_the_judge_is_away(body: bytes, judge, asker_of):
+    judge.script = lambda call: Scripted(body=body)
+    asker = await asker_of(judge.url)
+    answers = [await asker.ask(transcript(f"please {n}")) for n in range(6)]
+    assert {answer.failure and answer.failure.kind for answer in answers} == {"away"}
+    # No call is repeated at once, and after five failures the judge is left alone.
+    assert (len(judge.calls), sum(answer.usage.unreadable for answer in answers)) == (5, 0)
+    assert answers[0].failure is not None
+    assert "not JSON" in answers[0].failure.problem.what
+
+
 async def test_who_asks_again_joins_the_work_that_went_on(judge, asker_of):
     answering = threading.Event()
     judge.script = held(answering, scored(politeness))

@@ -11,8 +11,7 @@ import pytest
 
 from synth.errors import UserError
 from synth.jobs.rewards import RewardSettings
-from synth.judge.api.chat import JudgeChat, read_refusal, read_reply
-from synth.judge.prompts.answers import UnusableAnswer
+from synth.judge.api.chat import JudgeChat, ReplyNotJson, read_refusal, read_reply
 from synth.outbound.http_guard import GuardPolicy, guarded_client
 from synth.rollouts.jobs.rollout_runner import RolloutRunner
 from synth.rollouts.rewards.scoring import EnvironmentFailed, Rewarded, TaskAppReply, UnreadAnswer
@@ -94,7 +93,7 @@ async def test_an_answer_of_a_judges_api(case: str, record_property: RecordPrope
     async with LoopGaps() as gaps:
         try:
             assert (await chat._off_process(read_reply, BODIES[case], endpoint)).answer is None
-        except UnusableAnswer:
+        except ReplyNotJson:
             assert case in ("empty lists", "nesting")
         assert len(await chat._off_process(read_refusal, BODIES[case], endpoint)) <= 64 << 10
     gaps.check(record_property, "judge", case)

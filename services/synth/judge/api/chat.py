@@ -68,6 +68,10 @@ class _Reply:
     completion_tokens: int
 
 
+class ReplyNotJson(Exception):
+    """The body of a 200 is not JSON."""
+
+
 class _Again(Exception):
     """The same call, once more: the API asked for a pause, or refused a field that is now left out."""
 
@@ -155,8 +159,15 @@ class JudgeChat:
             raise away(what, where=endpoint.where, retry_after_s=error.seconds, limited=True) from error
         CALLS.labels(outcome=str(reply.status_code)).inc()
         if reply.status_code == 200:
+            try:
+                read = await self._off_process(read_reply, content, endpoint)
+            except ReplyNotJson as error:
+                # The model answers inside the JSON. This is from something in between, such as a proxy's error page.
+                raise self._no_answer(endpoint, str(error)) from error
+            finally:
+                # After a failure that was counted it changes nothing.
+                endpoint.breaker.abandoned()
             endpoint.breaker.succeeded()
-            read = await self._off_process(read_reply, content, endpoint)
             usage.add_tokens(read.prompt_tokens, read.completion_tokens, endpoint.prices)
             if read.answer is None:
                 raise UnusableAnswer("the API's answer holds no message")
@@ -171,7 +182,10 @@ class JudgeChat:
         return await self._off_process(read, text, endpoint)
 
     async def _off_process(self, read: Callable[[_Content], _T], content: _Content, endpoint: JudgeEndpoint) -> _T:
-        """Read an answer; in a worker process if it is large. Raises `UnusableAnswer` if that costs too much."""
+        """Read an answer; in a worker process if it is large.
+
+        Raises `UnusableAnswer` if that costs too much, and `JudgeTrouble` (away) if the process ends before it is done.
+        """
         try:
             return await self._off_loop.process(
                 read, content, org=endpoint.org, size=len(content), task="read the API's answer"
@@ -179,7 +193,7 @@ class JudgeChat:
         except TooMuchWork as error:
             raise UnusableAnswer(error.problems[0].what) from error
         except Transient as error:
-            raise UnusableAnswer(str(error)) from error
+            raise away(str(error), where=endpoint.where, retry_after_s=error.delay or _AWAY_S) from error
 
     async def _send(
         self, endpoint: JudgeEndpoint, client: httpx.AsyncClient, body: bytes, timeout_s: float
@@ -285,18 +299,15 @@ class JudgeChat:
 
 
 def read_reply(content: bytes) -> _Reply:
-    """Read the body of a 200. Raises `UnusableAnswer`."""
+    """Read the body of a 200. Raises `ReplyNotJson`."""
     try:
         body: Any = msgspec.json.decode(content)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise UnusableAnswer(f"the API's answer is not JSON ({error})") from error
-    if not isinstance(body, dict):
-        raise UnusableAnswer("the API's answer is no object")
-    answer = cast(dict[str, Any], body)
-    usage: Any = answer.get("usage")
+        raise ReplyNotJson(f"its answer is not JSON ({error})") from error
+    usage = _get(body, "usage")
     tokens = [value if isinstance(value := _get(usage, name), int) and value > 0 else 0 for name in _TOKEN_COUNTS]
     try:
-        choice = answer["choices"][0]
+        choice = body["choices"][0]
         said = choice["message"].get("content")
         cut = choice.get("finish_reason") == "length"
     except (KeyError, IndexError, TypeError, AttributeError):
