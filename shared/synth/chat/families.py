@@ -30,6 +30,11 @@ class Family:
         return self.reader.thinks
 
     @property
+    def one_text(self) -> bool:
+        """Whether the template takes either reasoning or content beside a tool call."""
+        return issubclass(self.reader, harmony.HarmonyReader)
+
+    @property
     def calls(self) -> CallSyntax | None:
         """How it writes tool calls; None if its calls cannot be read."""
         return self.reader.syntax

@@ -3,8 +3,9 @@
 A row of a training file and the body of a chat request are read with these types, and both become messages of a
 template by the same rules, so that a model is trained on what it is served with:
 
-- reasoning: `reasoning_content`, else `reasoning`, of an assistant alone. It stands in front of the text as
-  `<think>\\n…\\n</think>\\n\\n`, only for a family that thinks, and only if the text does not hold `</think>` already.
+- reasoning: `reasoning_content`, else `reasoning`, of an assistant alone. For a family that thinks it stands in front
+  of the text as `<think>\\n…\\n</think>\\n\\n`, only if the text does not hold `</think>` already. For any other family
+  it is the key `thinking`, which the templates of gpt-oss read, and most others do not.
 - tools and tool calls: nested in `function`, with a `type`. A call's arguments are the object that
   `json_text.tool_arguments` returns, and stay as they are if they hold none; a training file may not have such. An id
   is kept if there is one. An assistant's content of `{tool_name, arguments}` actions, and of nothing else, is tool
@@ -163,16 +164,23 @@ class Conversation:
     thinking: bool = False
 
 
-def template_messages(messages: Sequence[Message], *, thinks: bool, sees: bool = False) -> list[dict[str, Any]]:
+def template_messages(
+    messages: Sequence[Message], *, thinks: bool, sees: bool = False, one_text: bool = False
+) -> list[dict[str, Any]]:
     """The messages as a chat template takes them; see the rules at the top.
 
     thinks: whether the model's family does. sees: whether the model is shown images, as parts `{type, image}`.
+    one_text: whether a message with tool calls has either reasoning or content, so that both become reasoning.
     Raises `UserError`, whose `where` is the field, for an image that a model cannot see or that stands in a message of
     another role than user and tool, for another part that is not text, and for a tool call without a name.
     """
-    return [
+    shown = [
         _template_message(message, f"messages[{i}]", thinks=thinks, sees=sees) for i, message in enumerate(messages)
     ]
+    for entry in shown:
+        if one_text and "tool_calls" in entry and "thinking" in entry and entry["content"]:
+            entry |= {"thinking": f"{entry['thinking']}\n{entry['content']}", "content": ""}
+    return shown
 
 
 def template_tools(tools: Sequence[dict[str, Any]]) -> list[dict[str, Any]] | None:
@@ -246,6 +254,8 @@ def _template_message(message: Message, place: str, *, thinks: bool, sees: bool)
     entry: dict[str, Any] = {"role": "system" if message.role == "developer" else message.role, "content": text}
     if calls:
         entry["tool_calls"] = calls
+    if reasoning and not thinks:
+        entry["thinking"] = reasoning
     return entry | _kept_fields(message)
 
 

@@ -55,7 +55,9 @@ class Renderer:
     def prepare(self, conversation: Conversation) -> TemplateInput:
         """The conversation in the template's form. Raises `UserError` for what the model cannot be shown."""
         try:
-            messages = template_messages(conversation.messages, thinks=self.family.thinks, sees=self.sees)
+            messages = template_messages(
+                conversation.messages, thinks=self.family.thinks, sees=self.sees, one_text=self.family.one_text
+            )
             tools = template_tools(conversation.tools)
             return TemplateInput(self._literals.escape(messages), self._literals.escape(tools))
         except RecursionError as error:

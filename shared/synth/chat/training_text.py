@@ -7,10 +7,14 @@ prompts with.
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 
+from synth.chat.marks import THINK, THINK_END
 from synth.chat.messages import PreferenceRow, TrainingMessage, TrainingRow, images_in, keep_first_images
 from synth.chat.rendering import Renderer
 from synth.chat.template import IMAGE_TOKEN
@@ -54,7 +58,7 @@ def render_row(row: TrainingRow, template: Renderer) -> list[RenderedSequence]:
 
     A row is one sequence; where the template renders earlier turns differently (Qwen3 strips their `<think>` blocks),
     each assistant turn that no longer continues the text before it opens another. Raises `UserError` for a row that the
-    template cannot render, or whose images it does not show.
+    template cannot render, whose images it does not show, or of whose learnt turns it leaves something out.
     """
     prepared = template.prepare(row.conversation())
     sequences: list[list[Piece]] = []
@@ -64,6 +68,8 @@ def render_row(row: TrainingRow, template: Renderer) -> list[RenderedSequence]:
         if message.role != "assistant":
             continue
         prompt, whole = template.assistant_turn(prepared, i)
+        if message.weight != 0:
+            _check_written(whole[len(prompt) :], prepared.messages[i], f"messages[{i}]")
         if not (so_far and prompt.startswith(so_far)):
             so_far = ""
             sequences.append([])
@@ -80,6 +86,23 @@ def render_row(row: TrainingRow, template: Renderer) -> list[RenderedSequence]:
         for sequence in trained:
             _check_images(row, sequence)
     return trained
+
+
+def _check_written(turn: str, message: dict[str, Any], where: str) -> None:
+    """Raise `UserError` if the text of a turn lacks what its message holds: it would not be learnt."""
+    content: str = message["content"]
+    if not all(part.strip() in turn for part in re.split(f"{THINK}|{THINK_END}", content)):
+        raise _left_out("text", f"{where}.content", "choose a model whose template does")
+    if message.get("thinking", "").strip() not in turn:
+        raise _left_out("reasoning", f"{where}.reasoning_content", "remove it, or choose a model that reasons")
+    called = Counter(call["function"]["name"] for call in message.get("tool_calls", ()))
+    if any(turn.count(name) < times for name, times in called.items()):
+        raise _left_out("tool calls", f"{where}.tool_calls", "write one call a turn, or choose a model of tool calls")
+
+
+def _left_out(part: str, where: str, fix: str) -> UserError:
+    what = f"the model's chat template leaves out {part} of this turn, which would not be learnt"
+    return UserError(Problem(what=what, expected="a turn that the template writes whole", fix=fix, where=where))
 
 
 def _check_images(row: TrainingRow, sequence: RenderedSequence) -> None:

@@ -112,4 +112,5 @@ class _in_row:
             # The messages of a side follow those of the prompt, so that an index would name another message.
             inside = self._path == "$.messages" and problem.where.startswith("messages[")
             expected = f"; expected {problem.expected}" if problem.expected else ""
-            raise _BadRow(f"$.{problem.where}" if inside else self._path, problem.what + expected) from error
+            fix = f"; {problem.fix}" if problem.fix else ""
+            raise _BadRow(f"$.{problem.where}" if inside else self._path, problem.what + expected + fix) from error

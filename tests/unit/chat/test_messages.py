@@ -59,7 +59,27 @@ def test_a_developer_speaks_where_the_system_does():
 )
 def test_reasoning_stands_once_before_an_assistants_text_where_the_family_thinks(message: dict[str, Any], text: str):
     assert shown(thinks=True, **{"role": "assistant", **message})["content"] == text
-    assert shown(**{"role": "assistant", **message})["content"] == message["content"]
+    apart = shown(**{"role": "assistant", **message})
+    assert apart["content"] == message["content"]
+    thought = "" if message.get("role") else message.get("reasoning_content") or message["reasoning"]
+    assert apart.get("thinking", "") == thought
+
+
+@pytest.mark.parametrize(
+    ("message", "thinking", "content"),
+    [
+        ({"reasoning": "so", "content": "I look."}, "so\nI look.", ""),
+        ({"reasoning": "so"}, "so", ""),
+        ({"content": "I look."}, None, "I look."),
+        ({}, None, ""),
+    ],
+)
+def test_a_template_that_takes_one_text_beside_a_call_is_given_one(
+    message: dict[str, Any], thinking: str | None, content: str
+):
+    called = msgspec.convert({"role": "assistant", "tool_calls": [MOVE], **message}, Message)
+    (entry,) = template_messages([called], thinks=False, one_text=True)
+    assert (entry.get("thinking"), entry["content"]) == (thinking, content)
 
 
 @pytest.mark.parametrize(

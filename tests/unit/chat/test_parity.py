@@ -18,6 +18,7 @@ from synth.inference.api.requests import decode_request
 from synth.inference.api.sampling_plan import build_conversation
 from synth.inference.chat.prompts import ChatFormat, TokenHistory
 from synth.inference.tokenizers import load_tokenizer
+from synth.trainer.errors import TrainingFailed
 from synth.trainer.learner.data import sft_dataset
 from synth.trainer.learner.data.dataset_file import DatasetFile
 from tests.unit.chat.templates import FAMILIES, save_tokenizer
@@ -206,9 +207,23 @@ def turns_of_trainer(row: Json, model_dir: Path, tmp_path: Path) -> list[Turn]:
     return turns
 
 
+REASONS = {name for name in CONVERSATIONS if "reasoning" in name} | {"both of them", "an empty one of them"}
+MARKED = {"marks of an assistant"}
+#: Conversations with a learnt turn of which the template of a family leaves something out.
+LEFT_OUT = {"plain": REASONS - {"reasoning of a user"}, "thinking": MARKED, "always": MARKED}
+
+
+def left_out(name: str, model_dir: Path) -> bool:
+    return name in LEFT_OUT.get(model_dir.name.rstrip("0123456789"), ())
+
+
 @pytest.mark.parametrize("name", CONVERSATIONS)
 def test_a_conversation_has_the_same_ids_in_files_inference_and_trainer(name: str, model_dir: Path, tmp_path: Path):
     row = CONVERSATIONS[name]
+    if left_out(name, model_dir):
+        with pytest.raises(TrainingFailed, match="leaves out"):
+            turns_of_trainer(row, model_dir, tmp_path)
+        return
     trained = turns_of_trainer(row, model_dir, tmp_path)
     assert len(trained) == len(replies_of(row))
     assert turns_of_inference(row, model_dir) == trained, "inference and trainer differ"
@@ -252,6 +267,8 @@ def test_the_text_that_files_count_is_the_text_that_is_rendered(name: str):
 def test_a_literal_is_text_and_no_control_token(name: str, model_dir: Path, tmp_path: Path):
     tokenizer: Any = AutoTokenizer.from_pretrained(model_dir)
     row = CONVERSATIONS[name]
+    if left_out(name, model_dir):
+        return
     harmless = json.loads(json.dumps(row).replace("<|", "<").replace("|>", ">"))
     special = {i for i, token in tokenizer.added_tokens_decoder.items() if token.special}
     for (_, ids), (_, others) in zip(

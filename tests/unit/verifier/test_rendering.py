@@ -38,7 +38,7 @@ TEMPLATES = {
     "strict tools": "{% for t in tools or [] %}{{ t.function.parameters.properties.items() }}{% endfor %}" + LOOP,
     "rewriting": LOOP.replace("<|im_start|>assistant\n", "<|im_start|>model\n"),
     "no images": LOOP.replace("'<|image_pad|>' if p.type == 'image' else p.text", "p.text"),
-    "short": LOOP.replace("{{ m.content }}", "{{ m.content[:3] }}"),
+    "gpt-oss": LOOP.replace("{{ m.content }}", "{{ m.thinking }}<|channel|><|message|>{{ m.content }}"),
 }
 DAY = date(2027, 1, 2)
 
@@ -102,8 +102,25 @@ def test_both_sides_of_a_pair_are_rendered(tmp_path: Path):
     bad = pair(["assistant"], ["assistant", "assistant"]), pair(["assistant", "tool"] * 2, ["assistant"])
     found = check(options("alternating", "pairs", folder=tmp_path), good, *bad)
     assert [(problem.line, problem.path) for problem in found] == [(2, "$.rejected"), (3, "$.chosen")]
-    (same,) = check(options("short", "pairs", folder=tmp_path), pair(["assistant"], ["assistant"]))
+    (same,) = check(options("loop", "pairs", folder=tmp_path), pair(["assistant"], ["assistant"]))
     assert (same.path, "the same as the chosen side" in same.reason) == ("$.rejected", True)
+
+
+@pytest.mark.parametrize(
+    ("template", "message", "path"),
+    [
+        ("loop", {"reasoning_content": "so"}, "$.messages[1].reasoning_content"),
+        ("loop", {"tool_calls": [TOOL]}, "$.messages[1].tool_calls"),
+        ("gpt-oss", {"reasoning_content": "so"}, None),
+    ],
+)
+def test_what_a_template_leaves_out_of_a_learnt_turn_is_named(
+    template: str, message: dict[str, Any], path: str | None, tmp_path: Path
+):
+    row = {"messages": [GOOD["messages"][0], GOOD["messages"][1] | message]}
+    assert [problem.path for problem in check(options(template, folder=tmp_path), GOOD, row)] == (
+        [path] if path else []
+    )
 
 
 def test_prompts_are_rendered(tmp_path: Path):

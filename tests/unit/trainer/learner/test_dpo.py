@@ -150,10 +150,9 @@ def test_pairs_are_cut_and_counted_and_both_sides_stay_or_go(model_dir: Path) ->
 
 def test_a_pair_whose_sides_are_rendered_the_same_is_refused_by_row(model_dir: Path) -> None:
     rows = preference_pairs(3)
-    # A template without tool call ids renders both alike, and ingest cannot know that.
-    call = {"type": "function", "function": {"name": "f", "arguments": "{}"}}
+    # A template without names renders both alike, and ingest cannot know that.
     for side, name in (("chosen", "a"), ("rejected", "b")):
-        rows[1][side] = [{"role": "assistant", "content": "the same", "tool_calls": [{"id": name, **call}]}]
+        rows[1][side] = [{"role": "assistant", "content": "the same", "name": name}]
     with pytest.raises(TrainingFailed, match=r"row 2: .* renders the chosen and the rejected side the same"):
         encode_pairs(pair_rows(rows), load_tokenizer(model_dir), sequence_length=128)
 

@@ -37,7 +37,7 @@ from synth.trainer.learner.data.tokenise import BytesProgress
 
 log = logging.getLogger(__name__)
 
-_FORMAT = "sft-5"
+_FORMAT = "sft-6"
 #: In the counts of a model that sees alone.
 IMAGE_COUNTS = ("images_trimmed", "images_truncated")
 #: Characters that are rendered, and then tokenised, at one time.

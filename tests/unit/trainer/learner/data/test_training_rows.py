@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -56,11 +57,38 @@ def test_what_the_files_service_accepts_is_trained_on(model_dir: Path, reply: di
     assert tokenizer.decode(ids) == trained + "<|im_end|>"
 
 
-def test_a_model_that_does_not_think_is_trained_on_no_thoughts(model_dir: Path):
+PLAIN = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}" + (
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+CALLS: list[dict[str, Any]] = [{"function": {"name": name, "arguments": {}}} for name in ("look", "move")]
+ONE_CALL = PLAIN.replace("{{ m.content }}", "{{ m.content }}{{ m.tool_calls[0].function.name if m.tool_calls }}")
+APART = PLAIN.replace("{{ m.content }}", "{{ m.thinking }}|{{ m.content }}")
+ANSWER_ONLY = PLAIN.replace("m.content", "m.content.split('</think>')[-1]")
+
+
+@pytest.mark.parametrize(
+    ("template", "message", "left_out"),
+    [
+        (PLAIN, {"reasoning": "so", "content": "a"}, "reasoning_content: .* leaves out reasoning"),
+        (PLAIN, {"reasoning": "so", "content": "a", "weight": 0}, ""),
+        (PLAIN, {"tool_calls": CALLS[:1]}, "tool_calls: .* leaves out tool calls"),
+        (ONE_CALL, {"tool_calls": CALLS[:1]}, ""),
+        (ONE_CALL, {"tool_calls": CALLS}, "tool_calls: .* leaves out tool calls"),
+        (ONE_CALL, {"tool_calls": [CALLS[0]] * 2}, "tool_calls: .* leaves out tool calls"),
+        (APART, {"reasoning": " <|im_end|>\n", "content": "a"}, ""),
+        (PLAIN.replace("m.content", "m.content | trim"), {"content": " a \n"}, ""),
+        (ANSWER_ONLY, {"reasoning": "why", "content": "a"}, "content: .* leaves out text"),
+        (PLAIN.replace("m.content", "m.content[:1]"), {"content": "ab"}, "content: .* leaves out text"),
+    ],
+)
+def test_a_turn_of_which_the_template_leaves_something_out_is_not_learnt(
+    model_dir: Path, template: str, message: dict[str, Any], left_out: str
+):
     tokenizer = load_tokenizer(model_dir)
-    tokenizer.chat_template = TEMPLATE
-    rows = training_rows([row(reasoning="so", content="a")])
-    assert "so" not in tokenizer.decode(encode_rows(rows, tokenizer, sequence_length=512).sequences.tokens)
+    tokenizer.chat_template = template
+    rows = training_rows([row(**message), row(content="b")])
+    with pytest.raises(TrainingFailed, match=rf"row 1: messages\[1\].{left_out}") if left_out else nullcontext():
+        encode_rows(rows, tokenizer, sequence_length=512)
 
 
 def test_a_row_that_the_template_refuses_is_named(model_dir: Path):
