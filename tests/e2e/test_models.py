@@ -171,15 +171,18 @@ def test_jobs_that_share_a_trainer_wait_for_it_and_are_told_so(made: Made):
     assert attempts == dict.fromkeys(ROUTES, 1)
 
 
-@pytest.mark.parametrize("name", ["full", "full from full"])
+@pytest.mark.parametrize("name", ["full", "full from full", "lora", "lora from full"])
 def test_a_downloaded_model_says_in_transformers_what_the_cluster_says(made: Made, name: str):
     import torch
+    from peft import AutoPeftModelForCausalLM
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     model = made.model(name)
-    folder = made.platform.shell.folder / made.platform.shell.ok("models", "download", model).strip()
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    local: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    flags = ["--with-base"] if name == "lora from full" else []
+    folder = made.platform.shell.folder / made.platform.shell.ok("models", "download", model, *flags).strip()
+    loads: Any = AutoPeftModelForCausalLM if "lora" in name else AutoModelForCausalLM
+    local: Any = loads.from_pretrained(folder, dtype=torch.float32)
+    tokenizer = AutoTokenizer.from_pretrained(local.config.name_or_path if "lora" in name else folder)
     for question in ("What is 58 + 67?", "Letters, please: 3"):
         messages = [{"role": "user", "content": question}]
         asked = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_tensors="pt")

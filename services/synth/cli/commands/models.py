@@ -108,19 +108,25 @@ def download(
         str, typer.Argument(metavar="MODEL", help="The model's id.", show_default=False, autocompletion=complete_models)
     ],
     out: Annotated[Path | None, typer.Option(help="The directory; by default one named after the model.")] = None,
+    with_base: Annotated[
+        bool, typer.Option("--with-base", help="With an adapter, download its base into the folder `base`.")
+    ] = False,
+    data: Data = DEFAULT_DATA,
     fmt: Output = Format.TABLE,
 ) -> None:
     """Download a model, a base or a trained one, as a Hugging Face directory; prints where it is.
 
-    What is there already is kept. The first time, the cluster reads a base's files for their digests.
+    What is there already is kept. The first time, the cluster reads a base's files for their digests. An adapter names
+    its base: by its id on the model hub, else by the folder in which it is on this machine.
     """
-    from synth.cli.transfer.download import download_model
+    from synth.cli.transfer.download import download_model, locate_base
 
     target = out or Path(model.replace("/", "_").replace(":", "-"))
     if target.is_file():
         raise UsageProblem("this is a file", expected="a directory, or a name that is free", where=str(target))
     with open_client(ctx) as client:
         files = download_model(client, model, target)
+        locate_base(client, target, data / "models", download=with_base)
     if fmt is Format.JSON:
         return output.print_json({"model": model, "path": str(target), "files": [str(f) for f in files]})
     return output.print_line(str(target))

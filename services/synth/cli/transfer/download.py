@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import time
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 import httpx
 
@@ -13,6 +15,9 @@ from synth.cli.api.client import Client, backoff
 from synth.cli.errors import CliError, Unreachable
 from synth.cli.tui import output
 
+#: The file in which peft looks for the base of an adapter.
+_ADAPTER = "adapter_config.json"
+_BASE = "base_model_name_or_path"
 _CHUNK = 1 << 20
 _TRIES = 4
 
@@ -31,6 +36,31 @@ def download_model(client: Client, model: str, target: Path) -> list[Path]:
                 _fetch(client, model, file, path)
             done.append(path)
     return done
+
+
+def locate_base(client: Client, target: Path, models: Path, *, download: bool) -> None:
+    """Write into a downloaded adapter where its base is on this machine, so that peft loads both; else print how.
+
+    models: the models folder of this machine's cluster. download: whether the base is downloaded beside the adapter.
+    An id of the model hub stays: it names the same model on every machine.
+    """
+    path = target / _ADAPTER
+    config: dict[str, Any] = json.loads(path.read_bytes()) if path.is_file() else {}
+    if not (base := config.get(_BASE)):
+        return
+    folder = target / "base" if download else _inside(models, base)
+    if download:
+        download_model(client, base, folder)
+        if (folder / _ADAPTER).is_file():
+            raise CliError(f"the base, {base}, is an adapter itself, and peft loads no adapter on another")
+    elif "/" in base and ":" not in base:
+        return
+    elif not folder.is_dir():
+        output.hint(f"its base is {base}: --with-base downloads it too, and lets peft load both")
+        return
+    part = path.with_name(f".{path.name}.part")
+    part.write_text(json.dumps(config | {_BASE: str(folder.resolve())}, indent=2, sort_keys=True))
+    part.rename(path)
 
 
 def _fetch(client: Client, model: str, file: ModelFile, path: Path) -> None:
