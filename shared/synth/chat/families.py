@@ -58,8 +58,8 @@ class _HarmonyWithoutTools(harmony.HarmonyReader):
 
 _BRACKETS = ("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]")
 
-# What a template must hold to be of a family; the first that fits.
-_FAMILIES: tuple[tuple[tuple[str, ...], Family], ...] = (
+#: The texts that a template of a family contains; the first family that fits counts. docs/models.md lists those of calls.
+FAMILIES: tuple[tuple[tuple[str, ...], Family], ...] = (
     ((harmony.CHANNEL, harmony.MESSAGE, "functions."), Family("gpt-oss", harmony.HarmonyReader, harmony.MARKS)),
     ((harmony.CHANNEL, harmony.MESSAGE), Family("harmony", _HarmonyWithoutTools, harmony.MARKS)),
     (("[TOOL_CALLS]", "[ARGS]"), Family("mistral", NamedReader, _BRACKETS)),
@@ -86,4 +86,4 @@ def always_thinks(template: str) -> bool:
 @functools.lru_cache(maxsize=64)
 def family_of(template: str) -> Family:
     """Return the family of a model by its chat template."""
-    return next(family for signs, family in _FAMILIES if all(sign in template for sign in signs))
+    return next(family for signs, family in FAMILIES if all(sign in template for sign in signs))

@@ -5,7 +5,9 @@ from __future__ import annotations
 import functools
 import itertools
 import json
+import re
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from synth.chat.families import family_of
+from synth.chat.families import FAMILIES, family_of
 from synth.chat.messages import FunctionCall, Message, MessageToolCall, template_messages
 from synth.chat.replies.reader import ReadCall
 
@@ -206,3 +208,20 @@ def test_a_malformed_call_is_content_and_what_follows_is_read(name: str, text: s
     for cuts in ((), range(300)):
         result = read(name, text, cuts)
         assert (result[1], len(result[2]), result[3]) == (content, called, True)
+
+
+def test_the_table_of_the_documentation_is_what_is_read():
+    section = (Path(__file__).parents[3] / "docs" / "models.md").read_text().partition("## Tool calls")[2]
+    # In a table of Markdown a bar ends a cell.
+    rows = [
+        re.split(r" (?<!\\)\| ", line[2:-2]) for line in re.findall(r"^\| .*\|$", section.partition("## ")[0], re.M)[1:]
+    ]
+    tools = [{"function": {"name": "f", "parameters": {"properties": {"a": {"type": "integer"}}}}}]
+    table: list[tuple[str, tuple[str, ...]]] = []
+    for name, _, *cells in rows:
+        (call,), signs = (re.findall("`(.*?)`", cell.replace("\\|", "|")) for cell in cells)
+        reader = family_of("".join(signs)).reader(tools)
+        assert [*reader.feed(call), *reader.close()] == []
+        assert [(called.name, json.loads(called.arguments)) for called in reader.calls] == [("f", {"a": 1})]
+        table.append((name, tuple(signs)))
+    assert table == [(family.name, signs) for signs, family in FAMILIES if family.calls]
