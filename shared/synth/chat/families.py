@@ -58,7 +58,7 @@ class _HarmonyWithoutTools(harmony.HarmonyReader):
 
 _BRACKETS = ("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]")
 
-#: The texts that a template of a family contains; the first family that fits counts. docs/models.md lists those of calls.
+#: The texts that a template of a family contains; the first family that fits counts. Those of calls: docs/models.md.
 FAMILIES: tuple[tuple[tuple[str, ...], Family], ...] = (
     ((harmony.CHANNEL, harmony.MESSAGE, "functions."), Family("gpt-oss", harmony.HarmonyReader, harmony.MARKS)),
     ((harmony.CHANNEL, harmony.MESSAGE), Family("harmony", _HarmonyWithoutTools, harmony.MARKS)),
