@@ -73,7 +73,8 @@ def _digests(messages: Sequence[Message]) -> list[bytes]:
     before = b""
     for entry in template_messages(messages, thinks=False, sees=True):
         calls = [call["function"] for call in entry.pop("tool_calls", ())]
-        entry.pop("tool_call_id", None)
+        for key in ("tool_call_id", "thinking"):
+            entry.pop(key, None)
         text = json.dumps([entry, calls], sort_keys=True)
         before = hashlib.blake2b(before + text.encode(), digest_size=16).digest()
         digests.append(before)
