@@ -4,6 +4,7 @@
 # pyright: reportUnknownMemberType=false
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
@@ -133,10 +134,20 @@ async def connect(settings: ServiceSettings, service: str) -> Connection:
         await log_error(error)
 
     nc = BusClient()
+    connecting = asyncio.create_task(nc.connect(servers=servers, **options | {"error_cb": on_error}))  # type: ignore[arg-type]
     try:
-        await nc.connect(servers=servers, **options | {"error_cb": on_error})  # type: ignore[arg-type]
+        await asyncio.wait([connecting])
+        connecting.result()
     except UserError:
         await nc.close()
+        raise
+    except asyncio.CancelledError:
+        # The client uses `asyncio.wait_for`, which before Python 3.12 can swallow a cancellation.
+        while not connecting.done():
+            connecting.cancel()
+            await asyncio.wait([connecting], timeout=0.1)
+        if nc.is_connected:
+            await nc.close()
         raise
     dialling = False
     return Connection(nc=nc, js=nc.jetstream(timeout=5), service=service)
