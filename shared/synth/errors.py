@@ -36,6 +36,10 @@ class UserError(SynthError):
         self.problems = [problems] if isinstance(problems, Problem) else problems
         super().__init__("\n".join(p.text() for p in self.problems))
 
+    def __reduce__(self) -> tuple[type[UserError], tuple[list[Problem]]]:
+        # From a worker process it arrives with its problems. A subclass may be made of other arguments.
+        return UserError, (self.problems,)
+
 
 class InvalidKey(SynthError):
     """A key or credential that is malformed, forged, expired or another's."""

@@ -139,7 +139,13 @@ def build_api(gateway: Gateway) -> ASGIApp:
     """The API of a running gateway."""
     app = describe_api(gateway.service.observability())
     app.state.gateway = gateway
-    app.add_middleware(Gate, limit=gateway.settings.max_json_bytes, memory=gateway.body_memory)
+    app.add_middleware(
+        Gate,
+        max_bytes=gateway.settings.max_json_bytes,
+        max_values=gateway.settings.max_json_values,
+        memory=gateway.body_memory,
+        off_loop=gateway.service.off_loop,
+    )
     app.add_middleware(Completeness, hub=gateway.hub, wait_s=gateway.settings.projection_wait_s)
     return RequestMetrics(app)
 

@@ -75,6 +75,10 @@ class GatewaySettings(ServiceSettings, PythonGraderSettings, LimitSettings, Subs
     max_json_bytes: int = 8 << 20
     """The largest body of any other request."""
 
+    max_json_values: int = Field(default=100_000, ge=1)
+    """The most JSON values in such a body: to decode as many takes some 20 ms, in which no other request goes on. Eight
+    escapes in a text count as a value, and a long number as several."""
+
     max_graded_characters: int = Field(default=200_000, ge=1)
     """Of the texts of one comparison of a grader: what comparing costs grows with the product of their lengths."""
 

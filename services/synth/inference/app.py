@@ -133,6 +133,7 @@ def main() -> int:
             authenticate,
             internal=internal,
             images=images,
+            off_loop=service.off_loop,
             limits=request_limits(settings),
             extra_routes=service.observability(),
         )
@@ -145,6 +146,7 @@ def request_limits(settings: InferenceSettings) -> RequestLimits:
     whole_context = settings.engine == "vllm"  # which keeps memory for the tokens that there are
     return RequestLimits(
         body=settings.max_request_bytes,
+        values=settings.max_request_values,
         buffered=settings.http_buffered_bytes,
         choices=settings.max_choices,
         seconds=settings.completion_s,

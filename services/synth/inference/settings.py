@@ -83,6 +83,10 @@ class InferenceSettings(ServiceSettings, GuardSettings, ImageSettings):
     """The largest request (images travel inside it, a third larger than their files); the gateway has a setting of the
     same name."""
 
+    max_request_values: int = Field(default=200_000, ge=1)
+    """The most JSON values in one request: to decode as many takes some 20 ms, in which no other request goes on. A
+    text is one value, and so is an image. Eight escapes in a text count as a value, and a long number as several."""
+
     max_request_image_bytes: int = Field(default=256 << 20, ge=1)
     """All images of one chat together, those that are fetched among them: they are in memory while it is answered."""
 

@@ -67,14 +67,15 @@ class OffLoop:
         self._timeout_s = settings.worker_timeout_s
         self._process_slots = FairSlots(settings.worker_processes, spare=1)
 
-    async def process(self, function: Callable[..., _T], *args: Any, org: str, size: int, task: str) -> _T:
-        """Call a function of a module in a worker process if `size` is above 64 KiB, else in place.
+    async def process(self, function: Callable[..., _T], *args: Any, org: str, size: int | None, task: str) -> _T:
+        """Call a function of a module in a worker process if `size` is None or above 64 KiB, else in place.
 
-        size: bytes of what it works on. task: what it does, for errors ("decode the body"). The worker is killed if the
-        caller is cancelled. Raises what the function raises (an exception that can be pickled), `TooMuchWork` beyond
-        the limits of time and memory, and `Transient` if the worker ends before it returns.
+        size: bytes of what it works on; None if it may take long for few bytes. task: what it does, for errors ("decode
+        the body"). The worker is killed if the caller is cancelled. Raises what the function raises (an exception that
+        can be pickled), `TooMuchWork` beyond the limits of time and memory, and `Transient` if the worker ends before
+        it returns.
         """
-        if size <= INLINE_BYTES:
+        if size is not None and size <= INLINE_BYTES:
             return function(*args)
         async with self._process_slots.hold(org):
             try:

@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from synth.api.limits import MAX_MODEL_ID
 from synth.bus.kv.replicas import Replica
-from synth.gateway.chat_proxy.affinity import rank_replicas, session_key
+from synth.gateway.chat_proxy.affinity import NoModel, rank_replicas, read_route
 
 SESSIONS = [f"session {i}".encode() for i in range(300)]
 
@@ -64,26 +65,34 @@ def test_a_model_that_nobody_has_is_loaded_in_one_place():
     assert len({first([replica(id, models=[]) for id in "abcd"], s) for s in SESSIONS}) == 1
 
 
+def conversation(**fields: Any) -> bytes:
+    return read_route(body(**fields)).conversation
+
+
 def test_a_conversation_is_known_by_how_it_begins():
     system, hello = {"role": "system", "content": "s"}, {"role": "user", "content": "Hello"}
     more = [{"role": "assistant", "content": "Hi"}, {"role": "user", "content": "Who are you?"}]
-    begun = session_key({}, body(messages=[system, hello], temperature=0))
-    assert session_key({}, body(messages=[system, hello, *more], temperature=1)) == begun
-    assert session_key({}, body(messages=[system, more[1]])) != begun
-    assert session_key({}, body(messages=[hello])) != begun
+    begun = conversation(messages=[system, hello], temperature=0)
+    assert conversation(messages=[system, hello, *more], temperature=1) == begun
+    assert conversation(messages=[system, more[1]]) != begun
+    assert conversation(messages=[hello]) != begun
 
 
 @pytest.mark.parametrize("given", [{"prompt_cache_key": "k"}, {"user": "k"}])
 def test_a_conversation_that_is_named_is_known_by_its_name(given: dict[str, str]):
-    assert session_key({}, body(**given)) == session_key({}, body(messages=[], **given)) != session_key({}, body())
-    assert session_key({"x-session-id": "s"}, body(**given)) == session_key({"x-session-id": "s"}, body())
+    assert conversation(**given) == conversation(messages=[], **given) != conversation()
 
 
 @given(st.binary())
-def test_a_body_that_is_no_chat_is_passed_on_as_it_is(content: bytes):
-    session_key({}, content)
+def test_a_body_that_is_not_a_chat_names_no_model(content: bytes):
+    with pytest.raises(NoModel):
+        read_route(content)
 
 
 @pytest.mark.parametrize("messages", [None, 3, "x", [1], [[]], [{"role": 3}], [{}]])
-def test_messages_that_are_none_are_no_reason_to_fail(messages: Any):
-    assert isinstance(session_key({}, body(messages=messages)), bytes)
+def test_messages_that_are_not_messages_are_passed_on(messages: Any):
+    assert read_route(body(messages=messages)).model == "m"
+
+
+def test_a_long_name_of_a_model_is_cut():
+    assert len(read_route(body(model="m" * 100_000)).model) == MAX_MODEL_ID + 1

@@ -27,6 +27,7 @@ from synth.inference.recording.recorder import Recorder
 from synth.inference.serving.model_pool import ServedModel
 from synth.keys import Cid, internal_token, mint_cid, read_cid
 from synth.outbound.http_guard import GuardPolicy, guarded_client
+from synth.runtime.off_loop import OffLoop
 from synth.service_secrets import Purpose
 from synth.trajectories import CompletionRecord, closed_from_bytes, records_from_bytes
 from tests.keyrings import CLUSTER_SECRET, secrets_of
@@ -84,7 +85,15 @@ def serve(
 ) -> tuple[Starlette, Recorder, OneModel]:
     recorder = Recorder(lambda text: read_cid(text, CREDENTIALS, now=0))
     router = OneModel(engine, chat)
-    app = build_api(router, recorder, authenticate, internal=INTERNAL, images=images or read_images(), limits=limits)
+    app = build_api(
+        router,
+        recorder,
+        authenticate,
+        internal=INTERNAL,
+        images=images or read_images(),
+        off_loop=OffLoop(),
+        limits=limits,
+    )
     return app, recorder, router
 
 

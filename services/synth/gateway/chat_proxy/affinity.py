@@ -6,11 +6,12 @@ Every gateway chooses alike, as the choice is a function of the conversation and
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
 
+from synth.api.limits import MAX_MODEL_ID
 from synth.bus.kv.replicas import Replica
 
 #: A conversation moves when its replica has more than twice the requests of the least busy one, and these on top.
@@ -23,30 +24,47 @@ _MAX_OPENING_MESSAGES = 8
 Load = Callable[[Replica], int]
 
 
+class ChatRoute(msgspec.Struct, frozen=True):
+    """What a chat's body says of its way. model: shortened to `MAX_MODEL_ID` + 1. conversation: a digest."""
+
+    model: str
+    conversation: bytes
+
+
 class _Chat(msgspec.Struct):
+    model: str
     prompt_cache_key: Any = None
     user: Any = None
     messages: msgspec.Raw = msgspec.Raw(b"[]")
+
+
+class NoModel(Exception):
+    """A body is not a chat that names a model."""
 
 
 class _Message(msgspec.Struct):
     role: Any = None
 
 
-def session_key(headers: Mapping[str, str], body: bytes) -> bytes:
-    """The key of a conversation: X-Session-Id, `prompt_cache_key` or `user`, else its first messages.
+def read_route(body: bytes) -> ChatRoute:
+    """Read a chat's model, and its conversation: `prompt_cache_key` or `user`, else its first messages.
 
-    b"" for a body that is not a chat's: whoever answers it says so.
+    The inference service refuses messages that are not messages. Raises `NoModel`.
     """
-    if session := headers.get("x-session-id"):
-        return b"session\0" + session.encode()
     try:
         chat = msgspec.json.decode(body, type=_Chat)
-        for name in ("prompt_cache_key", "user"):
-            if isinstance(named := getattr(chat, name), str) and named:
-                return f"{name}\0{named}".encode()
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise NoModel(str(error)) from error
+    return ChatRoute(chat.model[: MAX_MODEL_ID + 1], hashlib.blake2b(_conversation(chat), digest_size=16).digest())
+
+
+def _conversation(chat: _Chat) -> bytes:
+    for name in ("prompt_cache_key", "user"):
+        if isinstance(named := getattr(chat, name), str) and named:
+            return f"{name}\0{named}".encode()
+    try:
         return b"messages\0" + _opening_messages(chat.messages)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return b""
 
 

@@ -19,7 +19,7 @@ from starlette.types import Receive, Scope, Send
 
 from synth.bus.kv.replicas import Replica, ReplicaTable
 from synth.errors import InvalidKey
-from synth.gateway.chat_proxy.affinity import rank_replicas, session_key
+from synth.gateway.chat_proxy.affinity import ChatRoute, rank_replicas
 from synth.gateway.errors import ApiError, unavailable
 from synth.keys import Cid, internal_token, read_cid
 from synth.runtime import logs
@@ -70,10 +70,11 @@ class InferenceProxy:
         for client in self._clients:
             await client.http.aclose()
 
-    async def forward(self, request: Request, body: bytes, *, org: str, model: str) -> Response:
+    async def forward(self, request: Request, body: bytes, *, org: str, route: ChatRoute) -> Response:
         """Forward a chat to the conversation's replica for this model. Raises a 503 when no replica answers."""
+        model, named = route.model, request.headers.get("x-session-id")
         headers = {"authorization": self._bearer, "x-synth-org": org}
-        session = org.encode() + b"\0" + session_key(request.headers, body)
+        session = org.encode() + b"\0" + (b"session\0" + named.encode() if named else route.conversation)
         candidates = rank_replicas(self._replicas.alive(), model=model, session=session, load=self._load)
         sent = 0
         for nth, replica in enumerate(candidates, start=1):

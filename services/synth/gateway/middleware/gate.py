@@ -14,6 +14,8 @@ from synth.gateway.chat_proxy.paths import is_chat_path
 from synth.gateway.errors import KNOWN_ERRORS, respond
 from synth.gateway.passage import PASSAGE, Passage
 from synth.http_server.body import BodyMemory, read_body
+from synth.http_server.json_values import check_json_values
+from synth.runtime.off_loop import OffLoop
 
 _STREAMED = "/files"
 _FIX = "put data into files, and name them"
@@ -22,10 +24,12 @@ _FIX = "put data into files, and name them"
 class Gate:
     """ASGI middleware: lets a request with a body in once its key is known and its body is of a size."""
 
-    def __init__(self, app: ASGIApp, *, limit: int, memory: BodyMemory) -> None:
+    def __init__(self, app: ASGIApp, *, max_bytes: int, max_values: int, memory: BodyMemory, off_loop: OffLoop) -> None:
         self._app = app
-        self._limit = limit
+        self._max_bytes = max_bytes
+        self._max_values = max_values
         self._memory = memory
+        self._off_loop = off_loop
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -58,7 +62,10 @@ class Gate:
         with self._memory.hold(caller.org) as held:
             try:
                 body = await read_body(
-                    request, self._memory, held, limit=self._limit, setting="SYNTH_MAX_JSON_BYTES", fix=_FIX
+                    request, self._memory, held, limit=self._max_bytes, setting="SYNTH_MAX_JSON_BYTES", fix=_FIX
+                )
+                await check_json_values(
+                    body, self._off_loop, limit=self._max_values, setting="SYNTH_MAX_JSON_VALUES", org=caller.org
                 )
             except KNOWN_ERRORS as error:
                 await respond(request, error)(scope, receive, send)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from typing import Protocol
@@ -14,18 +15,20 @@ from starlette.routing import BaseRoute, Route
 
 from synth.errors import InvalidKey, Problem, SynthError, UserError
 from synth.http_server.body import BodyMemory, HeldBody, read_body
+from synth.http_server.json_values import check_json_values
 from synth.inference.api.completion import Completion, EventStream, ModelBinding
 from synth.inference.api.errors import error_response
 from synth.inference.api.fields import refuse_unserved
 from synth.inference.api.images import ChatImages
 from synth.inference.api.limits import RequestLimits
-from synth.inference.api.requests import decode_request, num_choices
+from synth.inference.api.requests import ChatRequest, decode_request, num_choices
 from synth.inference.api.teacher import score_tokens
 from synth.inference.engines.protocol import Engine
 from synth.inference.engines.sampling_time import SamplingTime
 from synth.inference.recording.recorder import ChoiceRecording, Recorder
 from synth.keys import Cid, is_internal
 from synth.rollout_credential import find_credential
+from synth.runtime.off_loop import INLINE_BYTES, OffLoop
 from synth.service_secrets import Keyring
 from synth.trajectories import ClosedRollout, closed_to_bytes
 
@@ -70,15 +73,16 @@ def build_api(
     *,
     internal: Keyring,
     images: ChatImages,
+    off_loop: OffLoop,
     limits: RequestLimits | None = None,
     extra_routes: Sequence[BaseRoute] = (),
 ) -> Starlette:
     """The HTTP side of an inference process.
 
-    internal: checks the bearer of the calls of collectors. images: reads those of requests. limits: of one request.
-    extra_routes: health and metrics.
+    internal: checks the bearer of the calls of collectors. images: reads those of requests. off_loop: reads
+    large requests. limits: of one request. extra_routes: health and metrics.
     """
-    api = _Api(router, recorder, authenticate, internal, images, limits or RequestLimits())
+    api = _Api(router, recorder, authenticate, internal, images, off_loop, limits or RequestLimits())
     # The most frequent route first, because they are tried in order.
     prefixes = ("/api/inference/v1", "/v1", "/api/v1", "/api/inference", "")
     paths = [f"{prefix}/chat/completions" for prefix in prefixes]
@@ -101,6 +105,7 @@ class _Api:
         authenticate: Authenticate,
         internal: Keyring,
         images: ChatImages,
+        off_loop: OffLoop,
         limits: RequestLimits,
     ) -> None:
         self._router = router
@@ -108,6 +113,7 @@ class _Api:
         self._authenticate = authenticate
         self._internal = internal
         self._images = images
+        self._off_loop = off_loop
         self._limits = limits
         self._memory = BodyMemory(limits.buffered)
 
@@ -120,7 +126,7 @@ class _Api:
                 text = cid_of(request)
                 principal = self._recorder.check(text).job_id if text else await self._authenticate(request)
                 held = exit_stack.enter_context(self._memory.hold(principal))
-                body = decode_request(await self._body(request, held), max_choices=self._limits.choices)
+                body = await self._decode(await self._body(request, held), principal)
                 if text is not None:
                     recordings = self._recorder.begin_choices(text, num_choices(body))
                     route = self._router.for_rollout(recordings[0].cid)
@@ -222,6 +228,15 @@ class _Api:
         if not body:
             raise UserError(Problem(what="the body is empty", expected="a JSON object", where="body"))
         return body
+
+    async def _decode(self, body: bytes, principal: str) -> ChatRequest:
+        """Decode a chat; a large one in a thread, so that other requests go on between the decoder's calls."""
+        if len(body) <= INLINE_BYTES:
+            return decode_request(body, max_choices=self._limits.choices)
+        await check_json_values(
+            body, self._off_loop, limit=self._limits.values, setting="SYNTH_MAX_REQUEST_VALUES", org=principal
+        )
+        return await asyncio.to_thread(decode_request, body, max_choices=self._limits.choices)
 
     async def _internal_body(self, request: Request) -> bytes:
         with self._memory.hold("") as held:

@@ -9,7 +9,8 @@ from synth.inference.grammar.compiler import SchemaLimits
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestLimits:
-    """The bounds of one request. body: bytes; buffered: of the bodies of all requests. choices: the largest `n`.
+    """The bounds of one request. body: bytes; values: JSON values in it;
+    buffered: bytes of the bodies of all requests. choices: the largest `n`.
 
     seconds: for a completion on a user's own account; a rollout's may take what is left of its rollout. end_seconds:
     for the engine to end it when that is over.
@@ -17,6 +18,7 @@ class RequestLimits:
     """
 
     body: int = 32 << 20
+    values: int = 200_000
     buffered: int = 1 << 30
     choices: int = 128
     seconds: float = 3600.0

@@ -20,6 +20,7 @@ from synth.inference.serving.teacher import check_same_tokenizer
 from synth.inference.tokenizers import load_tokenizer
 from synth.keys import read_cid
 from synth.rollouts.clients.teacher import TeacherClient
+from synth.runtime.off_loop import OffLoop
 from tests.keyrings import internal
 from tests.unit.inference.one_model_service import CREDENTIALS, EARLIER, INTERNAL, OneModel, authenticate, read_images
 from tests.unit.inference.tiny_model import plain_logprobs
@@ -35,6 +36,7 @@ async def teacher(engine: TransformersEngine, model_dir: Path) -> AsyncIterator[
         authenticate,
         internal=INTERNAL,
         images=read_images(),
+        off_loop=OffLoop(),
     )
     client = TeacherClient(INTERNAL, timeout_s=20, transport=httpx.ASGITransport(app))
     yield client

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import msgspec
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
@@ -11,6 +10,7 @@ from synth.bus.kv.secrets import ApiKey
 from synth.errors import InvalidKey, Problem
 from synth.gateway.api.native.models import find_model, is_deleted_model
 from synth.gateway.auth import authenticate_chat, authenticate_url_key
+from synth.gateway.chat_proxy.affinity import ChatRoute, NoModel, read_route
 from synth.gateway.chat_proxy.paths import CHAT_PATHS
 from synth.gateway.deps import Gateway, GatewayDep
 from synth.gateway.errors import ApiError, not_found
@@ -41,10 +41,6 @@ _CHAT_REQUEST = {
 }
 
 
-class _ModelField(msgspec.Struct):
-    model: str
-
-
 @router.post("/v1/chat/completions", summary="Chat with a model (OpenAI)", openapi_extra={"requestBody": _CHAT_REQUEST})
 async def chat_completions(request: Request, gateway: GatewayDep) -> Response:
     """Routed by the body's `model` to a replica that serves it. A rollout's `?cid=` is a credential of its own.
@@ -70,7 +66,7 @@ async def chat_completions(request: Request, gateway: GatewayDep) -> Response:
     org = await authenticate_chat(request)
     with gateway.body_memory.hold(org) as held:
         body = await _read_body(request, gateway, held)
-        return await _forward(request, gateway, body, org=org, model=_model_of(body))
+        return await _forward(request, gateway, body, org=org, route=await _route_of(gateway, body, org))
 
 
 async def _chat_by_url(request: Request, gateway: Gateway, key: ApiKey) -> Response:
@@ -80,7 +76,8 @@ async def _chat_by_url(request: Request, gateway: Gateway, key: ApiKey) -> Respo
 
 
 async def _forward_with_url_key(request: Request, gateway: Gateway, key: ApiKey, body: bytes) -> Response:
-    model = _model_of(body)
+    route = await _route_of(gateway, body, key.org)
+    model = route.model
     if key.model is not None and model != key.model and find_model(gateway, key.org, model).id != key.model:
         problem = Problem(
             what=f"this URL's key ({key.key_id}) opens one model, and not {model[:120]!r}",
@@ -89,29 +86,32 @@ async def _forward_with_url_key(request: Request, gateway: Gateway, key: ApiKey,
             where="model",
         )
         raise ApiError(403, problem.text(), param="model", problems=[problem])
-    return await _forward(request, gateway, body, org=key.org, model=model)
+    return await _forward(request, gateway, body, org=key.org, route=route)
 
 
-def _model_of(body: bytes) -> str:
+async def _route_of(gateway: Gateway, body: bytes, org: OrgId) -> ChatRoute:
     try:
-        model = msgspec.json.decode(body, type=_ModelField).model
-    except msgspec.DecodeError as error:
+        route = await gateway.service.off_loop.process(
+            read_route, body, org=org, size=len(body), task="read the request's model"
+        )
+    except NoModel as error:
         problem = Problem(what=f"the body names no model: {error}", expected='JSON with "model"', where="body")
         raise ApiError(400, problem.text(), problems=[problem]) from error
-    if len(model) > MAX_MODEL_ID:
-        what = f"the model's id has {len(model):,} characters"
+    if len(route.model) > MAX_MODEL_ID:
+        what = f"the model's id has more than {MAX_MODEL_ID} characters"
         problem = Problem(what=what, expected=f"at most {MAX_MODEL_ID}", where="model")
         raise ApiError(400, problem.text(), param="model", problems=[problem])
-    return model
+    return route
 
 
-async def _forward(request: Request, gateway: Gateway, body: bytes, *, org: OrgId, model: str) -> Response:
+async def _forward(request: Request, gateway: Gateway, body: bytes, *, org: OrgId, route: ChatRoute) -> Response:
+    model = route.model
     made = parse_finetuned(model)
     # A replica also knows the policies of running jobs, by job id.
     job_id = made.job_id if made else model if model.startswith("job_") else None
     if job_id is not None and (gateway.read_model.job(org, job_id) is None or is_deleted_model(gateway, org, made)):
         raise not_found("model", model)
-    return await gateway.proxy.forward(request, body, org=org, model=model)
+    return await gateway.proxy.forward(request, body, org=org, route=route)
 
 
 for _path in CHAT_PATHS:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -11,15 +11,17 @@ from fastapi import APIRouter
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import Response
 
+from synth.bus.kv.secrets import ApiKey
 from synth.errors import Problem, UserError
-from synth.gateway.api.openapi import json_response, returns
+from synth.gateway.api.openapi import returns
 from synth.gateway.auth import CurrentKey
-from synth.gateway.deps import GatewayDep
+from synth.gateway.deps import Gateway, GatewayDep
 from synth.gateway.errors import ApiError
 from synth.graders.formula import NoNumber
 from synth.graders.grade import Graded, GraderFailed, grade
 from synth.graders.schema import Grader, models_of, parse_grader, python_refused, runs_python
 from synth.graders.template import ItemLacks, Sample
+from synth.runtime.off_loop import TooMuchWork
 
 router = APIRouter(tags=["openai"])
 
@@ -64,8 +66,7 @@ class GradedSample(msgspec.Struct, frozen=True, kw_only=True):
 @router.post("/fine_tuning/alpha/graders/validate", summary="Read a grader", responses=returns(ValidatedGrader))
 async def validate(body: ValidateRequest, caller: CurrentKey, gateway: GatewayDep) -> Response:
     """A grader that cannot be read, or that is not run here, is a 400 with every problem."""
-    grader = await asyncio.to_thread(_parse, body.grader, python=gateway.settings.python_graders)
-    return json_response(ValidatedGrader(grader=grader.model_dump(mode="json", exclude_none=True)))
+    return await _respond(gateway, caller, read_grader, body, gateway.settings.python_graders)
 
 
 @router.post("/fine_tuning/alpha/graders/run", summary="Grade a sample", responses=returns(GradedSample))
@@ -75,30 +76,52 @@ async def run(body: RunRequest, caller: CurrentKey, gateway: GatewayDep) -> Resp
     A grader that refers to what the item lacks, or whose formula has no value, has the reward 0 and that error. One
     that asks a model, or is code, is a 400: it grades in a job alone.
     """
-    grader = await asyncio.to_thread(_parse, body.grader, python=gateway.settings.python_graders)
+    settings = gateway.settings
+    return await _respond(gateway, caller, grade_sample, body, settings.python_graders, settings.max_graded_characters)
+
+
+async def _respond(gateway: Gateway, caller: ApiKey, function: Callable[..., bytes], *args: Any) -> Response:
+    """Return what a function makes of a grader in a worker process: a few bytes of a grader can take seconds."""
+    try:
+        content = await gateway.service.off_loop.process(
+            function, *args, org=caller.org, size=None, task="read the grader, and grade by it"
+        )
+    except TooMuchWork:
+        raise
+    except UserError as error:
+        raise _refused(error.problems) from error
+    return Response(content, media_type="application/json")
+
+
+def read_grader(request: ValidateRequest, python: bool) -> bytes:
+    """Return the grader as it was read, as JSON. python: whether graders that are code are run. Raises `UserError`."""
+    grader = _parse(request.grader, python=python)
+    return msgspec.json.encode(ValidatedGrader(grader=grader.model_dump(mode="json", exclude_none=True)))
+
+
+def grade_sample(request: RunRequest, python: bool, max_characters: int) -> bytes:
+    """Return the `GradedSample` as JSON. Raises `UserError`."""
+    grader = _parse(request.grader, python=python)
     if runs_python(grader) or models_of(grader):
         what = "a grader that asks a model, or is code, grades in a job alone"
-        raise _refused([Problem(what=what, fix="graders.validate reads it; a short job tries it", where="grader")])
-    sample = Sample(body.model_sample, [])
-    limit = gateway.settings.max_graded_characters
+        raise UserError(Problem(what=what, fix="graders.validate reads it; a short job tries it", where="grader"))
     began = time.perf_counter()
     failed: GraderFailed | None = None
     try:
-        graded = await asyncio.to_thread(grade, grader, body.item, sample, max_characters=limit)
+        graded = grade(grader, request.item, Sample(request.model_sample, []), max_characters=max_characters)
     except GraderFailed as error:
         failed, graded = error, Graded(0.0)
-    errors = _errors(graded, failed)
     metadata = {
         "name": grader.name,
         "type": grader.type,
-        "errors": errors,
+        "errors": _errors(graded, failed),
         "execution_time": time.perf_counter() - began,
         "scores": graded.parts or {grader.name: graded.score},
         "token_usage": None,
         "sampled_model_name": None,
     }
     assert graded.score is not None
-    return json_response(GradedSample(reward=graded.score, sub_rewards=graded.parts, metadata=metadata))
+    return msgspec.json.encode(GradedSample(reward=graded.score, sub_rewards=graded.parts, metadata=metadata))
 
 
 def _errors(graded: Graded, failed: GraderFailed | None) -> dict[str, Any]:
@@ -124,14 +147,10 @@ def _errors(graded: Graded, failed: GraderFailed | None) -> dict[str, Any]:
 
 
 def _parse(data: dict[str, Any], *, python: bool) -> Grader:
-    """python: whether graders that are code are run."""
-    try:
-        grader = parse_grader(data)
-        if runs_python(grader) and not python:
-            raise UserError(python_refused(where="grader"))
-        return grader
-    except UserError as error:
-        raise _refused(error.problems) from error
+    grader = parse_grader(data)
+    if runs_python(grader) and not python:
+        raise UserError(python_refused(where="grader"))
+    return grader
 
 
 def _refused(problems: list[Problem]) -> ApiError:
