@@ -88,7 +88,7 @@ test-vllm: .venv/installed .venv-vllm/installed ## the vLLM engine, and a cluste
 	@$(BIN)/pytest tests/vllm_cluster --numprocesses 2 --dist loadfile
 
 chaos: .venv/installed ## kill, hang and stop what runs jobs, and the bus, in their middle
-	@$(BIN)/pytest tests/chaos -m "not soak"
+	@$(BIN)/pytest tests/chaos -m "not soak" --numprocesses 2 --dist loadfile
 
 storm: .venv/installed ## five minutes of seeded faults on two of every service and three bus servers (MINUTES=n SEED=n)
 	@$(BIN)/python -m tests.soak --minutes $(MINUTES) --seed $(SEED)
