@@ -7,9 +7,9 @@ template by the same rules, so that a model is trained on what it is served with
   of the text as `<think>\\n…\\n</think>\\n\\n`, only if the text does not hold `</think>` already. For any other family
   it is the key `thinking`, which the templates of gpt-oss read, and most others do not.
 - tools and tool calls: nested in `function`, with a `type`. A call's arguments are the object that
-  `json_text.tool_arguments` returns, and stay as they are if they hold none; a training file may not have such. An id
-  is kept if there is one. An assistant's content of `{tool_name, arguments}` actions, and of nothing else, is tool
-  calls.
+  `json_text.tool_arguments` returns, and stay as they are if they hold none; a training file may not have such. For a
+  template that takes objects alone, such arguments are `{"arguments": …}`. An id is kept if there is one. An
+  assistant's content of `{tool_name, arguments}` actions, and of nothing else, is tool calls.
 - images: for a model that sees, a message that shows any keeps its parts, texts and images in their order.
 - content: text. Parts are joined; an object that is no part, and an action among other parts, is its JSON.
   `raw_content` stands for the content of an assistant that has neither content nor tool calls nor reasoning.
@@ -99,7 +99,7 @@ Content = str | list[ContentPart | str] | dict[str, Any] | None
 
 
 class Message(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """One message, as the OpenAI API spells it; unknown fields are ignored.
+    """One message, as the OpenAI API spells it. What reads a file or a request refuses other keys.
 
     reasoning_content, reasoning: what an assistant thought before its content, under both of the names in use.
     raw_content: what stands for a missing content.

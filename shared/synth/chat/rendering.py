@@ -58,6 +58,7 @@ class Renderer:
             messages = template_messages(
                 conversation.messages, thinks=self.family.thinks, sees=self.sees, one_text=self.family.one_text
             )
+            self._wrap_texts(messages)
             tools = template_tools(conversation.tools)
             return TemplateInput(self._literals.escape(messages), self._literals.escape(tools))
         except RecursionError as error:
@@ -109,6 +110,25 @@ class Renderer:
                 fix="check the template",
             )
         )
+
+    def _wrap_texts(self, messages: list[dict[str, Any]]) -> None:
+        """Make arguments that are no object one, `{"arguments": …}`, for a template that takes objects alone."""
+        functions = [call["function"] for message in messages for call in message.get("tool_calls", ())]
+        texts = [function for function in functions if not isinstance(function["arguments"], dict)]
+        if texts and not self._takes_text_arguments:
+            for function in texts:
+                function["arguments"] = {"arguments": function["arguments"]}
+
+    @functools.cached_property
+    def _takes_text_arguments(self) -> bool:
+        """Whether the template shows the arguments of a call that are a text: it is tried, as llama.cpp tries it."""
+        call = {"id": "call00000", "type": "function", "function": {"name": "f", "arguments": '{"half": '}}
+        turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "", "tool_calls": [call]}]
+        try:
+            text = self.render(TemplateInput(turns, None), thinking=False, add_generation_prompt=False)
+        except UserError:
+            return False
+        return "half" in text
 
     def _template(self, tools: list[dict[str, Any]] | None) -> Template:
         templates = self.source.templates

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from synth.chat.messages import ROLES
-from synth.inference.api.fields import OPENAI_FIELDS
+from synth.inference.api.keys import OPENAI_FIELDS
 from synth.inference.api.requests import ChatRequest
 from synth.inference.chat.prompts import ChatFormat
 from synth.inference.engines.settings import EngineSettings

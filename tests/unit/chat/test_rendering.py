@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
-from synth.chat.messages import Conversation, Message, TrainingMessage, TrainingRow
+from synth.chat.messages import Conversation, FunctionCall, Message, MessageToolCall, TrainingMessage, TrainingRow
 from synth.chat.rendering import Renderer
 from synth.chat.template_source import TemplateSource
 from synth.errors import UserError
@@ -129,3 +129,31 @@ def test_a_chat_with_a_model_without_a_template_is_a_conflict(folder: Path, tmp_
         load_tokenizer(bare)
     response = error_response(refused.value)
     assert (response.status_code, json.loads(bytes(response.body))["error"]["code"]) == (409, "no_chat_template")
+
+
+_CALLS = "{% for m in messages %}{{ m.role }}:{% for c in m.tool_calls or [] %}ARGS{% endfor %}\n{% endfor %}"
+#: How the templates of the families write a call's arguments.
+ARGUMENTS = {
+    "qwen3": "{% if c.function.arguments is string %}{{ c.function.arguments }}{% else %}"
+    "{{ c.function.arguments | tojson }}{% endif %}",
+    "llama3": "{{ c.function.arguments | tojson }}",
+    "mistral": "{% if c.id is undefined or c.id | length != 9 %}{{ raise_exception('id') }}{% endif %}"
+    "{{ c.function | tojson }}",
+    "qwen3-coder": "{% for k, v in c.function.arguments | items %}<{{ k }}>{{ v }}{% endfor %}",
+    "qwen3.5": "{% for k in c.function.arguments %}<{{ k }}>{{ c.function.arguments[k] }}{% endfor %}",
+    "objects": "{% if c.function.arguments is mapping %}{{ c.function.arguments | tojson }}{% endif %}",
+    "strict": "{% if c.function.arguments is not mapping %}{{ raise_exception('object') }}{% endif %}"
+    "{{ c.function.arguments.items() | list }}",
+}
+
+
+@pytest.mark.parametrize("arguments", ['{"city": "Rome"', "Rome", '["Rome"]', '"Rome"', '{"city": "Rome\\ud800"}'])
+@pytest.mark.parametrize("written", ARGUMENTS.values(), ids=ARGUMENTS)
+def test_arguments_that_are_no_object_render_in_every_family(written: str, arguments: str):
+    renderer = Renderer(TemplateSource({"default": _CALLS.replace("ARGS", written)}, {}, []))
+    call = MessageToolCall(id="abcdefghi", function=FunctionCall("f", arguments))
+    whole = MessageToolCall(id="abcdefghi", function=FunctionCall("f", '{"city": "Oslo"}'))
+    history = [Message(role="user", content="x"), Message(role="assistant", tool_calls=[call, whole])]
+    text = renderer.prompt(Conversation(history))
+    assert "Rome" in text
+    assert "Oslo" in text

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 
-from synth.chat.messages import ROLES, Message
+from synth.chat.messages import ROLES, FunctionCall, Message, Tool, ToolFunction
 from synth.chat.tools import functions_of
 from synth.errors import Problem, UserError
+from synth.inference.api.keys import ChatMessage, UnreadKey, unread_keys
 from synth.inference.engines.protocol import SamplingParams
 from synth.jobs.resolved import EvalJob, RlJob
 
@@ -38,10 +39,43 @@ class StreamOptions(msgspec.Struct, kw_only=True):
     include_obfuscation: bool | None = None
 
 
-class ChatRequest(msgspec.Struct, kw_only=True):
-    """The fields of a chat-completions body that we read; what becomes of others is in `synth.inference.api.fields`."""
+class FunctionName(msgspec.Struct):
+    name: str | None = None
 
-    messages: list[Message]
+
+class AllowedTools(msgspec.Struct):
+    mode: str | None = None
+    tools: list[Tool] | None = None
+
+
+class ToolChoice(msgspec.Struct):
+    """The keys of a `tool_choice`: of one function, nested or flat, or of the tools that are allowed."""
+
+    type: str | None = None
+    function: FunctionName | None = None
+    name: str | None = None
+    allowed_tools: AllowedTools | None = None
+
+
+class JsonSchema(msgspec.Struct):
+    name: str | None = None
+    description: str | None = None
+    schema: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class ResponseFormat(msgspec.Struct):
+    type: str | None = None
+    json_schema: JsonSchema | None = None
+
+
+class ChatRequest(msgspec.Struct, kw_only=True):
+    """The fields of a chat-completions body that are read; what becomes of others is in `synth.inference.api.keys`.
+
+    A struct beside the type of a field names the keys of its objects, which stay as they came.
+    """
+
+    messages: Annotated[list[Message], ChatMessage]
     model: str = ""
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -55,19 +89,20 @@ class ChatRequest(msgspec.Struct, kw_only=True):
     n: int | None = None
     logprobs: bool | None = None
     return_token_ids: bool | None = None
-    tools: list[dict[str, Any]] | None = None
-    tool_choice: str | dict[str, Any] | None = None
-    function_call: str | dict[str, Any] | None = None
+    tools: Annotated[list[dict[str, Any]], Tool] | None = None
+    functions: Annotated[list[dict[str, Any]], ToolFunction] | None = None
+    tool_choice: str | Annotated[dict[str, Any], ToolChoice] | None = None
+    function_call: str | Annotated[dict[str, Any], FunctionName] | None = None
     parallel_tool_calls: bool | None = None
     stop_after_tool_calls: int | None = None
-    response_format: dict[str, Any] | None = None
+    response_format: Annotated[dict[str, Any], ResponseFormat] | None = None
     thinking_mode: str | None = None
     thinking_budget: int | None = None
     reasoning_effort: str | None = None
     chat_template_kwargs: TemplateSettings | None = None
     extra_body: ExtraBody | None = None
-    # Not a field of the body: the values of all others that it has, and the two of which we read a part only.
-    others: dict[str, Any] = msgspec.field(name="(others)", default_factory=dict[str, Any])
+    # Not a field of the body.
+    unread: list[UnreadKey] = msgspec.field(name="(unread)", default_factory=list[UnreadKey])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,35 +143,58 @@ class JobSampling:
         )
 
 
-_decoder = msgspec.json.Decoder(ChatRequest, strict=True)
-_raw_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
-# The gateway chooses a replica by `prompt_cache_key` and `user`.
-_READ_WHOLE = frozenset(ChatRequest.__struct_fields__) - {"chat_template_kwargs", "extra_body", "others"} | {
-    "prompt_cache_key",
-    "user",
-}
+_T = TypeVar("_T")
 
 
 def decode_request(body: bytes, *, max_choices: int) -> ChatRequest:
     """Decode and check a body. max_choices: the largest `n`. Raises `UserError`, whose `where` is the field."""
     try:
-        request = _decoder.decode(body)
-        given = _raw_decoder.decode(body)
-        request.others = {name: msgspec.json.decode(raw) for name, raw in given.items() if name not in _READ_WHOLE}
-    except msgspec.ValidationError as error:
-        what, _, place = str(error).partition(" - at `$")
-        raise UserError(
-            Problem(what=what, where=place.rstrip("`").lstrip(".") or "body", fix="see the OpenAI chat API")
-        ) from error
+        given = msgspec.json.decode(body)
     # JSON that is nested too deeply raises a RecursionError.
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
         raise UserError(
             Problem(what=f"the body is not JSON: {error}", expected="a JSON object", where="body")
         ) from error
+    unread = list[UnreadKey]()
+    if isinstance(given, dict):
+        unread = unread_keys(given, ChatRequest)
+        given.pop("(unread)", None)
+        _take_older_names(given.get("messages"))
+    request = _typed(given, ChatRequest)
+    if request.functions and request.tools:
+        both = Problem(what="functions beside tools", fix="keep one of them", where="functions")
+        unread.append(UnreadKey(both, "functions has no effect: `tools` counts"))
+    request.tools, request.unread = request.tools or request.functions, unread
     problems = list(_problems(request, max_choices))
     if problems:
         raise UserError(problems)
     return request
+
+
+def _take_older_names(messages: Any) -> None:
+    """Write the older names of tool calls, and of the role of their results, as those of today.
+
+    Raises `UserError`, with the place as it came.
+    """
+    for i, message in enumerate(messages if isinstance(messages, list) else ()):
+        if not isinstance(message, dict):
+            continue
+        call = message.get("function_call")
+        if call and message.get("role") == "assistant" and not message.get("tool_calls"):
+            _typed(call, FunctionCall, f"messages[{i}].function_call")
+            message["tool_calls"] = [{"function": call}]
+        if message.get("role") == "function":
+            message["role"] = "tool"
+
+
+def _typed(value: Any, kind: type[_T], where: str = "") -> _T:
+    """Return a JSON value as this type. where: its place. Raises `UserError`."""
+    try:
+        return msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        what, _, place = str(error).partition(" - at `$")
+        place = (where + place.rstrip("`")).lstrip(".")
+        raise UserError(Problem(what=what, where=place or "body", fix="see the OpenAI chat API")) from error
 
 
 def _problems(r: ChatRequest, max_choices: int) -> list[Problem]:

@@ -11,7 +11,7 @@ import openai
 import pytest
 from openai.types.chat import completion_create_params as params
 
-from synth.inference.api.fields import OPENAI_FIELDS
+from synth.inference.api.keys import OPENAI_FIELDS
 from synth.inference.chat.prompts import ChatFormat
 from synth.inference.engines.transformers import TransformersEngine
 from synth.inference.tokenizers import load_tokenizer
@@ -111,12 +111,13 @@ async def test_what_asks_for_nothing_is_taken_without_a_word(served: Served, nam
         assert "warnings" not in told, told
 
 
-async def test_an_unknown_field_is_named_and_one_of_another_server_is_refused(served: Served):
-    told = (await served.ask(None, model="tiny", max_tokens=1, colour="red", min_p=0)).json()
+async def test_an_unknown_field_and_one_of_another_server_are_refused_and_named_in_a_rollout(served: Served):
+    told = (await served.ask(credential(), colour="red", min_p=0)).json()
     assert told["warnings"] == ["colour has no effect: there is no such field"]
-    chunks = await served.chunks(None, model="tiny", max_tokens=1, colour="red")
+    chunks = await served.chunks(credential(), colour="red")
     assert chunks[0]["warnings"] == told["warnings"]
     refusals: list[tuple[dict[str, Any], str]] = [
+        ({"colour": "red"}, "colour"),
         ({"min_p": 0.1}, "min_p"),
         ({"guided_json": {}}, "guided_json"),
         ({"chat_template_kwargs": {"preserve": True}}, "chat_template_kwargs.preserve"),

@@ -164,7 +164,6 @@ UNSERVED: dict[str, Any] = {
     "frequency_penalty": 0.5,
     "presence_penalty": -1,
     "logit_bias": {"50256": -100},
-    "functions": [{"name": "add"}],
     "modalities": ["text", "audio"],
     "web_search_options": {},
     "verbosity": "low",
@@ -181,7 +180,7 @@ async def test_what_is_not_served_is_one_400_that_names_it(server: tuple[str, An
 
 
 async def test_a_role_that_no_template_knows_is_named(server: tuple[str, Any]) -> None:
-    messages: Any = [*ASK, {"role": "function", "name": "add", "content": "3"}]
+    messages: Any = [*ASK, {"role": "critic", "name": "add", "content": "3"}]
     async with openai.AsyncOpenAI(base_url=f"{server[0]}/v1", api_key=KEY) as client:
         with pytest.raises(openai.BadRequestError) as refused:
             await client.chat.completions.create(model="tiny", messages=messages)
