@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +21,7 @@ from synth.inference.chat.prompts import ChatFormat, TokenHistory
 from synth.inference.tokenizers import load_tokenizer
 from synth.trainer.errors import TrainingFailed
 from synth.trainer.learner.data import sft_dataset
-from synth.trainer.learner.data.dataset_file import DatasetFile
 from tests.unit.chat.templates import FAMILIES, save_tokenizer
-from tests.unit.trainer.sft_rows import token_cache
 
 Json = dict[str, Any]
 EOS = "<|im_end|>"
@@ -137,6 +136,11 @@ def model_dir(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
     return save_tokenizer(tmp_path_factory.mktemp(request.param), FAMILIES[request.param])
 
 
+#: Each service's tokenizer of a family is loaded once for all conversations.
+of_files = cache(AutoTokenizer.from_pretrained)
+of_inference = cache(load_tokenizer)
+of_trainer = cache(sft_dataset.load_tokenizer)
+
 Turn = tuple[list[int], list[int]]
 """The ids before an assistant's turn, and those up to its end."""
 
@@ -151,7 +155,7 @@ def replies_of(row: Json) -> list[int]:
 
 def turns_of_files(row: Json, model_dir: Path) -> list[Turn]:
     """What the files service stores: its reading of the line, turn by turn."""
-    template = ChatTemplate(AutoTokenizer.from_pretrained(model_dir))
+    template = ChatTemplate(of_files(model_dir))
     prepared = template.prepare(msgspec.json.decode(line_of(row), type=TrainingRow).conversation())
     turns: list[Turn] = []
     text, ids = "", list[int]()
@@ -168,7 +172,7 @@ def turns_of_files(row: Json, model_dir: Path) -> list[Turn]:
 
 def turns_of_inference(row: Json, model_dir: Path) -> list[Turn]:
     """What the inference service prompts with when a rollout asks for each reply, and the reply is what is trained."""
-    chat, history = ChatFormat(load_tokenizer(model_dir)), TokenHistory()
+    chat, history = ChatFormat(of_inference(model_dir)), TokenHistory()
     turns: list[Turn] = []
     for index in replies_of(row):
         conversation = request(row, index)
@@ -190,14 +194,10 @@ def request(row: Json, upto: int, *, thinking: bool = False) -> Conversation:
     )
 
 
-def turns_of_trainer(row: Json, model_dir: Path, tmp_path: Path) -> list[Turn]:
+def turns_of_trainer(row: Json, model_dir: Path) -> list[Turn]:
     """What the trainer trains: a turn is a stretch of tokens with a weight, after its context in the sequence."""
-    path = tmp_path / "row.jsonl"
-    path.write_bytes(line_of(row))
-    tokenizer = sft_dataset.load_tokenizer(model_dir)
-    cache = token_cache(tmp_path / "tokens")
-    data = sft_dataset.encode_file(DatasetFile(path), tokenizer, sequence_length=100_000, cache=cache)
-    sequences = data.sequences.select(range(len(data)))
+    rows = [msgspec.json.decode(line_of(row), type=TrainingRow)]
+    sequences = sft_dataset.encode_rows(rows, of_trainer(model_dir), sequence_length=100_000).sequences
     turns: list[Turn] = []
     for start, end in itertools.pairwise(sequences.cu_seqlens.tolist()):
         ids, weights = sequences.tokens[start:end].tolist(), sequences.weights[start:end].tolist()
@@ -218,13 +218,13 @@ def left_out(name: str, model_dir: Path) -> bool:
 
 
 @pytest.mark.parametrize("name", CONVERSATIONS)
-def test_a_conversation_has_the_same_ids_in_files_inference_and_trainer(name: str, model_dir: Path, tmp_path: Path):
+def test_a_conversation_has_the_same_ids_in_files_inference_and_trainer(name: str, model_dir: Path):
     row = CONVERSATIONS[name]
     if left_out(name, model_dir):
         with pytest.raises(TrainingFailed, match="leaves out"):
-            turns_of_trainer(row, model_dir, tmp_path)
+            turns_of_trainer(row, model_dir)
         return
-    trained = turns_of_trainer(row, model_dir, tmp_path)
+    trained = turns_of_trainer(row, model_dir)
     assert len(trained) == len(replies_of(row))
     assert turns_of_inference(row, model_dir) == trained, "inference and trainer differ"
     assert turns_of_files(row, model_dir) == trained, "files and trainer differ"
@@ -264,15 +264,15 @@ def test_the_text_that_files_count_is_the_text_that_is_rendered(name: str):
 
 
 @pytest.mark.parametrize("name", [name for name in CONVERSATIONS if "iterals" in name])
-def test_a_literal_is_text_and_no_control_token(name: str, model_dir: Path, tmp_path: Path):
-    tokenizer: Any = AutoTokenizer.from_pretrained(model_dir)
+def test_a_literal_is_text_and_no_control_token(name: str, model_dir: Path):
+    tokenizer: Any = of_files(model_dir)
     row = CONVERSATIONS[name]
     if left_out(name, model_dir):
         return
     harmless = json.loads(json.dumps(row).replace("<|", "<").replace("|>", ">"))
     special = {i for i, token in tokenizer.added_tokens_decoder.items() if token.special}
     for (_, ids), (_, others) in zip(
-        turns_of_trainer(row, model_dir, tmp_path), turns_of_trainer(harmless, model_dir, tmp_path), strict=True
+        turns_of_trainer(row, model_dir), turns_of_trainer(harmless, model_dir), strict=True
     ):
         assert [i for i in ids if i in special] == [i for i in others if i in special]
         text, expected = (tokenizer.backend_tokenizer.decode(i, skip_special_tokens=False) for i in (ids, others))

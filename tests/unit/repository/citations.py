@@ -10,7 +10,11 @@ from collections.abc import Iterable, Iterator
 from fnmatch import fnmatch
 from functools import cache
 from pathlib import Path
+from typing import Any
 
+import typer
+
+from synth.cli.app import app
 from synth.events.catalogue import CATALOGUE
 
 ROOT = Path(__file__).parents[3]
@@ -126,10 +130,17 @@ def _defined(file: Path) -> frozenset[str]:
     return frozenset(found)
 
 
+@cache
+def command_line() -> Any:
+    """The program as one command of click; it takes a third of a second to build."""
+    return typer.main.get_command(app)
+
+
 def python_files(*folders: str) -> list[Path]:
     return sorted(file for folder in folders for file in (ROOT / folder).rglob("*.py"))
 
 
+@cache
 def prose_of(file: Path) -> str:
     """The docstrings and comments of a Python file."""
     comments = [

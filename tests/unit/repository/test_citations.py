@@ -9,9 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
 
-from synth.cli.app import app
 from synth.events.catalogue import CATALOGUE
 from tests.unit.repository.citations import (
     GENERATED,
@@ -23,6 +21,7 @@ from tests.unit.repository.citations import (
     cited_identifiers,
     cited_modules,
     cited_paths,
+    command_line,
     is_module,
     is_path,
     prose_of,
@@ -87,7 +86,7 @@ def unknown_commands(text: str) -> list[str]:
 
 
 def _is_command(words: list[str]) -> bool:
-    command: Any = typer.main.get_command(app)
+    command = command_line()
     rest = iter(words)
     while hasattr(command, "commands"):
         word = next(rest, None)

@@ -6,16 +6,14 @@ import re
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
-import typer
 
-from synth.cli.app import app
 from synth.jobs.parse.validate import load_job
 from synth.taskapp.llm import ChatClients
 from synth.taskapp.sdk import TaskApp
+from tests.unit.repository.citations import command_line
 from tests.unit.taskapp.scripted_llm import ScriptedLlm, completion
 
 ROOT = Path(__file__).parents[3]
@@ -73,7 +71,7 @@ def test_every_link_leads_somewhere(page: Path):
     ("page", "words"), synthctl_commands(), ids=lambda v: " ".join(v) if isinstance(v, list) else v
 )
 def test_every_synthctl_command_exists_with_its_options(page: str, words: list[str]):
-    command: Any = typer.main.get_command(app)
+    command = command_line()
     rest = [*words]
     while hasattr(command, "commands"):
         # `synthctl eval FILE` is `synthctl eval run FILE`.
