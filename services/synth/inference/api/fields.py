@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from synth.chat.tools import functions_of
 from synth.errors import Problem, UserError
-from synth.inference.api.requests import ChatRequest, tool_choice
+from synth.inference.api.requests import ChatRequest, tool_choice, tools_field
 
 
 def refuse_unserved(request: ChatRequest) -> None:
@@ -49,5 +49,5 @@ def _uncallable(request: ChatRequest) -> Iterator[Problem]:
 
 def _custom_tools(request: ChatRequest) -> list[str]:
     """The places of the tools that are no functions."""
-    field = "functions" if request.tools is request.functions else "tools"
+    field = tools_field(request)
     return [f"{field}[{i}]" for i, tool in enumerate(request.tools or ()) if not functions_of([tool])]

@@ -8,7 +8,7 @@ from typing import Any
 
 from synth.chat.tools import functions_of
 from synth.errors import Problem, UserError
-from synth.inference.api.requests import ChatRequest, offered_tools
+from synth.inference.api.requests import ChatRequest, offered_tools, tools_field
 from synth.inference.chat.prompts import ChatFormat
 from synth.inference.grammar.calls import answer_or_calls, xml_arguments
 from synth.inference.grammar.compiler import SchemaLimits
@@ -112,7 +112,7 @@ def _functions(request: ChatRequest, must_call: tuple[str, ...]) -> list[tuple[s
     """Return the functions of `must_call`, each with its place in the request."""
     found: list[tuple[str, Mapping[str, Any]]] = []
     for i, tool in enumerate(request.tools or ()):
-        place = f"tools[{i}].function" if "function" in tool else f"tools[{i}]"
+        place = f"{tools_field(request)}[{i}]" + (".function" if "function" in tool else "")
         found += [(place, f) for name, f in functions_of([tool]).items() if name in must_call]
     return found
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar
 
@@ -161,14 +161,36 @@ def decode_request(body: bytes, *, max_choices: int) -> ChatRequest:
         given.pop("(unread)", None)
         _take_older_names(given.get("messages"))
     request = _typed(given, ChatRequest)
-    if request.functions and request.tools:
-        both = Problem(what="functions beside tools", fix="keep one of them", where="functions")
-        unread.append(UnreadKey(both, "functions has no effect: `tools` counts"))
-    request.tools, request.unread = request.tools or request.functions, unread
+    request.unread = [*unread, *_overruled(request)]
+    request.tools = request.tools or request.functions
     problems = list(_problems(request, max_choices))
     if problems:
         raise UserError(problems)
     return request
+
+
+def _overruled(r: ChatRequest) -> Iterator[UnreadKey]:
+    """Yield the fields of which another one counts in its place, and differs."""
+    beside, called = r.extra_body and r.extra_body.chat_template_kwargs, r.function_call
+    overruled = {
+        ("functions", "tools"): r.functions and r.tools,
+        ("max_tokens", "max_completion_tokens"): _differ(r.max_tokens, r.max_completion_tokens),
+        ("function_call", "tool_choice"): _differ(called and _called(called), r.tool_choice and _called(r.tool_choice)),
+        ("extra_body.chat_template_kwargs", "chat_template_kwargs"): _differ(beside, r.chat_template_kwargs),
+    }
+    for (name, other), is_overruled in overruled.items():
+        if is_overruled:
+            problem = Problem(what=f"{name} beside {other}", expected="one of them", where=name)
+            yield UnreadKey(problem, f"{name} has no effect: `{other}` counts")
+
+
+def _differ(value: Any, other: Any) -> bool:
+    return value is not None and other is not None and value != other
+
+
+def _called(choice: str | dict[str, Any]) -> Any:
+    """Return the mode of a choice among the tools, or the name of its function."""
+    return choice if isinstance(choice, str) else _object(choice.get("function", choice)).get("name", choice)
 
 
 def _take_older_names(messages: Any) -> None:
@@ -250,6 +272,11 @@ def offered_tools(request: ChatRequest) -> Sequence[dict[str, Any]]:
     allowed = allowed_tools(request)
     functions = [(tool, functions_of([tool])) for tool in request.tools or ()]
     return [tool for tool, named in functions if named and (allowed is None or allowed.issuperset(named))]
+
+
+def tools_field(request: ChatRequest) -> str:
+    """The field that has the tools."""
+    return "functions" if request.functions and request.tools is request.functions else "tools"
 
 
 def tool_choice(request: ChatRequest) -> str | dict[str, Any] | None:

@@ -27,6 +27,7 @@ from synth.inference.api.requests import (
     thinking_budget_wishes,
     thinking_wishes,
     tool_choice,
+    tools_field,
 )
 from synth.inference.chat.generation import GenerationPlan
 from synth.inference.chat.prompts import ChatFormat
@@ -55,7 +56,7 @@ def forced_functions(request: ChatRequest, job: JobSampling | None, family: Fami
                 what=_UNREAD,
                 expected="a model of a family whose calls are read, or no tools",
                 fix='see docs/models.md#tool-calls; `tool_choice: "none"` leaves them out',
-                where="tools",
+                where=tools_field(request),
             )
         )
     must_call = () if _unread_tools(request, family) else _must_call(request)
@@ -191,6 +192,6 @@ def _must_call(request: ChatRequest) -> tuple[str, ...] | Problem:
         return Problem(
             what=f"the name of the function {strange[:60]!r} cannot be forced",
             expected="1 to 128 of the characters a-z A-Z 0-9 _ - . / :",
-            where="tools",
+            where=tools_field(request),
         )
     return names

@@ -247,6 +247,32 @@ def test_a_key_that_another_key_overrules_is_refused(message: dict[str, Any], wh
     assert warnings(body)[0].startswith(f"messages[0].{where} has no effect")
 
 
+TOOL = {"type": "function", "function": {"name": "f"}}
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "equal"),
+    [
+        ({"functions": [{"name": "f"}]}, {"tools": [TOOL]}, None),
+        ({"max_tokens": 3}, {"max_completion_tokens": 4}, {"max_completion_tokens": 3}),
+        ({"function_call": "none"}, {"tool_choice": "auto"}, {"tool_choice": "none"}),
+        ({"function_call": {"name": "f"}}, {"tool_choice": {"function": {"name": "g"}}}, {"tool_choice": TOOL}),
+        (
+            {"extra_body": {"chat_template_kwargs": {"enable_thinking": True}}},
+            {"chat_template_kwargs": {"enable_thinking": False}},
+            {"chat_template_kwargs": {"enable_thinking": True}},
+        ),
+    ],
+)
+def test_a_field_in_whose_place_another_counts_is_refused_if_they_differ(one: Any, other: Any, equal: Any):
+    [name] = one
+    talk = {"messages": [{"role": "user", "content": "x"}]}
+    assert [where.partition(".")[0] for where in refusals(talk | one | other)] == [name]
+    assert "has no effect: `" in warnings(talk | one | other)[0]
+    for more in ({}, equal or {}):
+        assert refusals(talk | one | more) == warnings(talk | one | more) == []
+
+
 def test_many_unknown_keys_make_a_short_answer():
     body = {"messages": [{"role": "user", "content": "x", "foo": 1}] * 500} | {f"k{i}": 1 for i in range(5000)}
     assert len(refusals(body)) == 21
@@ -278,6 +304,8 @@ async def test_older_names_of_tools_and_calls_make_the_same_prompt(served: Serve
     newer = (await served.ask(None, **asked, messages=new, tools=[{"type": "function", "function": function}])).json()
     assert older["prompt_token_ids"] == newer["prompt_token_ids"]
     assert "warnings" not in older
+    unplain = await served.ask(None, **asked, functions=[{"name": "a b"}], function_call={"name": "a b"})
+    assert (unplain.status_code, unplain.json()["error"]["param"]) == (400, "functions")
     both: dict[str, Any] = {"functions": [function], "tools": [{"type": "function", "function": function}]}
     refused = await served.ask(None, **asked, **both)
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "functions")
