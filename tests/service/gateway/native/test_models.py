@@ -20,6 +20,7 @@ from starlette.routing import Route
 from synth.bus.kv.replicas import Replica, ReplicaTable, announce
 from synth.bus.publish import Publisher
 from synth.events import ModelPublished, ModelRef
+from synth.gateway.chat_proxy.affinity import ChatRoute
 from synth.gateway.chat_proxy.proxy import InferenceProxy
 from synth.gateway.errors import ApiError
 from synth.keys import Cid, internal_token, mint_cid
@@ -174,7 +175,7 @@ async def test_a_chat_that_nobody_can_answer_says_when_to_try_again(settings_of,
     bus = await bus_as("gateway")
     proxy = InferenceProxy(ReplicaTable(bus), secrets=secrets_of("gateway"), timeout_s=1)
     with pytest.raises(ApiError, match="no inference replica") as refused:
-        await proxy.forward(Request({"type": "http", "headers": []}), b"{}", org="org_1", model="m")
+        await proxy.forward(Request({"type": "http", "headers": []}), b"{}", org="org_1", route=ChatRoute("m", b""))
     assert refused.value.status == 503
     assert refused.value.retry_after
 
