@@ -22,6 +22,6 @@ DOCUMENTS: dict[str, Callable[[], str]] = {
     "events.md": events_page,
     "configs.md": configs_page,
     "settings.md": settings_page,
-    "../shared/synth/runtime/setting_names.py": setting_names,
+    "../shared/synth/runtime/environment/setting_names.py": setting_names,
     "gpu.md": gpu_page,
 }

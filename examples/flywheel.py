@@ -23,7 +23,7 @@ from typing import Any
 
 import httpx
 
-from synth.runtime.env_file import read_env_file
+from synth.runtime.environment.env_file import read_env_file
 
 
 class Stopped(Exception):

@@ -26,9 +26,9 @@ from synth.bus.server.embedded import free_port
 from synth.errors import SynthError
 from synth.http_server.connection import http_config
 from synth.runtime import logs
+from synth.runtime.environment.unknown_settings import unknown_settings
 from synth.runtime.off_loop import OffLoop
 from synth.runtime.settings import ServiceSettings
-from synth.runtime.unknown_settings import unknown_settings
 from synth.service_secrets import ServiceSecrets
 
 log = logs.get("service")

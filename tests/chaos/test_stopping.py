@@ -11,7 +11,7 @@ import pytest
 
 from synth.bus.server.topology import ACK_WAIT_S
 from synth.events import JobStarted
-from synth.runtime.env_file import read_env_file
+from synth.runtime.environment.env_file import read_env_file
 from tests.chaos.event_recorder import EventRecorder, strike
 from tests.chaos.job_text import demo
 from tests.e2e.platform import Platform, rl

@@ -14,7 +14,7 @@ import pytest
 
 from synth.bus.server.embedded import free_port
 from synth.demo.math import dataset
-from synth.runtime.env_file import read_env_file
+from synth.runtime.environment.env_file import read_env_file
 from tests.clients.published import Published
 from tests.e2e.cli.conftest import Shell, eventually
 from tests.e2e.platform import Platform

@@ -10,7 +10,7 @@ from typing import Any
 
 import httpx
 
-from synth.runtime.env_file import read_env_file
+from synth.runtime.environment.env_file import read_env_file
 from tests.e2e.cli.conftest import Shell
 
 #: A user's wait for a job of these tests; each takes seconds, and some stand behind others.

@@ -17,7 +17,7 @@ import pytest
 
 from synth.demo.math import dataset
 from synth.demo.math.problems import HELD_OUT_FROM
-from synth.runtime.env_file import read_env_file
+from synth.runtime.environment.env_file import read_env_file
 from tests.e2e.platform import Platform
 from tests.e2e.task_apps import app_process
 

@@ -15,7 +15,7 @@ from openai.types.fine_tuning import FineTuningJob
 from pydantic import BaseModel, ConfigDict
 
 from synth.demo.math import dataset, problems
-from synth.runtime.env_file import read_env_file
+from synth.runtime.environment.env_file import read_env_file
 from tests.e2e.platform import Platform
 from tests.e2e.task_apps import Served
 

@@ -21,8 +21,8 @@ from synth.cli.connect import Backend, EnvFiles
 from synth.cli.errors import ExitCode
 from synth.cli.tui.output import warn
 from synth.cli.tui.stdio import end_quietly_without_reader
+from synth.runtime.environment.unknown_settings import unknown_settings
 from synth.runtime.process_end import run_and_end
-from synth.runtime.unknown_settings import unknown_settings
 
 # One line a paragraph: the terminal wraps them.
 _HELP = "\n\n".join(

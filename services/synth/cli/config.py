@@ -12,7 +12,7 @@ from pathlib import Path
 from synth.base_url import base_url_fault
 from synth.cli.errors import NotAuthorised, UsageProblem
 from synth.cli.origins import is_loopback
-from synth.runtime.env_file import read_env_file
+from synth.runtime.environment.env_file import read_env_file
 
 #: The origin of a value that a variable of the user's environment has.
 ENVIRONMENT = "environment"

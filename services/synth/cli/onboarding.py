@@ -16,7 +16,7 @@ from synth.cli.cluster.env_file import merge_env_file
 from synth.cli.config import DEFAULT_BACKEND, Config, ConfigValue, api_root
 from synth.cli.connections.known_origins import confirm, remember
 from synth.cli.errors import Unreachable, UsageProblem
-from synth.runtime.env_file import new_environment_key, read_env_file
+from synth.runtime.environment.env_file import new_environment_key, read_env_file
 
 
 @dataclass(frozen=True, kw_only=True)

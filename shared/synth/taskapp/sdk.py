@@ -36,7 +36,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from synth.errors import InvalidKey, Problem, UserError
-from synth.runtime.env_file import read_env_file
+from synth.runtime.environment.env_file import read_env_file
 from synth.runtime.lines import split_lines
 from synth.taskapp.auth import configured_keys, error, refusal
 from synth.taskapp.blame import blame

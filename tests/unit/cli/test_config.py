@@ -9,7 +9,7 @@ import pytest
 from synth.cli.cluster.env_file import merge_env_file
 from synth.cli.config import ConfigValue, find_env_file, resolve
 from synth.cli.errors import NotAuthorised, UsageProblem
-from synth.runtime.env_file import read_env_file
+from synth.runtime.environment.env_file import read_env_file
 
 KEYS = ("SYNTH_API_KEY", "BACKEND_BASE_URL", "BACKEND_OVERRIDE", "ENVIRONMENT_API_KEY", "TASK_APP_URL")
 

@@ -13,7 +13,7 @@ import pytest
 
 from synth.cli.errors import UsageProblem
 from synth.cli.task_apps.loading import load_task_app
-from synth.runtime.env_file import read_env_file
+from synth.runtime.environment.env_file import read_env_file
 from tests.unit.cli.test_command_line import CLEAN, synthctl
 
 ONE = """

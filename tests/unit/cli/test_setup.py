@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from synth.runtime.env_file import read_env_file
+from synth.runtime.environment.env_file import read_env_file
 from tests.unit.cli.backend import Answer, Backend, Request, backend_that
 from tests.unit.cli.test_command_line import synthctl
 

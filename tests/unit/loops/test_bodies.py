@@ -12,9 +12,9 @@ from starlette.requests import Request
 
 from synth.errors import Problem, UserError
 from synth.gateway.api.native.inference import _route_of
-from synth.http_server.json_values import check_json_values, count_values
 from synth.ids import OrgId
 from synth.inference.api.app import build_api
+from synth.runtime.json_values import check_json_values, count_values
 from synth.runtime.off_loop import OffLoop
 from tests.keyrings import internal
 from tests.loop_gaps import LoopGaps, RecordProperty

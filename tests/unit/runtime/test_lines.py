@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from synth.api.sse import SseEvent, data_event, read_sse
-from synth.runtime.env_file import read_env_file
+from synth.runtime.environment.env_file import read_env_file
 from synth.runtime.lines import read_lines, split_lines
 
 #: What `str.splitlines` takes for the end of a line, and the format of no protocol does.

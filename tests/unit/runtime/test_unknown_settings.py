@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from synth.runtime.unknown_settings import unknown_settings
+from synth.runtime.environment.unknown_settings import unknown_settings
 from tests.unit.cli.test_command_line import CLEAN, synthctl
 
 

@@ -26,7 +26,7 @@ from synth.cli.devices.plan import DevicePlan
 from synth.cli.devices.probe import GpuList, read_gpus
 from synth.cli.errors import CliError
 from synth.cli.processes import is_alive
-from synth.runtime.env_file import read_env_file
+from synth.runtime.environment.env_file import read_env_file
 from synth.runtime.lines import split_lines
 
 START_TIMEOUT_S = 60.0

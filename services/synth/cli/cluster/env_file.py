@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from synth.runtime.env_file import read_env_file
+from synth.runtime.environment.env_file import read_env_file
 
 
 def merge_env_file(path: Path, values: dict[str, str]) -> list[str]:

@@ -23,7 +23,7 @@ from synth.cli.devices.plan import DevicePlan
 from synth.cli.errors import CliError
 from synth.cli.processes import end_group, is_alive
 from synth.keys import new_api_key
-from synth.runtime.env_file import new_environment_key
+from synth.runtime.environment.env_file import new_environment_key
 
 
 class ProcessState(msgspec.Struct, kw_only=True):

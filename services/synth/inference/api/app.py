@@ -15,7 +15,6 @@ from starlette.routing import BaseRoute, Route
 
 from synth.errors import InvalidKey, Problem, SynthError, UserError
 from synth.http_server.body import BodyMemory, HeldBody, read_body
-from synth.http_server.json_values import check_json_values
 from synth.inference.api.completion import Completion, EventStream, ModelBinding
 from synth.inference.api.errors import error_response
 from synth.inference.api.fields import refuse_unserved
@@ -28,6 +27,7 @@ from synth.inference.engines.sampling_time import SamplingTime
 from synth.inference.recording.recorder import ChoiceRecording, Recorder
 from synth.keys import Cid, is_internal
 from synth.rollout_credential import find_credential
+from synth.runtime.json_values import check_json_values
 from synth.runtime.off_loop import INLINE_BYTES, OffLoop
 from synth.service_secrets import Keyring
 from synth.trajectories import ClosedRollout, closed_to_bytes

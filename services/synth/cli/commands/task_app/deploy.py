@@ -143,7 +143,7 @@ def run(
     from synth.cli.deployments import control
     from synth.cli.deployments.state import Deployment
     from synth.cli.task_apps.loading import load_task_app, locate, set_environment, store_key
-    from synth.runtime.env_file import read_env_file
+    from synth.runtime.environment.env_file import read_env_file
 
     settings = load_config(ctx, may_be_new=True)
     for note in set_environment(get_env_files(ctx)):

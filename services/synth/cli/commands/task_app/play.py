@@ -184,7 +184,7 @@ def _open_app(app: str, settings: Config, env_files: Any, *, trusted: bool) -> I
             yield app, client
         return
     from synth.cli.task_apps.loading import load_task_app, read_environment
-    from synth.runtime.env_file import new_environment_key
+    from synth.runtime.environment.env_file import new_environment_key
     from synth.taskapp.server import serving
 
     read_environment(env_files)

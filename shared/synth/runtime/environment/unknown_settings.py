@@ -6,7 +6,7 @@ import difflib
 import re
 from collections.abc import Iterable
 
-from synth.runtime.setting_names import NAMES
+from synth.runtime.environment.setting_names import NAMES
 
 #: Variables beside the settings of services: of the client, the containers, the examples, and of synth-ai's programs.
 _OTHERS = frozenset(
