@@ -21,7 +21,8 @@ def _byte_characters() -> dict[str, int]:
     return {chr(byte): byte for byte in printable} | {chr(256 + n): byte for n, byte in enumerate(others)}
 
 
-_BYTES = _byte_characters()
+#: The byte that each character of a byte-level vocabulary stands for.
+BYTES = _byte_characters()
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +81,7 @@ def _replacement(step: dict[str, Any]) -> tuple[str, str] | None:
 
 def _byte_level(piece: str) -> bytes:
     try:
-        return bytes(map(_BYTES.__getitem__, piece))
+        return bytes(map(BYTES.__getitem__, piece))
     except KeyError:  # a piece that was added to the vocabulary as plain text
         return piece.encode()
 

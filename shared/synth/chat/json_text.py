@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable
+from json.scanner import py_make_scanner  # pyright: ignore
 from typing import Any, cast
 
 #: How deep a conversation may be nested as a template takes it: Python's stack, which a template's code runs on, has an
@@ -14,14 +15,26 @@ MAX_NESTING = 200
 MAX_VALUE_NESTING = MAX_NESTING // 2
 
 
+#: A longer text is read by Python code, which other threads interrupt: the C code holds the GIL to the end of the text.
+_C_CALL = 64 << 10
+
+
 class BadJson(ValueError):
     """The text is not JSON."""
+
+
+class _PythonDecoder(json.JSONDecoder):
+    """Reads lists, objects and numbers in Python."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.scan_once: Any = py_make_scanner(self)
 
 
 def read_json(text: str) -> Any:
     """The value of a JSON text. Raises `BadJson`, also for NaN and infinities, which JSON has not."""
     try:
-        return json.loads(text, parse_constant=refuse_constant)
+        return json.loads(text, parse_constant=refuse_constant, cls=None if len(text) <= _C_CALL else _PythonDecoder)
     # Text that is nested deeply enough ends the parser with a RecursionError.
     except (ValueError, RecursionError) as error:
         raise BadJson(str(error)) from error

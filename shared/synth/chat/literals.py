@@ -10,7 +10,7 @@ middle of a message could still put a token together; no known one does.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any, cast
 
 from synth.chat.json_text import MAX_NESTING
@@ -22,6 +22,9 @@ _ESCAPE = 0xF0000
 #: Forms of tokens that one pattern finds, however many tokens there are.
 _BRACKETS = (("<", ">"), ("[", "]"), ("|", "|"), ("｜", "｜"))
 _UNMARKED_CONTROL = re.compile(r"<[|｜].+[|｜]>")
+#: Characters that one call of a regular expression searches. It holds the GIL until it returns: some milliseconds.
+_PIECE = 1 << 18
+_JOINED = 1 << 14
 
 
 def control_tokens(tokenizer: Any) -> set[str]:
@@ -52,6 +55,7 @@ class Literals:
         self._characters = {stand_in: character for character, stand_in in self._stand_ins.items()}
         private = f"[{chr(_ESCAPE)}-{chr(_ESCAPE + len(first))}]"
         self._private = re.compile(private)
+        self._longest = max(map(len, self._spelled), default=1)
         self._escaped = re.compile(f"{chr(_ESCAPE)}(.)|{private}", re.DOTALL)
         self._found = re.compile("|".join([private, *_patterns(self._spelled)]))
         self._token = re.compile("|".join(_patterns(self._tokens)) or r"(?!)")
@@ -62,7 +66,7 @@ class Literals:
         Raises `UserError` for more than `MAX_NESTING` levels of lists and objects.
         """
         if isinstance(value, str):
-            return self._found.sub(self._replace, value)
+            return self._escape_text(value)
         if not isinstance(value, list | dict):
             return value
         if depth > MAX_NESTING:
@@ -78,21 +82,33 @@ class Literals:
             return items
         entries: dict[str, Any] = {}
         for key, item in cast(dict[str, Any], value).items():
-            entries[self._found.sub(self._replace, key)] = self.escape(item, depth + 1)
+            entries[self._escape_text(key)] = self.escape(item, depth + 1)
         return entries
+
+    def _escape_text(self, text: str) -> str:
+        return _substitute(self._found, self._replace, text, self._longest)
 
     def restore(self, rendered: str) -> str:
         """The text with its literals."""
-        return self._escaped.sub(lambda found: found[1] or self._characters.get(found[0], found[0]), rendered)
+        return _substitute(
+            self._escaped, lambda found: found[1] or self._characters.get(found[0], found[0]), rendered, 2
+        )
 
     def occur_in(self, rendered: str) -> bool:
         """Whether the text holds a literal, or a private-use character that had to be escaped."""
-        return self._private.search(rendered) is not None
+        return any(self._private.search(rendered, start, start + _PIECE) for start in range(0, len(rendered), _PIECE))
+
+    @staticmethod
+    def least_length(rendered: str) -> int:
+        """Return how many characters the text has at least without its escapes."""
+        escapes = sum(rendered.count(chr(_ESCAPE), start, start + _PIECE) for start in range(0, len(rendered), _PIECE))
+        # Behind an escape stands one character, which may be an escape itself.
+        return max(len(rendered) - escapes, (len(rendered) + 1) // 2)
 
     def split(self, rendered: str) -> Iterator[str]:
         """The template's own control tokens, and the texts between them, in order."""
         end = 0
-        for found in self._token.finditer(rendered):
+        for found in find_all(self._token, rendered, self._longest):
             token = _whole(found)
             if token in self._tokens and found.start() >= end:
                 yield rendered[end : found.start()]
@@ -105,6 +121,36 @@ class Literals:
         if self._private.fullmatch(character):
             return chr(_ESCAPE) + character
         return self._stand_ins[character] if _whole(found) in self._spelled else character
+
+
+def find_all(pattern: re.Pattern[str], text: str, longest: int) -> Iterator[re.Match[str]]:
+    """The matches of a pattern in a text, piece by piece: other threads go on between the pieces.
+
+    longest: characters that a match and what it looks ahead at have at most. The pattern may not look behind.
+    """
+    start = 0
+    while start < len(text):
+        end = start + _PIECE
+        for found in pattern.finditer(text, start, end + longest):
+            if found.start() >= end:
+                break
+            yield found
+            end = max(end, found.end())
+        start = end
+
+
+def _substitute(pattern: re.Pattern[str], replace: Callable[[re.Match[str]], str], text: str, longest: int) -> str:
+    if len(text) <= _PIECE:
+        return pattern.sub(replace, text)
+    joined, pieces, end = list[str](), list[str](), 0
+    for found in find_all(pattern, text, longest):
+        pieces += text[end : found.start()], replace(found)
+        end = found.end()
+        # To join a million texts at once would hold the GIL as long as one search.
+        if len(pieces) >= _JOINED:
+            joined.append("".join(pieces))
+            pieces.clear()
+    return "".join([*joined, *pieces, text[end:]])
 
 
 def _whole(found: re.Match[str]) -> str:

@@ -15,18 +15,28 @@ from __future__ import annotations
 
 import copy
 import functools
+import math
 import re
 from collections.abc import Sequence
 from datetime import date
 from typing import Any
 
-from synth.chat.literals import control_tokens
+from synth.chat.literals import control_tokens, find_all
 from synth.chat.marks import MARKS
 from synth.chat.rendering import Renderer
 from synth.chat.template_source import TemplateSource
 
 #: Stands for one image in a rendered conversation, in every family that sees.
 IMAGE_TOKEN = "<|image_pad|>"
+
+
+class TooManyTokens(Exception):
+    """A text has more tokens than it may have. exact: whether it has so many, not more."""
+
+    def __init__(self, tokens: int, *, exact: bool = True) -> None:
+        super().__init__(tokens)
+        self.tokens = tokens
+        self.exact = exact
 
 
 class ChatTemplate(Renderer):
@@ -48,12 +58,28 @@ class ChatTemplate(Renderer):
         """The id of the token that stands for an image."""
         return self._tokenizer.convert_tokens_to_ids(IMAGE_TOKEN)
 
-    def encode(self, rendered: str) -> list[int]:
-        """Token ids of rendered text, or of a part of one."""
+    def encode(self, rendered: str, *, most: int | None = None, characters_per_token: float | None = None) -> list[int]:
+        """Token ids of rendered text, or of a part of one.
+
+        most: raises `TooManyTokens` for more tokens than this. characters_per_token: the most that a token stands for,
+        if it is known: a text that is certainly too long is not tokenised.
+        """
+        if most is not None and characters_per_token is not None:
+            least = math.ceil(self._literals.least_length(rendered) / characters_per_token)
+            if least > most:
+                raise TooManyTokens(least, exact=False)
         if self._literals.occur_in(rendered):
-            return self._encode_literals(rendered)
+            return self._encode_literals(rendered, most)
+        return self._ids(self._tokenizer.backend_tokenizer, rendered, most)
+
+    @staticmethod
+    def _ids(backend: Any, text: str, most: int | None = None) -> list[int]:
         # `encode` holds the GIL for as long as it takes, 1 s for 1 MB of text; a batch releases it.
-        return self._tokenizer.backend_tokenizer.encode_batch_fast([rendered], add_special_tokens=False)[0].ids
+        encoding = backend.encode_batch_fast([text], add_special_tokens=False)[0]
+        # The list of a few million ids would take long, with the GIL held.
+        if most is not None and len(encoding) > most:
+            raise TooManyTokens(len(encoding))
+        return encoding.ids
 
     def encode_all(self, rendered: Sequence[str]) -> list[list[int]]:
         """Token ids of many texts, in parallel."""
@@ -66,27 +92,42 @@ class ChatTemplate(Renderer):
             self._encode_literals(text) if i in with_literals else next(encoded).ids for i, text in enumerate(rendered)
         ]
 
-    def _encode_literals(self, rendered: str) -> list[int]:
+    def _encode_literals(self, rendered: str, most: int | None = None) -> list[int]:
         """Token ids of rendered text with literals in it: each text between special tokens that holds one is apart."""
-        encode = self._tokenizer.backend_tokenizer.encode
-        plain, ids = "", list[int]()
+        backend = self._tokenizer.backend_tokenizer
+        plain, ids = list[str](), list[int]()
         for text in self._literals.split(rendered):
             if not self._literals.occur_in(text):
-                plain += text
+                plain.append(text)
                 continue
-            ids += encode(plain, add_special_tokens=False).ids
-            ids += self._encode_as_text(self._literals.restore(text))
-            plain = ""
-        return ids + encode(plain, add_special_tokens=False).ids
-
-    def _encode_as_text(self, text: str) -> list[int]:
-        """Token ids of text in which nothing but the marks is a token of its own."""
-        backend, marks = self._tokenizer.backend_tokenizer, self._special_marks
-        ids: list[int] = []
-        for part in re.split(f"({'|'.join(map(re.escape, marks))})", text) if marks else [text]:
-            encoder = backend if part in marks else self._without_controls
-            ids += encoder.encode(part, add_special_tokens=False).ids
+            ids += self._ids(backend, "".join(plain), most)
+            ids += self._encode_as_text(self._literals.restore(text), most)
+            plain = []
+            if most is not None and len(ids) > most:
+                raise TooManyTokens(len(ids), exact=False)
+        ids += self._ids(backend, "".join(plain), most)
+        if most is not None and len(ids) > most:
+            raise TooManyTokens(len(ids))
         return ids
+
+    def _encode_as_text(self, text: str, most: int | None) -> list[int]:
+        """Token ids of text in which nothing but the marks is a token of its own."""
+        ids, end = list[int](), 0
+        for found in find_all(self._mark, text, self._longest_mark):
+            ids += self._ids(self._without_controls, text[end : found.start()], most)
+            ids += self._ids(self._tokenizer.backend_tokenizer, found[0])
+            end = found.end()
+            if most is not None and len(ids) > most:
+                raise TooManyTokens(len(ids), exact=False)
+        return ids + self._ids(self._without_controls, text[end:], most)
+
+    @functools.cached_property
+    def _mark(self) -> re.Pattern[str]:
+        return re.compile("|".join(map(re.escape, self._special_marks)) or r"(?!)")
+
+    @functools.cached_property
+    def _longest_mark(self) -> int:
+        return max(map(len, self._special_marks), default=1)
 
     @functools.cached_property
     def _special_marks(self) -> list[str]:

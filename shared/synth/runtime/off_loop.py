@@ -1,4 +1,4 @@
-"""Runs what a large request or answer costs away from the event loop, in worker processes.
+"""Runs what a large request or answer costs away from the event loop, in threads and in worker processes.
 
 A thread is enough for code that gives the GIL back: Python code, which does so every 5 ms, and libraries that release
 it. One long call of C code does not: to decode 22 MiB of `[[],[],…]` holds every thread of a process for seconds. Such
@@ -16,7 +16,7 @@ import signal
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from anyio import BrokenResourceError, BrokenWorkerProcess, CapacityLimiter, ClosedResourceError, to_process
+from anyio import BrokenResourceError, BrokenWorkerProcess, CapacityLimiter, ClosedResourceError, to_process, to_thread
 from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
@@ -37,6 +37,10 @@ class WorkerSettings(BaseSettings):
     worker_processes: int = Field(default=2, ge=1)
     """Worker processes in which a service reads answers of more than 64 KiB. They are started when they are first
     needed. Organisations share them by turns; one more is kept for an organisation that has none."""
+
+    worker_threads: int = Field(default=2, ge=1)
+    """Threads in which a service renders and tokenises requests of more than 64 KiB. Organisations share them by turns;
+    one more is kept for an organisation that has none. Smaller requests do not wait for them."""
 
     worker_memory_bytes: int = Field(default=4 << 30, ge=256 << 20)
     """Memory that a worker process may have. A request that needs more is refused."""
@@ -59,13 +63,25 @@ class TooMuchWork(UserError):
 
 
 class OffLoop:
-    """The worker processes of one service. Their number is bounded; organisations share them by turns."""
+    """The threads and worker processes of one service. Their number is bounded; organisations share them by turns."""
 
     def __init__(self, settings: WorkerSettings | None = None) -> None:
         settings = settings or WorkerSettings()
         self._memory_bytes = settings.worker_memory_bytes
         self._timeout_s = settings.worker_timeout_s
         self._process_slots = FairSlots(settings.worker_processes, spare=1)
+        self._thread_slots = FairSlots(settings.worker_threads, spare=1)
+
+    async def thread(self, function: Callable[..., _T], *args: Any, org: str, size: int) -> _T:
+        """Call a function in a thread; if `size` is above 64 KiB, in one that the organisations share by turns.
+
+        size: bytes of what it works on. The function must release the GIL, or never hold it for long. If the caller is
+        cancelled, this returns when the thread has ended, because its slot is not free before.
+        """
+        if size <= INLINE_BYTES:
+            return await asyncio.to_thread(function, *args)
+        async with self._thread_slots.hold(org):
+            return await to_thread.run_sync(function, *args, limiter=CapacityLimiter(1))
 
     async def process(self, function: Callable[..., _T], *args: Any, org: str, size: int | None, task: str) -> _T:
         """Call a function of a module in a worker process if `size` is None or above 64 KiB, else in place.

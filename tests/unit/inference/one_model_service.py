@@ -17,9 +17,9 @@ from synth.blobs import BlobStore
 from synth.errors import InvalidKey, Problem, Transient, UserError
 from synth.images.source import ImageLimits
 from synth.inference.api.app import build_api
-from synth.inference.api.completion import ModelBinding
 from synth.inference.api.images import ChatImages
 from synth.inference.api.limits import RequestLimits
+from synth.inference.api.prompt import ModelBinding
 from synth.inference.api.requests import JobSampling
 from synth.inference.chat.prompts import ChatFormat
 from synth.inference.engines.protocol import Engine

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -102,6 +103,20 @@ async def test_one_organisation_cannot_keep_the_others_out(tmp_path: Path):
     for task in hostile:
         task.cancel()
     await asyncio.gather(*hostile, return_exceptions=True)
+
+
+async def test_threads_that_one_organisation_holds_keep_no_other_out():
+    off_loop, end = OffLoop(WorkerSettings(worker_threads=2)), threading.Event()
+    hostile = [asyncio.create_task(off_loop.thread(end.wait, 60, org="a", size=LARGE)) for _ in range(20)]
+    try:
+        await asyncio.sleep(0)
+        async with asyncio.timeout(30):
+            assert await off_loop.thread(decoded_length, b"[1]", org="b", size=LARGE) == 1
+            assert await off_loop.thread(decoded_length, b"[1]", org="a", size=INLINE_BYTES) == 1
+        assert not any(task.done() for task in hostile)
+    finally:
+        end.set()
+        assert await asyncio.gather(*hostile) == [True] * 20
 
 
 async def test_the_monitor_sees_a_call_that_holds_the_gil():

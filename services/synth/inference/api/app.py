@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
+import functools
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from typing import Protocol
@@ -15,11 +15,12 @@ from starlette.routing import BaseRoute, Route
 
 from synth.errors import InvalidKey, Problem, SynthError, UserError
 from synth.http_server.body import BodyMemory, HeldBody, read_body
-from synth.inference.api.completion import Completion, EventStream, ModelBinding
+from synth.inference.api.completion import Completion, EventStream
 from synth.inference.api.errors import error_response
 from synth.inference.api.fields import refuse_unserved
 from synth.inference.api.images import ChatImages
-from synth.inference.api.limits import RequestLimits
+from synth.inference.api.limits import VALUES_SETTING, RequestLimits
+from synth.inference.api.prompt import ModelBinding
 from synth.inference.api.requests import ChatRequest, decode_request, num_choices
 from synth.inference.api.teacher import score_tokens
 from synth.inference.engines.protocol import Engine
@@ -141,6 +142,8 @@ class _Api:
                     time=self._time(recordings),
                     images=self._images,
                     limits=self._limits,
+                    off_loop=self._off_loop,
+                    size=held.size,
                 )
                 if body.stream:
                     recordings = []  # the stream settles them
@@ -233,10 +236,9 @@ class _Api:
         """Decode a chat; a large one in a thread, so that other requests go on between the decoder's calls."""
         if len(body) <= INLINE_BYTES:
             return decode_request(body, max_choices=self._limits.choices)
-        await check_json_values(
-            body, self._off_loop, limit=self._limits.values, setting="SYNTH_MAX_REQUEST_VALUES", org=principal
-        )
-        return await asyncio.to_thread(decode_request, body, max_choices=self._limits.choices)
+        await check_json_values(body, self._off_loop, limit=self._limits.values, setting=VALUES_SETTING, org=principal)
+        decode = functools.partial(decode_request, max_choices=self._limits.choices)
+        return await self._off_loop.thread(decode, body, org=principal, size=len(body))
 
     async def _internal_body(self, request: Request) -> bytes:
         with self._memory.hold("") as held:

@@ -21,7 +21,14 @@ from synth.inference.api.errors import error_body
 from synth.inference.api.images import ChatImages, ShownImages
 from synth.inference.api.limits import RequestLimits
 from synth.inference.api.output_format import OutputGrammars, compile_output_grammars
-from synth.inference.api.requests import ChatRequest, JobSampling, num_choices
+from synth.inference.api.prompt import (
+    ModelBinding,
+    build_prompt,
+    check_argument_texts,
+    default_max_tokens,
+    show_images,
+)
+from synth.inference.api.requests import ChatRequest, num_choices
 from synth.inference.api.responses import ChunkWriter, ReplyOptions, Usage, choice_json, completion_json, usage_chunk
 from synth.inference.api.sampling_plan import (
     build_conversation,
@@ -31,27 +38,15 @@ from synth.inference.api.sampling_plan import (
 )
 from synth.inference.chat.generation import Generation, ReplyDelta, derive_seed
 from synth.inference.chat.output_parser import ParsedReply, ReplyParser, TextDelta
-from synth.inference.chat.prompts import ChatFormat, Prompt
+from synth.inference.chat.prompts import Prompt
 from synth.inference.engines.limits import clamp_max_tokens
-from synth.inference.engines.protocol import Engine
 from synth.inference.engines.sampling_time import SamplingTime
 from synth.inference.recording.completion_record import make_record
 from synth.inference.recording.recorder import ChoiceRecording, CidClosed
+from synth.runtime.off_loop import OffLoop
 
 # The status that proxies log for a client that went away; nobody reads it.
 _CLIENT_CLOSED_REQUEST = 499
-
-
-@dataclass(frozen=True, slots=True)
-class ModelBinding:
-    """What one call runs on. model: its name in the reply. org: on whose behalf; its images are its own. sampling: the
-    job's, for a rollout's call."""
-
-    engine: Engine
-    chat: ChatFormat
-    model: str
-    org: str
-    sampling: JobSampling | None = None
 
 
 @dataclass(eq=False, slots=True)
@@ -93,22 +88,27 @@ class Completion:
         time: SamplingTime,
         images: ChatImages,
         limits: RequestLimits,
+        off_loop: OffLoop,
+        size: int,
     ) -> Completion:
         """Read the images that the request shows, compile what it says of its output, and prepare the call.
 
-        time: for all of it. Raises what the constructor raises, and `UserError` for messages that cannot be rendered
-        and for an image that cannot be had.
+        time: for all of it. off_loop: where a large request is rendered. size: bytes of the request. Raises what the
+        constructor raises, and `UserError` for messages that cannot be rendered and for an image that cannot be had.
         """
-        shown = await _shown_images(request, binding, recordings, images, seconds=time.seconds_left)
+        shown = await show_images(request, binding, recordings, images, seconds=time.seconds_left)
         must_call = forced_functions(request, binding.sampling, binding.chat.family)
+        request = msgspec.structs.replace(request, messages=shown.messages)
+        conversation = build_conversation(request, binding.sampling)
+        await check_argument_texts(request.messages, off_loop, limits=limits, org=binding.org)
+        history = recordings[0].history if recordings else None
+        # To render and to tokenise a long prompt takes seconds, in which others must be served.
+        prompt = await off_loop.thread(
+            build_prompt, request, binding, conversation, history, shown, limits, org=binding.org, size=size
+        )
         grammars = await compile_output_grammars(
             request, must_call, binding.chat, vocabulary=binding.engine.vocabulary, limits=limits.schema
         )
-        request = msgspec.structs.replace(request, messages=shown.messages)
-        conversation = build_conversation(request, binding.sampling)
-        history = recordings[0].history if recordings else None
-        # To render and to tokenise a long prompt takes seconds, in which others must be served.
-        prompt = await asyncio.to_thread(binding.chat.prompt, conversation, history, shown.images)
         return cls(
             request,
             binding,
@@ -161,7 +161,7 @@ class Completion:
             thinking=self._conversation.thinking,
             must_call=must_call,
             grammars=grammars,
-            default_max_tokens=limits.default_max_tokens or binding.engine.max_context,
+            default_max_tokens=default_max_tokens(binding, limits),
         )
         # Before a stream begins, because what has begun has status 200.
         clamp_max_tokens(
@@ -359,28 +359,3 @@ async def _gather_or_cancel(runs: Sequence[Coroutine[Any, Any, None]]) -> None:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-
-
-async def _shown_images(
-    request: ChatRequest,
-    binding: ModelBinding,
-    recordings: Sequence[ChoiceRecording],
-    images: ChatImages,
-    *,
-    seconds: float,
-) -> ShownImages:
-    """The request's messages with their images. A text model is shown none: its template refuses them."""
-    job = binding.sampling
-    most = images.per_message if job is None or job.max_images_per_message is None else job.max_images_per_message
-    if binding.chat.processor is None:
-        return ShownImages(request.messages)
-    return await images.show(
-        request.messages,
-        binding.chat.processor,
-        org=binding.org,
-        most=most,
-        in_prompt=job.max_images_per_prompt if job is not None else None,
-        context=binding.engine.max_context,
-        seconds=seconds,
-        history=recordings[0].history if recordings else None,
-    )

@@ -6,6 +6,9 @@ from dataclasses import dataclass, field
 
 from synth.inference.grammar.compiler import SchemaLimits
 
+#: The name of the setting of `RequestLimits.values`.
+VALUES_SETTING = "SYNTH_MAX_REQUEST_VALUES"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestLimits:

@@ -25,6 +25,7 @@ from synth.images.processor import ImageProcessor
 from synth.images.prompt_image import PromptImage, expand_image_tokens
 from synth.inference.engines.protocol import EngineImage
 from synth.inference.grammar.compiler import GrammarCompiler
+from synth.inference.token_length import most_characters_per_token
 from synth.inference.tokenizers import Tokenizer, load_tokenizer
 
 
@@ -67,16 +68,21 @@ class ChatFormat:
     """A model's chat template and tokenizer, and the JSON schemas that were compiled for it.
 
     processor: of a model that sees images. media: the tokens that stand for media in its prompts, never in a reply.
+    characters_per_token: the most characters of text that a token stands for; None if it is not known.
     """
 
     tokenizer: Tokenizer
     processor: ImageProcessor | None = None
     media: tuple[int, ...] = ()
+
     template: ChatTemplate = field(init=False)
+    characters_per_token: float | None = field(init=False)
     grammars: GrammarCompiler = field(init=False, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "template", ChatTemplate(self.tokenizer.full, sees=self.processor is not None))
+        per_token = most_characters_per_token(self.tokenizer.full.backend_tokenizer)
+        object.__setattr__(self, "characters_per_token", per_token)
         object.__setattr__(self, "grammars", GrammarCompiler(self.tokenizer.full))
 
     @classmethod
@@ -105,17 +111,20 @@ class ChatFormat:
         conversation: Conversation,
         history: TokenHistory | None = None,
         images: Mapping[str, EngineImage] | None = None,
+        *,
+        most: int | None = None,
     ) -> Prompt:
         """What to sample after. With a `history`, a continued call's own ids come first, untouched.
 
-        images: those that the messages show, by the addresses in them. Raises `UserError` for messages that the
-        template cannot render.
+        images: those that the messages show, by the addresses in them. most: tokens of text that a prompt may have.
+        Raises `UserError` for messages that the template cannot render, and `TooManyTokens` for more than `most`.
         """
         shown = _images_of(conversation.messages, images)
         if history is None or not history.calls:
-            return Prompt(self._encode(self.template.prompt(conversation), shown), shown)
+            return Prompt(self._encode(self.template.prompt(conversation), shown, most), shown)
         keys = self._key(conversation, conversation.messages)
-        calls = [history.calls.get(keys[: n + 1]) for n in range(1, len(keys))]
+        lengths = {len(key) for key in history.calls}
+        calls = [history.calls.get(keys[: n + 1]) if n + 1 in lengths else None for n in range(1, len(keys))]
         # Most clients send an assistant's message back without its reasoning. It is the template that decides what of
         # it the model sees again, so the template gets it.
         messages = [
@@ -124,10 +133,10 @@ class ChatFormat:
             else message
             for message, tokens in zip(conversation.messages, calls, strict=True)
         ]
-        continued, text = self._continue(replace(conversation, messages=messages), calls, images)
+        continued, text = self._continue(replace(conversation, messages=messages), calls, images, most)
         if continued is None:
             history.branch_breaks += 1
-            continued = self._encode(text, shown)
+            continued = self._encode(text, shown, most)
         return Prompt(continued, shown)
 
     def opening(self, prompt_ids: Sequence[int]) -> Opening:
@@ -153,6 +162,7 @@ class ChatFormat:
         conversation: Conversation,
         calls: Sequence[RecordedTokens | None],
         images: Mapping[str, EngineImage] | None,
+        most: int | None,
     ) -> tuple[list[int] | None, str]:
         """Recorded ids plus those of the new text, or None if no call can be continued; and the whole rendered text."""
         template, prepared = self.template, self.template.prepare(conversation)
@@ -169,11 +179,11 @@ class ChatFormat:
         # The recorded ids end where the reply ended: with the token that ends a turn if it was sampled, else before it.
         ended = recorded.ids[-1] == self.tokenizer.turn_end
         new = text[end + len(self.tokenizer.turn_end_text) * ended :]
-        return recorded.ids + self._encode(new, _images_of(conversation.messages[n:], images)), text
+        return recorded.ids + self._encode(new, _images_of(conversation.messages[n:], images), most), text
 
-    def _encode(self, rendered: str, images: Sequence[EngineImage]) -> list[int]:
+    def _encode(self, rendered: str, images: Sequence[EngineImage], most: int | None) -> list[int]:
         """Token ids of rendered text that shows these images."""
-        ids = self.template.encode(rendered)
+        ids = self.template.encode(rendered, most=most, characters_per_token=self.characters_per_token)
         if self.processor is None:
             return ids
         return expand_image_tokens(ids, [image.shown for image in images], self.template.image_token)

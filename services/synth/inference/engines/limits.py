@@ -22,19 +22,21 @@ def vllm_lora_rank(rank: int) -> int:
 class ContextOverflow(UserError):
     """The prompt leaves no room for a reply. Its text is the one that OpenAI's clients know and look for."""
 
-    def __init__(self, *, prompt: int, asked: int, context: int, image_tokens: int = 0) -> None:
+    def __init__(self, *, prompt: int, asked: int, context: int, image_tokens: int = 0, exact: bool = True) -> None:
         """prompt: tokens of the messages; image_tokens: those of them that are of images. asked: of the reply at most.
-        context: of both together.
+        context: of both together. exact: whether the prompt has so many tokens, not more.
         """
+        least = "" if exact else "at least "
         images = f", {image_tokens} of them of its images" if image_tokens else ""
         self.message = (
-            f"This model's maximum context length is {context} tokens. However, you requested {prompt + asked} tokens "
-            f"({prompt} in the messages, {asked} in the completion). Please reduce the length of the messages to "
-            f"{context - 1} tokens or fewer." + (f" The images take {image_tokens} tokens." if image_tokens else "")
+            f"This model's maximum context length is {context} tokens. However, you requested {least}"
+            f"{prompt + asked} tokens ({prompt} in the messages, {asked} in the completion). "
+            f"Please reduce the length of the messages to {context - 1} tokens or fewer."
+            + (f" The images take {image_tokens} tokens." if image_tokens else "")
         )
         super().__init__(
             Problem(
-                what=f"the prompt has {prompt} tokens"
+                what=f"the prompt has {least}{prompt} tokens"
                 + (f", {image_tokens} of them of images" if image_tokens else ""),
                 expected=f"at most {context - 1}, so that one token can follow within the context of {context}",
                 fix="shorten the messages" + (", or show fewer or smaller images" if images else ""),

@@ -15,7 +15,7 @@ from synth.bus.history.model_refs import find_model
 from synth.bus.replay import replay
 from synth.errors import Problem, Transient, UserError
 from synth.events import LoraShape, ModelRef, PolicyPublished
-from synth.inference.api.completion import ModelBinding
+from synth.inference.api.prompt import ModelBinding
 from synth.inference.api.requests import JobSampling
 from synth.inference.engines.protocol import Engine
 from synth.inference.serving.model_pool import ModelFiles, ModelPool, ServedModel

@@ -200,6 +200,7 @@ NAMES = frozenset(
         "SYNTH_WAITING_AFTER_S",
         "SYNTH_WORKER_MEMORY_BYTES",
         "SYNTH_WORKER_PROCESSES",
+        "SYNTH_WORKER_THREADS",
         "SYNTH_WORKER_TIMEOUT_S",
         "SYNTH_WORK_DIR",
     }
