@@ -43,7 +43,9 @@ async def compiled(folder: Path, engine: VllmEngine, items: int) -> Grammar:
     schema = {"type": "array", "items": {"enum": ["a", "b"]}, "minItems": items, "maxItems": items}
     compiler = GrammarCompiler(load_tokenizer(folder).full)
     limits = SchemaLimits()
-    made = await compiler.compile(schema, strict=True, vocabulary=engine.vocabulary, where="schema", limits=limits)
+    made = await compiler.compile(
+        schema, strict=True, vocabulary=engine.vocabulary, where="schema", limits=limits, org="org_1"
+    )
     return made.grammar
 
 

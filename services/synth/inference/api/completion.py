@@ -107,7 +107,12 @@ class Completion:
             build_prompt, request, binding, conversation, history, shown, limits, org=binding.org, size=size
         )
         grammars = await compile_output_grammars(
-            request, must_call, binding.chat, vocabulary=binding.engine.vocabulary, limits=limits.schema
+            request,
+            must_call,
+            binding.chat,
+            vocabulary=binding.engine.vocabulary,
+            limits=limits.schema,
+            org=binding.org,
         )
         return cls(
             request,

@@ -11,7 +11,7 @@ from synth.errors import Problem, UserError
 from synth.inference.api.requests import ChatRequest, offered_tools, tools_field
 from synth.inference.chat.prompts import ChatFormat
 from synth.inference.grammar.calls import answer_or_calls, xml_arguments
-from synth.inference.grammar.compiler import SchemaLimits
+from synth.inference.grammar.compiler import SchemaLimits, check_schema_size
 from synth.inference.grammar.tokens import Grammar
 
 _FORMATS = ("text", "json_object", "json_schema")
@@ -37,10 +37,12 @@ async def compile_output_grammars(
     *,
     vocabulary: int,
     limits: SchemaLimits,
+    org: str,
 ) -> OutputGrammars:
     """Compile what a request says of its output. must_call: the functions of which the reply has to call one.
 
-    Raises `UserError`, whose `where` is the place, for a format that is none and for a schema that cannot be enforced.
+    org: on whose behalf. Raises `UserError`, whose `where` is the place, for a format that is none and for a schema
+    that cannot be enforced.
     """
     schema, strict = _answer_schema(request)
     # A forced call is no answer, and what follows it is not looked at.
@@ -54,6 +56,7 @@ async def compile_output_grammars(
             vocabulary=vocabulary,
             where=_SCHEMA,
             limits=limits,
+            org=org,
             around=answer_or_calls(chat.family, tuple(functions_of(offered_tools(request)))),
         )
         grammar = compiled.grammar
@@ -61,6 +64,7 @@ async def compile_output_grammars(
     for place, function in _functions(request, must_call):
         where, strict = f"{place}.parameters", function.get("strict") is True
         schema = {"type": "object", **_object(function.get("parameters") or {}, where)}
+        check_schema_size(schema, where=where, limits=limits)
         around, loose = xml_arguments(schema, where) if chat.family.calls and chat.family.calls.xml else (None, [])
         if loose and strict:
             raise UserError(
@@ -71,7 +75,7 @@ async def compile_output_grammars(
                 )
             )
         compiled = await compiler.compile(
-            schema, strict=strict, vocabulary=vocabulary, where=where, limits=limits, around=around
+            schema, strict=strict, vocabulary=vocabulary, where=where, limits=limits, org=org, around=around
         )
         arguments[function["name"]] = compiled.grammar
         warnings += [f"{where} is not enforced in full: {warning}" for warning in compiled.warnings]

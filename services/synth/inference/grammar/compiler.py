@@ -11,13 +11,16 @@ import json
 import math
 import sys
 from collections import OrderedDict
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Literal
+from itertools import islice
+from typing import Any, Literal, cast
 
 from llguidance import LLMatcher, grammar_from
 
 from synth.chat.json_text import is_too_deep
 from synth.errors import Problem, Transient, UserError
+from synth.fairness.slots import FairSlots
 from synth.inference.grammar.calls import ONE_LINE, fill
 from synth.inference.grammar.tokens import Grammar, build_lexicon
 from synth.runtime.child_process import end_child
@@ -25,7 +28,7 @@ from synth.runtime.lines import split_lines
 
 # Schemas that are kept compiled for each model.
 _CACHED = 128
-# Checks at one time for one model; each takes a core.
+# Checks at one time for one model; each takes a core. Organisations share them by turns.
 _CHECKS = 2
 # Time for the interpreter to start on a busy machine, beyond the CPU seconds that a check may take, which the kernel
 # bounds: this is for a process that hangs.
@@ -63,7 +66,7 @@ class GrammarCompiler:
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
         self._lexicon: asyncio.Task[Any] | None = None
-        self._checks = asyncio.Semaphore(_CHECKS)
+        self._checks = FairSlots(_CHECKS, spare=1)
         self._compiled: OrderedDict[tuple[str, int, str | None], asyncio.Task[Compiled]] = OrderedDict()
 
     async def compile(
@@ -74,20 +77,22 @@ class GrammarCompiler:
         vocabulary: int,
         where: str,
         limits: SchemaLimits,
+        org: str,
         around: str | None = None,
     ) -> Compiled:
         """Compile the grammar of the JSON values that fit a schema.
 
         around: the text of a grammar that holds it (`synth.inference.grammar.calls`), which is compiled in its place.
         strict: a keyword that cannot be enforced is an error; otherwise it is ignored, and named in the warnings.
-        where: the place of the schema in the request. Raises `SchemaError`, which names the place within the schema.
+        where: the place of the schema in the request. org: on whose behalf. Raises `SchemaError`, which
+        names the place within the schema.
         """
         text = _with_options(schema, strict=strict, where=where, limits=limits)
         key = (text, vocabulary, around)
         task = self._compiled.get(key)
         if task is None:
             task = asyncio.create_task(
-                self._compile(text, vocabulary, where, limits, around), name="compile a JSON schema"
+                self._compile(text, vocabulary, where, limits, around, org), name="compile a JSON schema"
             )
             task.add_done_callback(lambda done: done.cancelled() or done.exception())
             self._compiled[key] = task
@@ -105,9 +110,9 @@ class GrammarCompiler:
             raise
 
     async def _compile(
-        self, text: str, vocabulary: int, where: str, limits: SchemaLimits, around: str | None
+        self, text: str, vocabulary: int, where: str, limits: SchemaLimits, around: str | None, org: str
     ) -> Compiled:
-        async with self._checks:
+        async with self._checks.hold(org):
             found = await _check(text, where, limits)
         if found["error"]:
             raise _refused(found["error"].strip(), where + found["path"])
@@ -125,6 +130,7 @@ class GrammarCompiler:
 
 def _with_options(schema: dict[str, Any], *, strict: bool, where: str, limits: SchemaLimits) -> str:
     """The schema's text with our options for the compiler. Raises `SchemaError` beyond the limits."""
+    check_schema_size(schema, where=where, limits=limits)
     if is_too_deep(schema, limits.depth):
         raise SchemaError(
             Problem(
@@ -137,15 +143,37 @@ def _with_options(schema: dict[str, Any], *, strict: bool, where: str, limits: S
     options = {**ONE_LINE, "lenient": not strict, "coerce_one_of": not strict}
     text = json.dumps({**schema, "x-guidance": options})
     if len(text) > limits.size:
-        raise SchemaError(
-            Problem(
-                what=f"the JSON schema has {len(text)} bytes",
-                expected=f"at most {limits.size}",
-                fix="shorten it, or have the operator raise SYNTH_MAX_SCHEMA_BYTES",
-                where=where,
-            )
-        )
+        raise _too_long(f"{len(text)} bytes", where, limits)
     return text
+
+
+def check_schema_size(schema: Any, *, where: str, limits: SchemaLimits) -> None:
+    """Refuse a schema whose text is certainly too long, in a time that does not depend on its size.
+
+    Raises `SchemaError`.
+    """
+    size, waiting = 0, [schema]
+    while waiting:
+        value = waiting.pop()
+        more: Iterable[Any] = ()
+        # What stands around and between the items counts: two bytes an item of a list, six an entry of an object.
+        if isinstance(value, dict):
+            entries = cast(dict[str, Any], value)
+            size, more = size + 6 * len(entries) + sum(map(len, islice(entries, limits.size))), entries.values()
+        elif isinstance(value, list):
+            more = cast(list[Any], value)
+            size += 2 * len(more)
+        else:
+            size += len(value) if isinstance(value, str) else 1
+        if size > limits.size:
+            raise _too_long(f"more than {limits.size} bytes", where, limits)
+        waiting += more
+
+
+def _too_long(size: str, where: str, limits: SchemaLimits) -> SchemaError:
+    fix = "shorten it, or have the operator raise SYNTH_MAX_SCHEMA_BYTES"
+    what = f"the JSON schema has {size}"
+    return SchemaError(Problem(what=what, expected=f"at most {limits.size}", fix=fix, where=where))
 
 
 async def _check(text: str, where: str, limits: SchemaLimits) -> dict[str, Any]:

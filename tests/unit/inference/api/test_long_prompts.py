@@ -15,7 +15,7 @@ from synth.inference.chat.prompts import ChatFormat
 from synth.inference.engines.transformers import TransformersEngine
 from synth.inference.tokenizers import load_tokenizer
 from tests.loop_gaps import LoopGaps, RecordProperty
-from tests.unit.inference.one_model_service import Served
+from tests.unit.inference.one_model_service import API_KEY_HEADERS, CHAT_BODY, Served
 
 _SIZE = 4 << 20
 
@@ -54,6 +54,29 @@ async def test_a_prompt_that_cannot_fit_is_refused_while_the_loop_turns(
         got = await served.ask(None, model="tiny", messages=[{"role": "user", "content": "hi"}, message])
     assert (got.status_code, reason in got.json()["error"]["message"]) == (400, True), got.text
     gaps.check(record_property, "inference", f"a prompt of {case}")
+
+
+#: Schemas with a text of more than 64 KiB.
+SCHEMAS: dict[str, dict[str, Any]] = {
+    "one text": {"description": "a" * _SIZE},
+    "many keys": {"properties": {str(i): {} for i in range(60_000)}},
+    "a list": {"enum": [[]] * 40_000},
+    "nesting": {"anyOf": [{"anyOf": [{}] * 300}] * 100},
+    "long keys": {"properties": {"a" * 1000 + str(i): {} for i in range(4000)}},
+}
+
+
+@pytest.mark.parametrize("case", SCHEMAS)
+async def test_a_schema_that_is_too_long_is_refused_while_the_loop_turns(
+    case: str, served: Served, record_property: RecordProperty
+):
+    form = {"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMAS[case]}}
+    content = json.dumps(CHAT_BODY | {"model": "tiny", "response_format": form}).encode()
+    await served.ask(None, model="tiny")
+    async with LoopGaps() as gaps:
+        got = await served.http.post("/v1/chat/completions", content=content, headers=API_KEY_HEADERS)
+    assert (got.status_code, "SYNTH_MAX_SCHEMA_BYTES" in got.json()["error"]["message"]) == (400, True), got.text
+    gaps.check(record_property, "inference", f"a schema of {case}")
 
 
 async def test_a_call_whose_text_has_too_many_values_is_refused(served: Served):
