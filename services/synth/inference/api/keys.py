@@ -31,6 +31,8 @@ from synth.errors import Problem
 
 Treatment = Literal["honoured", "refused", "ignored", "taken"]
 
+#: Characters of a call's arguments that are read for a warning. Longer ones are read once their values are counted.
+_MOST_READ = 64 << 10
 #: How many keys a reply names; of the others it has the number.
 _NAMED = 20
 
@@ -190,7 +192,7 @@ def _unread(value: Any, kind: type[msgspec.Struct], place: str) -> Iterator[_Fou
             if not _is_neutral(inner, field):
                 where = f"{place}.{name[:60]}".lstrip(".")
                 yield (owner, name), functools.partial(_judge, where, name, inner, field, read)
-        elif name == "arguments":
+        elif name == "arguments" and not (isinstance(inner, str) and len(inner) > _MOST_READ):
             try:
                 tool_arguments(inner)
             except BadJson:
