@@ -7,10 +7,13 @@ own doing is no longer than the CPU time that the process took in it: a call tha
 from __future__ import annotations
 
 import asyncio
+import gc
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from typing import TypeVar
 
+_T = TypeVar("_T")
 RecordProperty = Callable[[str, object], None]
 """The fixture `record_property`."""
 
@@ -28,6 +31,8 @@ class LoopGaps:
     _ticks: list[asyncio.Task[None]] = field(default_factory=list[asyncio.Task[None]])
 
     async def __aenter__(self) -> LoopGaps:
+        # As `synth.service` does once it is up. Else the collector would go through all that the tests have imported.
+        gc.freeze()
         self._ticks.append(asyncio.create_task(self._tick()))
         await asyncio.sleep(5 * _TICK_S)
         return self
@@ -37,6 +42,7 @@ class LoopGaps:
         ticks = self._ticks.pop()
         ticks.cancel()
         await asyncio.gather(ticks, return_exceptions=True)
+        gc.unfreeze()
 
     async def _tick(self) -> None:
         last, used = time.perf_counter(), time.process_time()
@@ -51,3 +57,19 @@ class LoopGaps:
         """Have the run print the gaps, and fail if the loop's own is too long."""
         record("loop gap", f"{service}: {case}: own {self.own_s * 1e3:.0f} ms, wall {self.wall_s * 1e3:.0f} ms")
         assert self.own_s < MOST_S, f"the loop stood still for {self.own_s * 1e3:.0f} ms"
+
+
+async def check_gaps(
+    request: Callable[[], Awaitable[_T]], record: RecordProperty, service: str, case: str, *, tries: int = 3
+) -> _T:
+    """Make a request, and check the loop's gaps; returns the result.
+
+    A busy machine can make each call of a try longer. What the request itself causes is in every try.
+    """
+    while True:
+        tries -= 1
+        async with LoopGaps() as gaps:
+            result = await request()
+        if not tries or gaps.own_s < MOST_S:
+            gaps.check(record, service, case)
+            return result

@@ -23,7 +23,8 @@ def main() -> int:
         client = guarded_client(settings.guard, timeout=settings.image_deadline_s)
         source = ImageSource(client, service.blobs, settings, asyncio.Semaphore(settings.image_fetches_at_once))
         rewriter = Rewriter(service.blobs, source, settings.work_dir / "rewrites")
-        limits = (settings.max_line_bytes, settings.parquet_memory_bytes, settings.parquet_rows_bytes)
+        lines = (settings.max_line_bytes, settings.max_line_values)
+        limits = (*lines, settings.parquet_memory_bytes, settings.parquet_rows_bytes)
         handlers = Handlers(service.bus, service.blobs, rewriter, *limits)
         broker = make_broker(settings, service.name)
         on_event(

@@ -31,8 +31,9 @@ def _is_unchecked(verdict: FileReady | FileRejected) -> bool:
 
 @dataclass(frozen=True)
 class Handlers:
-    """Checks each uploaded file, and says once what it is. max_line_bytes: see `FileCheck`.
+    """Checks each uploaded file, and says once what it is.
 
+    max_line_bytes, max_line_values: see `FileCheck`.
     parquet_memory_bytes, parquet_rows_bytes: see `FilesSettings`.
     """
 
@@ -40,6 +41,7 @@ class Handlers:
     blobs: BlobStore
     rewriter: Rewriter
     max_line_bytes: int
+    max_line_values: int
     parquet_memory_bytes: int
     parquet_rows_bytes: int
 
@@ -91,7 +93,7 @@ class Handlers:
         self, org: str, blob: BlobRef, read: Callable[[], AsyncIterator[bytes]], *, shape: str | None = None
     ) -> FileReady | FileRejected:
         """read: the file as JSONL, from its beginning. shape: of every row, beside that which a line has."""
-        check = FileCheck(max_line_bytes=self.max_line_bytes)
+        check = FileCheck(max_line_bytes=self.max_line_bytes, max_line_values=self.max_line_values)
         async for piece in read():
             await asyncio.to_thread(check.feed, piece)
         verdict = await asyncio.to_thread(check.finish)

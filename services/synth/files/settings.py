@@ -19,6 +19,10 @@ class FilesSettings(ServiceSettings, GuardSettings, ImageSettings):
     max_line_bytes: int = Field(default=64 << 20, ge=1024)
     """The longest line of a training file: a row is held in memory while it is checked, with the images in it."""
 
+    max_line_values: int = Field(default=400_000, ge=1000)
+    """The most JSON values in one line: while as many are decoded, for some 40 ms, the process does nothing else. A
+    text is one value. Eight escapes in a text count as a value, and a long number as several."""
+
     parquet_memory_bytes: int = Field(default=4 << 30, ge=1 << 30)
     """Memory of the process that reads a Parquet file; one that takes more is rejected."""
 

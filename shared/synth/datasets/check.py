@@ -6,6 +6,8 @@ from synth.datasets.conversations import LineFault, line_problem, read_line
 from synth.datasets.rows import why_unread
 from synth.datasets.token_estimate import TokenEstimate
 from synth.events import FileReady, FileRejected, LineProblem
+from synth.runtime.json_values import has_more_values
+from synth.runtime.off_loop import INLINE_BYTES
 
 PROBLEMS_KEPT = 20
 #: Names of columns that are counted; the rows with others are counted together, under an ellipsis.
@@ -23,12 +25,12 @@ _MIXED = {
 class FileCheck:
     """Takes a file in pieces of any size; `finish` gives the verdict.
 
-    max_line_bytes: a longer line is a bad one. image_rows: how many rows show images, in whatever form. pairs: how many
-    are preference pairs; the kind of the first good row is that of all. prompts, unanswered,
-    converted, annotations: as in `FileReady`.
+    max_line_bytes, max_line_values: a longer line, or one of more JSON values, is a bad one. image_rows: how many rows
+    show images, in whatever form. pairs: how many are preference pairs; the kind of the first good row is that of all.
+    prompts, unanswered, converted, annotations: as in `FileReady`.
     """
 
-    def __init__(self, *, max_line_bytes: int = 64 << 20) -> None:
+    def __init__(self, *, max_line_bytes: int = 64 << 20, max_line_values: int = 400_000) -> None:
         self.image_rows = 0
         self.pairs: int = 0
         self.prompts: int = 0
@@ -37,6 +39,8 @@ class FileCheck:
         self.annotations: dict[str, int] = {}
         self._max_line_bytes = max_line_bytes
         self._too_long = ("$", f"the line is longer than {max_line_bytes} bytes (SYNTH_MAX_LINE_BYTES)")
+        self._max_line_values = max_line_values
+        self._too_wide = ("$", f"the line has more than {max_line_values} JSON values (SYNTH_MAX_LINE_VALUES)")
         self._rest = b""
         self._skipping = False
         self._line = 0
@@ -92,7 +96,12 @@ class FileCheck:
             return
         if not line or line.isspace():
             return
-        found = read_line(line) if len(line) <= self._max_line_bytes else self._too_long
+        if len(line) > self._max_line_bytes:
+            found = self._too_long
+        elif len(line) > INLINE_BYTES and has_more_values(line, self._max_line_values):
+            found = self._too_wide
+        else:
+            found = read_line(line)
         if isinstance(found, tuple):
             self._bad(self._line, found)
             return

@@ -156,13 +156,14 @@ def check_schema_size(schema: Any, *, where: str, limits: SchemaLimits) -> None:
     while waiting:
         value = waiting.pop()
         more: Iterable[Any] = ()
-        # What stands around and between the items counts: two bytes an item of a list, six an entry of an object.
+        # What stands around and between the items counts: two bytes an item of a list, six an entry of an object, and
+        # two brackets.
         if isinstance(value, dict):
             entries = cast(dict[str, Any], value)
-            size, more = size + 6 * len(entries) + sum(map(len, islice(entries, limits.size))), entries.values()
+            size, more = size + 2 + 6 * len(entries) + sum(map(len, islice(entries, limits.size))), entries.values()
         elif isinstance(value, list):
             more = cast(list[Any], value)
-            size += 2 * len(more)
+            size += 2 + 2 * len(more)
         else:
             size += len(value) if isinstance(value, str) else 1
         if size > limits.size:

@@ -98,6 +98,7 @@ NAMES = frozenset(
         "SYNTH_MAX_JSON_VALUES",
         "SYNTH_MAX_KEY_GRACE_S",
         "SYNTH_MAX_LINE_BYTES",
+        "SYNTH_MAX_LINE_VALUES",
         "SYNTH_MAX_LORA_RANK",
         "SYNTH_MAX_MODELS",
         "SYNTH_MAX_REQUEST_BYTES",

@@ -14,7 +14,7 @@ from synth.inference.api.limits import RequestLimits
 from synth.inference.chat.prompts import ChatFormat
 from synth.inference.engines.transformers import TransformersEngine
 from synth.inference.tokenizers import load_tokenizer
-from tests.loop_gaps import LoopGaps, RecordProperty
+from tests.loop_gaps import RecordProperty, check_gaps
 from tests.unit.inference.one_model_service import API_KEY_HEADERS, CHAT_BODY, Served
 
 _SIZE = 4 << 20
@@ -50,10 +50,13 @@ async def test_a_prompt_that_cannot_fit_is_refused_while_the_loop_turns(
 ):
     message, reason = LONG[case]
     await served.ask(None, model="tiny")
-    async with LoopGaps() as gaps:
-        got = await served.ask(None, model="tiny", messages=[{"role": "user", "content": "hi"}, message])
+    got = await check_gaps(
+        lambda: served.ask(None, model="tiny", messages=[{"role": "user", "content": "hi"}, message]),
+        record_property,
+        "inference",
+        f"a prompt of {case}",
+    )
     assert (got.status_code, reason in got.json()["error"]["message"]) == (400, True), got.text
-    gaps.check(record_property, "inference", f"a prompt of {case}")
 
 
 #: Schemas with a text of more than 64 KiB.
@@ -73,10 +76,13 @@ async def test_a_schema_that_is_too_long_is_refused_while_the_loop_turns(
     form = {"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMAS[case]}}
     content = json.dumps(CHAT_BODY | {"model": "tiny", "response_format": form}).encode()
     await served.ask(None, model="tiny")
-    async with LoopGaps() as gaps:
-        got = await served.http.post("/v1/chat/completions", content=content, headers=API_KEY_HEADERS)
+    got = await check_gaps(
+        lambda: served.http.post("/v1/chat/completions", content=content, headers=API_KEY_HEADERS),
+        record_property,
+        "inference",
+        f"a schema of {case}",
+    )
     assert (got.status_code, "SYNTH_MAX_SCHEMA_BYTES" in got.json()["error"]["message"]) == (400, True), got.text
-    gaps.check(record_property, "inference", f"a schema of {case}")
 
 
 async def test_a_call_whose_text_has_too_many_values_is_refused(served: Served):
