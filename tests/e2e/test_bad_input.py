@@ -178,8 +178,8 @@ def test_a_job_for_which_no_trainer_runs_is_told_what_it_waits_for(tmp_path: Pat
         shutil.copy(rows, tmp_path)
         platform = Platform(shell)
         job = platform.submit(sft(), "--dataset", rows.name)
-        eventually(lambda: platform.events(job, "queue.waiting") != [])
-        assert platform.events(job, "queue.waiting")[0]["need"] == "trainer"
+        # On a busy machine it may wait for the verifier first.
+        eventually(lambda: [e for e in platform.events(job, "queue.waiting") if e["need"] == "trainer"] != [])
         found = shell.json("jobs", "get", job)
         assert (found["state"], found["waiting"]["position"]) == ("verified", 1)
         assert shell.run("jobs", "cancel", job).returncode == 0
