@@ -7,9 +7,10 @@ from synth.datasets.rows import why_unread
 from synth.datasets.token_estimate import TokenEstimate
 from synth.events import FileReady, FileRejected, LineProblem
 from synth.runtime.json_values import has_more_values
-from synth.runtime.off_loop import INLINE_BYTES
 
 PROBLEMS_KEPT = 20
+#: Bytes of a line whose values are not counted: to decode even the worst takes some milliseconds.
+_SHORT_LINE = 64 << 10
 #: Names of columns that are counted; the rows with others are counted together, under an ellipsis.
 _NAMES_KEPT = 200
 _NAME_CHARACTERS = 80
@@ -98,7 +99,7 @@ class FileCheck:
             return
         if len(line) > self._max_line_bytes:
             found = self._too_long
-        elif len(line) > INLINE_BYTES and has_more_values(line, self._max_line_values):
+        elif len(line) > _SHORT_LINE and has_more_values(line, self._max_line_values):
             found = self._too_wide
         else:
             found = read_line(line)

@@ -1,4 +1,4 @@
-"""Bounds what decoding a JSON text costs the event loop.
+"""Counts the values of a JSON text, which bound what decoding it costs the event loop.
 
 A decoder holds the GIL until it is done. The bytes of a text cost it little (32 MiB take 20 ms). Values, escapes and
 long numbers take the time, up to 100 ns a value. So what is bounded is not the text but the number of values.
@@ -6,52 +6,21 @@ long numbers take the time, up to 100 ns a value. So what is bounded is not the 
 
 from __future__ import annotations
 
-import asyncio
 import re
 from collections.abc import Iterator
 
-from synth.errors import Problem, UserError
-from synth.runtime.off_loop import INLINE_BYTES, OffLoop
-
 #: Bytes that are examined before other tasks have a turn.
-_PIECE = 1 << 18
+PIECE = 1 << 18
 #: A value begins after one of these, an escape with the last.
 _MARKS = b",:[{\\"
 _BACKSLASH = ord("\\")
-_NO_MARKS = bytes(set(range(256)) - set(_MARKS))
-_NO_DIGITS = bytes(set(range(256)) - set(b"0123456789"))
-#: Escapes, and digits of numbers of a few thousand digits, that cost a decoder as much as a value.
+NO_MARKS = bytes(set(range(256)) - set(_MARKS))
+#: Escapes that cost a decoder as much as a value.
 _ESCAPES_PER_VALUE = 8
-_DIGITS_PER_VALUE = 5
 #: The time to read a number grows with the square of its digits: 4,000 digits cost as much as 800 values.
 _LONG_DIGITS = 64
 _LONG_NUMBER = re.compile(rb"[0-9]{64,}+")
 _SQUARED_DIGITS_PER_VALUE = 20_000
-
-
-async def check_json_values(body: bytes, off_loop: OffLoop, *, limit: int, setting: str, org: str) -> None:
-    """Refuse a body with more values than `limit`. Raises `UserError`.
-
-    A quick upper bound is enough for nearly every body. For others a thread counts. setting: the limit's name.
-    """
-    if len(body) <= INLINE_BYTES:
-        return
-    most = 0
-    for start in range(0, len(body), _PIECE):
-        piece = body[start : start + _PIECE]
-        most += len(piece.translate(None, _NO_MARKS)) + len(piece.translate(None, _NO_DIGITS)) // _DIGITS_PER_VALUE
-        await asyncio.sleep(0)
-    if most < limit:
-        return
-    if await off_loop.thread(has_more_values, body, limit, org=org, size=len(body)):
-        raise UserError(
-            Problem(
-                what=f"the body has more than {limit:,} JSON values (escapes and long numbers count too)",
-                expected=f"at most {limit:,} ({setting})",
-                fix="send less at once, or have the operator raise it",
-                where="body",
-            )
-        )
 
 
 def has_more_values(text: bytes, limit: int) -> bool:
@@ -63,7 +32,7 @@ def has_more_values(text: bytes, limit: int) -> bool:
     while left > 0:
         start = text.find(b'"', at)
         for piece in _pieces(text, at, len(text) if start < 0 else start):
-            left -= len(piece.translate(None, _NO_MARKS))
+            left -= len(piece.translate(None, NO_MARKS))
             if len(piece) >= _LONG_DIGITS:
                 left -= sum(len(number) ** 2 for number in _LONG_NUMBER.findall(piece)) / _SQUARED_DIGITS_PER_VALUE
             if left <= 0:
@@ -76,7 +45,7 @@ def has_more_values(text: bytes, limit: int) -> bool:
 
 
 def _pieces(text: bytes, start: int, end: int) -> Iterator[bytes]:
-    return (text[at : min(at + _PIECE, end)] for at in range(start, end, _PIECE))
+    return (text[at : min(at + PIECE, end)] for at in range(start, end, PIECE))
 
 
 def _end_of_string(text: bytes, start: int) -> int:

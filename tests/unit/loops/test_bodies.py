@@ -18,7 +18,8 @@ from synth.events import FileReady, FileRejected
 from synth.gateway.api.native.inference import _route_of
 from synth.ids import OrgId
 from synth.inference.api.app import build_api
-from synth.runtime.json_values import check_json_values, has_more_values
+from synth.runtime.json_bodies import check_json_values
+from synth.runtime.json_values import has_more_values
 from synth.runtime.off_loop import OffLoop
 from tests.keyrings import internal
 from tests.loop_gaps import RecordProperty, check_gaps

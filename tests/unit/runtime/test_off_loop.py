@@ -120,7 +120,7 @@ async def test_threads_that_one_organisation_holds_keep_no_other_out():
 
 
 async def test_the_monitor_sees_a_call_that_holds_the_gil():
-    body = b"[" + b",".join([b"[]"] * (1 << 20)) + b"]"
+    body = b"[" + b",".join([b"[]"] * (1 << 22)) + b"]"
     async with LoopGaps() as gaps:
         await asyncio.to_thread(decoded_length, body)
     assert gaps.own_s > 0.05

@@ -14,7 +14,7 @@ from synth.gateway.chat_proxy.paths import is_chat_path
 from synth.gateway.errors import KNOWN_ERRORS, respond
 from synth.gateway.passage import PASSAGE, Passage
 from synth.http_server.body import BodyMemory, read_body
-from synth.runtime.json_values import check_json_values
+from synth.runtime.json_bodies import check_json_values
 from synth.runtime.off_loop import OffLoop
 
 _STREAMED = "/files"

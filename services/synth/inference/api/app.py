@@ -28,7 +28,7 @@ from synth.inference.engines.sampling_time import SamplingTime
 from synth.inference.recording.recorder import ChoiceRecording, Recorder
 from synth.keys import Cid, is_internal
 from synth.rollout_credential import find_credential
-from synth.runtime.json_values import check_json_values
+from synth.runtime.json_bodies import check_json_values
 from synth.runtime.off_loop import INLINE_BYTES, OffLoop
 from synth.service_secrets import Keyring
 from synth.trajectories import ClosedRollout, closed_to_bytes

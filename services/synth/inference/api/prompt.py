@@ -14,7 +14,7 @@ from synth.inference.chat.prompts import ChatFormat, Prompt, TokenHistory
 from synth.inference.engines.limits import ContextOverflow
 from synth.inference.engines.protocol import Engine
 from synth.inference.recording.recorder import ChoiceRecording
-from synth.runtime.json_values import check_json_values
+from synth.runtime.json_bodies import check_json_values
 from synth.runtime.off_loop import INLINE_BYTES, OffLoop
 
 
