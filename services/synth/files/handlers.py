@@ -31,7 +31,7 @@ def _is_unchecked(verdict: FileReady | FileRejected) -> bool:
 
 @dataclass(frozen=True)
 class Handlers:
-    """Checks each uploaded file, and says once what it is.
+    """Checks each uploaded file, and publishes one verdict on it.
 
     max_line_bytes, max_line_values: see `FileCheck`.
     parquet_memory_bytes, parquet_rows_bytes: see `FilesSettings`.

@@ -35,12 +35,13 @@ class WorkerSettings(BaseSettings):
     model_config = SettingsConfigDict(env_prefix="SYNTH_", extra="ignore")
 
     worker_processes: int = Field(default=2, ge=1)
-    """Worker processes in which a service reads answers of more than 64 KiB. They are started when they are first
-    needed. Organisations share them by turns; one more is kept for an organisation that has none."""
+    """Worker processes in which a service reads answers of more than 64 KiB, and the gateway the model of such a chat.
+    Graders of the graders API run in them. They start when they are first needed. Organisations share them by turns;
+    one more is kept for an organisation that has none."""
 
     worker_threads: int = Field(default=2, ge=1)
-    """Threads in which a service renders and tokenises requests of more than 64 KiB. Organisations share them by turns;
-    one more is kept for an organisation that has none. Smaller requests do not wait for them."""
+    """Threads in which a service decodes, renders and tokenises requests of more than 64 KiB. Organisations share them
+    by turns; one more is kept for an organisation that has none. Smaller requests do not wait for them."""
 
     worker_memory_bytes: int = Field(default=4 << 30, ge=256 << 20)
     """Memory that a worker process may have. A request that needs more is refused."""

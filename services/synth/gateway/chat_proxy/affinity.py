@@ -25,7 +25,7 @@ Load = Callable[[Replica], int]
 
 
 class ChatRoute(msgspec.Struct, frozen=True):
-    """What a chat's body says of its way. model: shortened to `MAX_MODEL_ID` + 1. conversation: a digest."""
+    """Where a chat goes. model: its first `MAX_MODEL_ID` + 1 characters. conversation: a digest of its key."""
 
     model: str
     conversation: bytes
