@@ -29,6 +29,7 @@ from synth.runtime import logs
 from synth.runtime.environment.unknown_settings import unknown_settings
 from synth.runtime.off_loop import OffLoop
 from synth.runtime.settings import ServiceSettings
+from synth.runtime.struct_types import build_struct_types
 from synth.service_secrets import ServiceSecrets
 
 log = logs.get("service")
@@ -180,6 +181,7 @@ async def serve(name: str, settings: ServiceSettings, setup: Setup) -> None:
         log.warning("unknown setting", reason=sentence)
     secrets = settings.secrets_of(name)
     settings.work_dir.mkdir(parents=True, exist_ok=True)
+    build_struct_types()
     bus = await connect(settings, name)
     service = Service(
         name=name,

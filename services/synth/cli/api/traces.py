@@ -11,6 +11,7 @@ from urllib.parse import quote
 from synth.api.limits import MAX_PAGE
 from synth.api.traces import TraceDetail, TracePage, TraceSummary
 from synth.cli.api.client import Client
+from synth.runtime.struct_types import build_struct_types
 
 #: Requests under way at one time, and traces that are held while an earlier one is awaited.
 _AT_ONCE = 8
@@ -36,6 +37,7 @@ def read_trace(client: Client, trace_id: str) -> TraceDetail:
 
 def ahead(items: Iterable[_Item], read: Callable[[_Item], _Found]) -> Iterator[tuple[_Item, _Found]]:
     """Each item with what `read` returns for it, in their order; some are read ahead, in threads."""
+    build_struct_types()
     waiting: deque[tuple[_Item, Future[_Found]]] = deque()
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         try:

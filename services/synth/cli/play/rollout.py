@@ -16,6 +16,7 @@ from synth.cli.errors import CliError, ExitCode
 from synth.cli.play.models import Body, Typist, completion_of, read_typed
 from synth.cli.play.relay import ModelRelay
 from synth.errors import Problem
+from synth.runtime.struct_types import build_struct_types
 from synth.taskapp.contract import RolloutResponse, Step
 
 #: Calls of a rollout on the platform: so many for each turn, and at least so many.
@@ -112,6 +113,7 @@ def play(
             done.put(error)
         wake.put(None)
 
+    build_struct_types()
     threading.Thread(target=ask_app, name="rollout", daemon=True).start()
     while (call := wake.get()) is not None:
         request, reply = call
