@@ -17,7 +17,7 @@ from tests.chaos.job_text import demo
 from tests.e2e.platform import Platform, rl
 from tests.e2e.task_apps import letters, served
 
-#: From the end of the user's command to the end of the job.
+#: From the answer that the user gets to the end of the job.
 CANCEL_S = 5.0
 
 figures = logging.getLogger(__name__)
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.timeout(240)
 
 async def cancelled(platform: Platform, log: EventRecorder, job: str, *, fact: str) -> None:
     """Cancel a job; it must end with `fact`, soon, and say so to the user."""
-    await asyncio.to_thread(platform.shell.ok, "jobs", "cancel", job)
+    await asyncio.to_thread(platform.client.cancel, job)
     asked = datetime.now(UTC)
     ended = await log.until(fact, timeout=30)
     assert (ended.time - asked).total_seconds() < CANCEL_S

@@ -48,7 +48,7 @@ async def test_a_job_goes_on_while_each_service_in_turn_becomes_the_next_release
     platform: Platform, record_events, sft_model: str, math_url: str
 ):
     shell = platform.shell
-    before = versions(shell)
+    before = await asyncio.to_thread(versions, shell)
     assert VERSION not in before.values()
     flags = ("--model", sft_model, "--task-url", math_url)
     job = await asyncio.to_thread(platform.submit, demo("rl_long", iterations_per_epoch=STEPS), *flags)

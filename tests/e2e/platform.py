@@ -1,8 +1,11 @@
-"""A running cluster through its front door: `synthctl`, and the HTTP API with the key that `synthctl up` wrote."""
+"""A running cluster through its front door: `synthctl`, and the HTTP API with the key that `synthctl up` wrote.
+
+A process of `synthctl` takes half a second of CPU: what every test does is asked by its client, in this process.
+"""
 
 from __future__ import annotations
 
-import json
+import time
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import count
@@ -10,6 +13,12 @@ from typing import Any
 
 import httpx
 
+from synth.api.schemas import EventView
+from synth.cli.api.client import Client
+from synth.cli.api.stream import EventFollower
+from synth.cli.config import Config, ConfigValue
+from synth.cli.tui.json_fields import to_json_data
+from synth.cli.tui.progress import exit_code
 from synth.runtime.environment.env_file import read_env_file
 from tests.e2e.cli.conftest import Shell
 
@@ -27,9 +36,23 @@ class Platform:
     @cached_property
     def api(self) -> httpx.Client:
         """The gateway's API, as a user's program calls it."""
-        env = read_env_file(self.shell.folder / ".env")
-        headers = {"Authorization": f"Bearer {env['SYNTH_API_KEY']}"}
-        return httpx.Client(base_url=f"http://127.0.0.1:{self.shell.port}", headers=headers, timeout=60)
+        headers = {"Authorization": f"Bearer {self._key}"}
+        return httpx.Client(base_url=self._root, headers=headers, timeout=60)
+
+    @cached_property
+    def client(self) -> Client:
+        """What `synthctl` asks the gateway with."""
+        key = ConfigValue(self._key, ".env", "SYNTH_API_KEY")
+        address = ConfigValue(f"{self._root}/api", ".env", "BACKEND_BASE_URL")
+        return Client(Config(backend=address, api_key=key, environment_key=None, task_url=None))
+
+    @property
+    def _root(self) -> str:
+        return f"http://127.0.0.1:{self.shell.port}"
+
+    @property
+    def _key(self) -> str:
+        return read_env_file(self.shell.folder / ".env")["SYNTH_API_KEY"]
 
     def write(self, text: str, name: str = "job") -> str:
         """A job file in the folder; returns its name."""
@@ -41,10 +64,17 @@ class Platform:
         """Submit a job; returns its id."""
         return self.shell.ok("submit", self.write(text), *flags, "--detach").strip()
 
-    def outcome(self, job: str) -> tuple[int, dict[str, Any]]:
-        """Watch a job to its end: the exit code, and the job as it is then."""
-        watched = self.shell.run("jobs", "watch", job, timeout=JOB_S)
-        return watched.returncode, self.shell.json("jobs", "get", job)
+    def job(self, job: str) -> dict[str, Any]:
+        """The job, as `jobs get -o json` prints it."""
+        return to_json_data(self.client.job(job))
+
+    def outcome(self, job: str, *, timeout: float = JOB_S) -> tuple[int, dict[str, Any]]:
+        """Follow a job to its end: the exit code of `jobs watch`, and the job as it is then. Raises `TimedOut`."""
+        deadline = time.monotonic() + timeout
+        for _ in EventFollower(self.client, job, after=self.client.job(job).last_seq, deadline=deadline).events():
+            pass
+        found = self.job(job)
+        return exit_code(found["state"]), found
 
     def succeeded(self, job: str) -> dict[str, Any]:
         """The job, which must succeed."""
@@ -54,21 +84,33 @@ class Platform:
 
     def events(self, job: str, type: str) -> list[dict[str, Any]]:
         """The bodies of a job's events of one type."""
-        lines = self.shell.ok("jobs", "events", job, "--type", type, "-o", "json").splitlines()
-        return [json.loads(line)["data"] for line in lines]
+        return [event.data for event in self.log(job) if event.type == type]
+
+    def log(self, job: str) -> list[EventView]:
+        """All of a job's events until now."""
+        page = self.client.events(job)
+        found = page.events
+        while page.more and page.events:
+            page = self.client.events(job, after=page.last_seq)
+            found += page.events
+        return found
 
     def steps(self, job: str) -> list[dict[str, Any]]:
         """The values of each training step."""
         return [step["values"] for step in self.events(job, "train.step")]
 
-    def greedy(self, model: str, text: str, **extra: Any) -> str:
+    def greedy(self, model: str, text: str) -> str:
         """The text that a model answers at temperature 0."""
         return self.answer(model, text)["choices"][0]["message"]["content"]
 
     def answer(self, model: str, text: str) -> dict[str, Any]:
         """The completion that a model answers at temperature 0."""
-        flags = ("chat", model, "-m", text, "--temperature", "0", "--max-tokens", "16", "-o", "json")
-        return json.loads(self.shell.ok(*flags))
+        messages = [{"role": "user", "content": text}]
+        return self.client.chat({"model": model, "temperature": 0.0, "max_tokens": 16, "messages": messages})
+
+    def rollout(self, job: str, rollout: str) -> dict[str, Any]:
+        """One rollout with its transcript, as `rollouts show -o json` prints it."""
+        return to_json_data(self.client.rollout(job, rollout))
 
 
 def sft(*, lora: int | None = None, four_bits: bool = False, steps: int = 30, model: str = "tiny-qwen3") -> str:

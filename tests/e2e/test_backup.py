@@ -34,11 +34,11 @@ def test_a_job_in_the_middle_goes_on_where_it_was_saved(tmp_path: Path):
         # Steps that are long beside a backup, however busy the machine is.
         long = long.replace("global_batch = 16", "global_batch = 64")
         job = platform.submit(long, "--dataset", "math.jsonl")
-        eventually(lambda: old.json("jobs", "get", job)["step"] >= 40, timeout=300)
+        eventually(lambda: platform.job(job)["step"] >= 40, timeout=300)
         old.ok("backup", backup, timeout=300)
         trainer = old.processes()["trainer"]["pid"]
         os.kill(trainer, signal.SIGSTOP)
-        assert old.json("jobs", "get", job)["step"] < STEPS
+        assert platform.job(job)["step"] < STEPS
         saved = [event["step"] for event in platform.events(job, "checkpoint.saved")][-1]
         # The second one copies what is new.
         old.ok("backup", backup, timeout=300)
@@ -55,7 +55,7 @@ def test_a_job_in_the_middle_goes_on_where_it_was_saved(tmp_path: Path):
         assert (refused.returncode, "not empty" in refused.stderr) == (2, True)
         new.ok("up", "--detach", "--port", str(new.port), timeout=300)
         restored = Platform(new)
-        assert new.json("jobs", "get", done) == finished
+        assert restored.job(done) == finished
         assert restored.greedy(finished["model"], "2 + 3 =")
         restored.succeeded(job)
         steps = [event["step"] for event in restored.events(job, "train.step")]

@@ -40,14 +40,14 @@ def over_the_api(platform: Platform, text: str, **more: str) -> str:
 @pytest.mark.parametrize("name", WRONG)
 def test_a_wrong_job_file_is_exit_2_with_its_place_and_makes_no_job(platform: Platform, name: str):
     text, place, words = WRONG[name]
-    before = platform.shell.json("jobs", "ls")
+    before = platform.client.jobs()
     file = platform.write(text, "wrong")
     done = platform.shell.run("submit", file, "--detach")
     assert done.returncode == 2
     assert done.stdout == ""
     for said in (file, place, words):
         assert said in done.stderr
-    assert [j["id"] for j in platform.shell.json("jobs", "ls")] == [j["id"] for j in before]
+    assert [j.id for j in platform.client.jobs()] == [j.id for j in before]
 
 
 def test_the_same_files_over_the_api_are_rejected_with_the_same_words(platform: Platform):
@@ -162,7 +162,7 @@ def test_the_same_submission_twice_is_one_job_and_another_one_is_told(platform: 
 
 
 def test_after_all_that_the_cluster_is_healthy_and_works(platform: Platform, rows: Path):
-    report = platform.shell.json("status")
+    report = platform.shell.report()
     assert report["state"] == "healthy"
     assert {p["name"]: p["restarts"] for p in report["processes"] if p["restarts"]} == {}
     platform.succeeded(platform.submit(sft(steps=5), "--dataset", rows.name))
@@ -180,9 +180,9 @@ def test_a_job_for_which_no_trainer_runs_is_told_what_it_waits_for(tmp_path: Pat
         job = platform.submit(sft(), "--dataset", rows.name)
         # On a busy machine it may wait for the verifier first.
         eventually(lambda: [e for e in platform.events(job, "queue.waiting") if e["need"] == "trainer"] != [])
-        found = shell.json("jobs", "get", job)
+        found = platform.job(job)
         assert (found["state"], found["waiting"]["position"]) == ("verified", 1)
-        assert shell.run("jobs", "cancel", job).returncode == 0
+        platform.client.cancel(job)
     finally:
         shell.run("down")
 
@@ -250,9 +250,9 @@ def test_check_takes_a_folder_of_parquet_pairs_as_submit_does(platform: Platform
     dpo = sft(steps=1).replace('"sft"', '"dpo"').replace("[job]", f'[job]\ndata = "{folder.parent}"')
     assert platform.shell.run("config", "check", platform.write(dpo)).returncode == 0
     platform.succeeded(platform.submit(dpo))
-    file = json.loads(platform.shell.ok("files", "ls", "--limit", "1", "-o", "json"))[0]
-    assert (file["filename"], file["rows"], file["pairs"]) == ("preferences.jsonl", 16, 16)
-    assert file["converted"] == {"chosen_rejected": 16}
+    [file] = platform.client.files(limit=1)
+    assert (file.filename, file.rows, file.pairs) == ("preferences.jsonl", 16, 16)
+    assert file.converted == {"chosen_rejected": 16}
     checked = platform.shell.run("config", "check", platform.write(dpo.replace('"dpo"', '"sft"')))
     assert checked.returncode == 2
     assert "holds preference pairs, and this is a supervised job" in checked.stdout + checked.stderr

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack
-from typing import Any
 
 import pytest
 
@@ -39,8 +38,7 @@ def jobs(platform: Platform) -> Iterator[dict[str, str]]:
 
 def log_of(platform: Platform, job: str) -> list[str]:
     """The types of a job's last facts, without what an engine says that was loading as it ended."""
-    listed = platform.shell.ok("jobs", "events", job).splitlines()
-    return [type for line in listed if (type := line.split("\t")[2]) not in ("watch.heartbeat", "policy.loaded")]
+    return [event.type for event in platform.log(job) if event.type not in ("watch.heartbeat", "policy.loaded")]
 
 
 def test_a_collapse_ends_a_job_that_wants_it_with_the_numbers(platform: Platform, jobs: dict[str, str]):
@@ -53,8 +51,8 @@ def test_a_collapse_ends_a_job_that_wants_it_with_the_numbers(platform: Platform
     assert all(w["over"] == PATIENCE and w["step"] == job["step"] < ITERATIONS for w in warned)
     assert log_of(platform, jobs["stop"])[-1] == "job.failed"
     # What the policy was before it fell can still be talked to. It may have nothing to say: an empty reply is one.
-    kept = platform.shell.json("jobs", "checkpoints", jobs["stop"])
-    answer = platform.answer(kept[-1]["model"], "Letters, please: 1")
+    kept = platform.client.checkpoints(jobs["stop"])
+    answer = platform.answer(kept[-1].model, "Letters, please: 1")
     assert answer["usage"]["completion_tokens"] > 0
     assert answer["choices"][0]["finish_reason"] in ("stop", "length")
 
@@ -62,29 +60,25 @@ def test_a_collapse_ends_a_job_that_wants_it_with_the_numbers(platform: Platform
 @pytest.mark.long
 def test_a_collapse_pauses_a_job_that_wants_it_and_its_user_may_go_on(platform: Platform, jobs: dict[str, str]):
     job = jobs["pause"]
-
-    def found() -> dict[str, Any]:
-        return platform.shell.json("jobs", "get", job)
-
-    eventually(lambda: found()["state"] == "paused", timeout=JOB_S)
+    eventually(lambda: platform.job(job)["state"] == "paused", timeout=JOB_S)
     [paused] = platform.events(job, "job.paused")
     first = platform.events(job, "train.warned")[0]
     assert first["problem"]["what"] in paused["reason"]
     shown = platform.shell.run("jobs", "get", job)
     assert f"warning: {first['problem']['what']}" in shown.stderr
-    platform.shell.ok("jobs", "resume", job)
-    eventually(lambda: found()["step"] > paused["step"], timeout=JOB_S)
+    platform.client.resume(job)
+    eventually(lambda: platform.job(job)["step"] > paused["step"], timeout=JOB_S)
     # Only a sign that was absent for `patience` steps can come back, and must show for as many.
     soonest = first["step"] + 2 * PATIENCE
     warned = [w for w in platform.events(job, "train.warned") if w["rule"] == first["rule"]]
     assert [w for w in warned if w["step"] < soonest] == [first]
-    platform.shell.run("jobs", "cancel", job)
+    platform.client.cancel(job)
 
 
 def test_a_job_that_is_only_warned_ends_when_nothing_is_left_to_learn_from(platform: Platform, jobs: dict[str, str]):
     watched = platform.shell.run("jobs", "watch", jobs["warn"], timeout=JOB_S)
     assert watched.returncode == 3
-    assert platform.shell.json("jobs", "get", jobs["warn"])["code"] == NO_LEARNING_SIGNAL
+    assert platform.job(jobs["warn"])["code"] == NO_LEARNING_SIGNAL
     warned = platform.events(jobs["warn"], "train.warned")
     assert len(warned) > 1
     for said in warned:
@@ -98,7 +92,7 @@ def test_a_job_that_trained_nothing_says_so(platform: Platform, reward: float, r
     with served(paying(reward)) as app:
         id = platform.submit(rl("tiny-qwen3", app.url, iterations=2, env="paying"))
         watched = platform.shell.run("jobs", "watch", id, timeout=JOB_S)
-    job = platform.shell.json("jobs", "get", id)
+    job = platform.job(id)
     [warned] = platform.events(id, "train.warned")
     assert (warned["rule"], warned["step"]) == (rule, 2)
     assert f"warning: {warned['problem']['what']}" in watched.stdout

@@ -56,7 +56,7 @@ def evaluate(platform: Platform, model: str, url: str, seeds: str) -> str:
 
 def accuracy(platform: Platform, model: str, url: str) -> float:
     job = evaluate(platform, model, url, f"{HELD_OUT_FROM}-{HELD_OUT_FROM + 255}")
-    return platform.shell.json("jobs", "get", job)["eval"]["reward_mean"]
+    return platform.job(job)["eval"]["reward_mean"]
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +72,7 @@ def test_a_model_trained_on_its_own_paid_answers_is_paid_more(
     exact = {t["id"] for t in traces if t["reward"] == 1.0}
     assert len(traces) == SEEDS
     file = shell.ok("filter", "--job", played, "--min-reward", "1", "--upload").strip()
-    assert shell.json("files", "get", file)["rows"] == len(exact)
+    assert platform.client.file(file).rows == len(exact)
     distil = (ROOT / "configs/flywheel/sft.toml").read_text()
     learned = platform.succeeded(platform.submit(distil, "--model", taught, "--dataset", file))["model"]
     before, after = (accuracy(platform, model, math_url) for model in (taught, learned))
@@ -149,13 +149,11 @@ input = "{{{{sample.output_text}}}}"
 reference = "answer {{{{item.n}}}}"
 """
     job = platform.shell.ok("submit", platform.write(text), "--detach", TASK_APP_URL="http://127.0.0.1:9").strip()
-    platform.succeeded(job)
+    resolved = platform.succeeded(job)["resolved"]
     rewards = [event["reward"] for event in platform.events(job, "rollout.completed")]
     assert len(rewards) == 32
     assert set(rewards) == {0.0, 1.0}
-    used = platform.api.get(
-        f"/api/files/{platform.shell.json('jobs', 'get', job)['resolved']['graded']['training_file']}/jobs"
-    )
+    used = platform.api.get(f"/api/files/{resolved['graded']['training_file']}/jobs")
     assert job in [found["id"] for found in used.json()["data"]]
 
 
@@ -182,6 +180,6 @@ def test_a_flywheel_that_was_killed_goes_on_where_it_was(platform: Platform, sum
     assert list(rewards) == ["sft-0", "rl-1", "sft-1"]
     assert rewards["rl-1"] > rewards["sft-0"] + 0.1
     assert rewards["sft-1"] > rewards["sft-0"] + 0.1
-    jobs = platform.shell.json("jobs", "ls", "--limit", "100")
-    names = [job["name"] for job in jobs if job["name"].startswith("loop-")]
+    jobs = platform.client.jobs(limit=100)
+    names = [job.name for job in jobs if (job.name or "").startswith("loop-")]
     assert len(names) == len(set(names)) == 7

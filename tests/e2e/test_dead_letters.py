@@ -8,12 +8,13 @@ import os
 import shutil
 import signal
 from pathlib import Path
-from typing import Any
 
 import pytest
 from pydantic import SecretStr
 
+from synth.api.dead_letters import DeadLetter
 from synth.bus.connection import connect
+from synth.cli.api.dead_letters import dead_letters
 from synth.runtime.settings import ServiceSettings
 from synth.work import Task
 from tests.e2e.cli.conftest import eventually
@@ -23,9 +24,10 @@ from tests.e2e.task_apps import Served
 pytestmark = pytest.mark.timeout(300)
 
 
-def letters_of(platform: Platform, about: str) -> list[dict[str, Any]]:
+def letters_of(platform: Platform, about: str) -> list[DeadLetter]:
     """The open letters of a job or a file."""
-    return [d for d in platform.shell.json("dead", "ls", "--limit", "1000") if d["about"] == about]
+    letters, _ = dead_letters(platform.client, limit=1000, settled=False)
+    return [letter for letter in letters if letter.about == about]
 
 
 def publish(platform: Platform, subject: str, body: bytes) -> None:
@@ -60,15 +62,15 @@ def test_a_file_that_cannot_be_checked_fails_with_its_cause_and_is_checked_again
     code, job = platform.outcome(waiting)
     assert (code, job["state"]) == (3, "rejected")
     assert any("could not be checked: files, dead letter" in p["what"] for p in job["problems"]), job["problems"]
-    assert shell.json("files", "get", uploaded["id"])["status"] == "failed"
+    assert platform.client.file(uploaded["id"]).status == "failed"
     [letter] = letters_of(platform, uploaded["id"])
-    assert (letter["service"], letter["state"]) == ("files", "open")
-    shown = shell.ok("dead", "show", str(letter["id"]))
+    assert (letter.service, letter.state) == ("files", "open")
+    shown = shell.ok("dead", "show", str(letter.id))
     assert uploaded["id"] in shown
     assert uploaded["sha256"] in shown
     shutil.move(aside, blob)
-    shell.ok("dead", "retry", str(letter["id"]))
-    eventually(lambda: shell.json("files", "get", uploaded["id"])["status"] == "ready", timeout=60)
+    shell.ok("dead", "retry", str(letter.id))
+    eventually(lambda: platform.client.file(uploaded["id"]).status == "ready", timeout=60)
     assert letters_of(platform, uploaded["id"]) == []
     again = platform.api.post("/api/jobs", json=config).raise_for_status().json()["id"]
     platform.succeeded(again)
@@ -81,26 +83,26 @@ def test_a_job_whose_task_nobody_can_read_is_paused_with_its_cause_and_goes_on_w
     shell = platform.shell
     text = sft(steps=100_000).replace("packing = false", "packing = false\ncheckpoint_every = 5")
     job = platform.submit(text, "--dataset", str(rows))
-    eventually(lambda: (shell.json("jobs", "get", job)["step"] or 0) >= 5, timeout=120)
-    shell.ok("jobs", "pause", job)
-    eventually(lambda: shell.json("jobs", "get", job)["state"] == "paused", timeout=60)
+    eventually(lambda: (platform.job(job)["step"] or 0) >= 5, timeout=120)
+    platform.client.pause(job)
+    eventually(lambda: platform.job(job)["state"] == "paused", timeout=60)
     org = platform.api.get("/api/me").raise_for_status().json()["org"]
     poison = Task(kind="train", pool="default", org=org, job_id=job, term=1)
     publish(platform, poison.subject, b"no task at all")
-    shell.run("jobs", "resume", job)
+    platform.client.resume(job)
     eventually(lambda: letters_of(platform, job) != [], timeout=60)
     [letter] = letters_of(platform, job)
-    assert (letter["service"], letter["subject"]) == ("trainer", poison.subject)
-    eventually(lambda: shell.json("jobs", "get", job)["state"] == "paused", timeout=60)
+    assert (letter.service, letter.subject) == ("trainer", poison.subject)
+    eventually(lambda: platform.job(job)["state"] == "paused", timeout=60)
     assert "the trainer cannot run this job: not a task" in shell.ok("jobs", "events", job)
     assert "not a task" in shell.ok("dead", "ls")
-    shell.ok("dead", "retry", str(letter["id"]))
-    step = shell.json("jobs", "get", job)["step"]
-    eventually(lambda: (shell.json("jobs", "get", job)["step"] or 0) > step, timeout=120)
-    shell.ok("jobs", "cancel", job)
+    shell.ok("dead", "retry", str(letter.id))
+    step = platform.job(job)["step"]
+    eventually(lambda: (platform.job(job)["step"] or 0) > step, timeout=120)
+    platform.client.cancel(job)
     assert platform.outcome(job)[1]["state"] == "cancelled"
-    assert [e["letter"] for e in platform.events(job, "letter.retried")] == [letter["id"]]
-    refused = shell.run("dead", "retry", str(letter["id"]))
+    assert [e["letter"] for e in platform.events(job, "letter.retried")] == [letter.id]
+    refused = shell.run("dead", "retry", str(letter.id))
     assert (refused.returncode, "it was retried" in refused.stderr) == (1, True)
 
 

@@ -18,7 +18,7 @@ def test_a_job_whose_policy_masters_its_environment_ends_as_solved_with_its_mode
     with served(one_letter(easy_after=6 * 16)) as app:
         id = platform.submit(config.replace("URL", app.url))
         watched = platform.shell.run("jobs", "watch", id, timeout=JOB_S)
-    job = platform.shell.json("jobs", "get", id)
+    job = platform.job(id)
     assert (watched.returncode, job["state"]) == (0, "succeeded"), job
     [warned] = [w for w in platform.events(id, "train.warned") if w["rule"] == SOLVED]
     assert (warned["rule"], warned["action"], warned["over"]) == (SOLVED, "finish", 3)

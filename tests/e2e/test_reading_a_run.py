@@ -74,7 +74,7 @@ def test_seeds_that_are_played_twice_give_mean_at_2_and_pass_at_2(runs: Runs):
     assert values["rollouts"] == 8
     assert values["mean@2"] == pytest.approx(values["reward_mean"])
     assert 0 <= values["pass@1"] <= values["pass@2"] <= 1
-    assert runs.platform.shell.json("jobs", "get", runs.a)["eval"] == values
+    assert runs.platform.job(runs.a)["eval"] == values
     measures = runs.platform.shell.json("eval", "show", runs.a)["measures"]
     for name in ("mean@2", "pass@1", "pass@2"):
         assert (measures[name]["value"], measures[name]["seeds"]) == (pytest.approx(values[name]), 4)
@@ -86,7 +86,7 @@ def test_a_jobs_configuration_submitted_again_is_the_same_job(runs: Runs):
     (shell.folder / "again.toml").write_text(shell.ok("jobs", "config", runs.b))
     again = runs.platform.submit((shell.folder / "again.toml").read_text())
     runs.platform.succeeded(again)
-    assert shell.json("jobs", "get", again)["resolved"] == shell.json("jobs", "get", runs.b)["resolved"]
+    assert runs.platform.job(again)["resolved"] == runs.platform.job(runs.b)["resolved"]
     assert "# --set" in shell.ok("jobs", "config", runs.b, "--as-submitted")
     found = [job["id"] for job in shell.json("jobs", "ls", "--tag", "study=rate")]
     assert {runs.a, runs.b, again} <= set(found)

@@ -69,7 +69,7 @@ def test_both_replicas_play_a_jobs_rollouts_and_the_job_outlives_one(
     assert loaded == {"inference-0", "inference-1"}
     process.kill()
     process.wait(10)
-    step = platform.shell.json("jobs", "get", job)["step"]
+    step = platform.job(job)["step"]
     # Two more: the first may have been collected before the replica died.
-    eventually(lambda: platform.shell.json("jobs", "get", job)["step"] > step + 1, timeout=90)
-    assert platform.shell.run("jobs", "cancel", job).returncode == 0
+    eventually(lambda: platform.job(job)["step"] > step + 1, timeout=90)
+    platform.client.cancel(job)

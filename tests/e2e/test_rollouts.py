@@ -9,6 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
+from synth.cli.errors import NotFound
 from synth.taskapp.sdk import Episode, TaskApp
 from tests.e2e.cli.terminal import synthctl
 from tests.e2e.platform import Platform, rl
@@ -136,7 +137,7 @@ def test_a_failed_rollout_shows_its_exception_its_tries_and_what_came_before(pla
     assert "in weigh" in screen
     assert "failed all of its tries" in screen
     assert '{"beach": "empty"}' in screen, "the step before it"
-    shown = platform.shell.json("rollouts", "show", job, "t1_0")
+    shown = platform.rollout(job, "t1_0")
     assert (shown["tries"], len(shown["failed_tries"])) == (2, 1)
     assert "ZeroDivisionError" in shown["failed_tries"][0]["problem"]["what"]
 
@@ -147,7 +148,7 @@ def test_an_exception_after_a_reply_shows_the_reply_and_whose_failure_it_counts_
     assert "test_rollouts.py:" in screen
     assert "where do you dig?" in screen
     assert '"error": "KeyError: ' in screen
-    shown = platform.shell.json("rollouts", "show", job, "t1_5")
+    shown = platform.rollout(job, "t1_5")
     [turn] = shown["transcript"]["turns"]
     # A reply that was cut off is the policy's failure, whatever the environment makes of it.
     if turn["finish_reason"] == "length":
@@ -161,8 +162,8 @@ def test_the_rollouts_of_an_evaluation_are_read_the_same_way(platform: Platform,
     toml = '[eval]\nmodel = "tiny-qwen3"\nseeds = "0-2"\nenv_name = "treasure"\nmax_turns = 2\nmax_tokens = 8\n'
     job = platform.submit(toml, "--task-url", app.url)
     platform.succeeded(job)
-    rollouts = platform.shell.json("rollouts", "ls", job)
-    assert sorted((r["id"].removeprefix(job), r["mode"]) for r in rollouts) == [(f"_e0_{i}", "eval") for i in range(3)]
+    rollouts = list(platform.client.rollouts(job, limit=20))
+    assert sorted((r.id.removeprefix(job), r.mode) for r in rollouts) == [(f"_e0_{i}", "eval") for i in range(3)]
     screen = platform.shell.ok("rollouts", "show", job, "e0_1")
     assert "evaluation, seed 1" in screen
     assert "KeyError" in screen
@@ -182,7 +183,9 @@ def test_another_organisation_finds_neither_the_list_nor_the_rollout(platform: P
 
 
 def test_a_rollout_that_is_not_there_is_said_so(platform: Platform, job: str):
-    for name in ("t9_0", "t1_99", "nonsense"):
-        done = platform.shell.run("rollouts", "show", job, name)
-        assert done.returncode == 6
-        assert "there is no rollout" in done.stderr
+    for name in ("t9_0", "t1_99"):
+        with pytest.raises(NotFound, match="there is no rollout"):
+            platform.client.rollout(job, name)
+    done = platform.shell.run("rollouts", "show", job, "nonsense")
+    assert done.returncode == 6
+    assert "there is no rollout" in done.stderr

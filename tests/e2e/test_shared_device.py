@@ -71,13 +71,13 @@ def test_chats_are_answered_between_the_turns_of_an_sft_job(shared: Platform, su
     job = shared.submit(sft(steps=100_000), "--dataset", sums.name)
 
     def step() -> int:
-        return shared.shell.json("jobs", "get", job)["step"]
+        return shared.job(job)["step"]
 
     eventually(lambda: step() > 0, timeout=60)
     assert isinstance(shared.greedy("tiny-qwen3", "2+2="), str)
     answered = step()
     eventually(lambda: step() > answered, timeout=60)
-    shared.shell.ok("jobs", "cancel", job)
+    shared.client.cancel(job)
     assert shared.outcome(job)[1]["state"] == "cancelled"
 
 

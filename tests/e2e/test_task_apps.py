@@ -115,7 +115,7 @@ def test_a_look_before_a_job_is_submitted_refuses_what_the_cluster_would_refuse(
         "--no-preflight",
     ):
         assert words in refused.stderr
-    assert [job for job in shell.json("jobs", "ls") if job["name"].startswith("never")] == []
+    assert [job for job in platform.client.jobs() if (job.name or "").startswith("never")] == []
     # A key of another place is no word on the app while the cluster has one that opens it.
     flags = ("--task-url", letters_app.url, "--max-turns", "1", "--max-tokens", "4", "--seeds", "0-0", "--detach")
     other = shell.run("eval", "--model", "tiny-qwen3", *flags, ENVIRONMENT_API_KEY="env_stale")
@@ -198,7 +198,7 @@ def test_rollouts_that_fail_now_and_then_cost_their_groups_and_are_counted(platf
 
 def test_the_other_jobs_and_the_cluster_do_not_notice(platform: Platform, jobs: dict[str, str]):
     platform.succeeded(jobs["good"])
-    report = platform.shell.json("status")
+    report = platform.shell.report()
     assert report["state"] == "healthy"
     assert {p["name"]: p["restarts"] for p in report["processes"] if p["restarts"]} == {}
     assert len(platform.greedy("tiny-qwen3", "Still there?")) >= 0

@@ -83,8 +83,8 @@ def taught(platform: Platform) -> str:
     model = platform.succeeded(job)["model"]
     losses = [step["loss"] for step in platform.steps(job)]
     assert losses[-1] < 0.5 * losses[0]
-    [ready] = [e for e in platform.shell.json("files", "ls") if e["filename"] == "colours.jsonl"]
-    assert ready["images"] == 64
+    [ready] = [file for file in platform.client.files() if file.filename == "colours.jsonl"]
+    assert ready.images == 64
     return model
 
 
@@ -103,7 +103,7 @@ def test_two_pictures_are_one_sequence_on_which_trainer_and_engine_agree(
         assert step["ppo_kl_first"] < 1e-8
     assert steps[0]["mismatch_max_lag0"] <= 1e-4
     assert all(step["mismatch_max_lag0"] <= 1e-4 for step in steps if "mismatch_max_lag0" in step)
-    assert "base64" not in platform.shell.ok("jobs", "events", job, "-o", "json")
+    assert "base64" not in str(platform.log(job))
     [rollout, *_] = platform.api.get(f"/api/jobs/{job}/rollouts", params={"limit": 1}).json()["data"]
     detail = platform.api.get(f"/api/jobs/{job}/rollouts/{rollout['id']}")
     assert "base64" not in detail.text
@@ -136,8 +136,8 @@ def test_an_evaluations_rollouts_are_rows_with_their_pictures(platform: Platform
     report = platform.shell.json("filter", "--job", job, "--out", "seen.jsonl", "--upload")
     assert report["rows"] > 0
     assert report["dropped"] == {}
-    file = platform.shell.json("files", "get", report["file"])
-    assert (file["status"], file["images"]) == ("ready", 2 * report["rows"])
+    file = platform.client.file(report["file"])
+    assert (file.status, file.images) == ("ready", 2 * report["rows"])
     lines = (platform.shell.folder / "seen.jsonl").read_text().splitlines()
     asked = [m["role"] for m in json.loads(lines[0])["messages"]]
     assert asked[-4:] == ["user", "assistant", "user", "assistant"]

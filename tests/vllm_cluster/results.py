@@ -12,8 +12,7 @@ JOB_S = 600.0
 
 def ended(platform: Platform, job: str) -> dict[str, Any]:
     """The job as it is at its end."""
-    platform.shell.run("jobs", "watch", job, timeout=JOB_S)
-    return platform.shell.json("jobs", "get", job)
+    return platform.outcome(job, timeout=JOB_S)[1]
 
 
 def succeeded(platform: Platform, job: str) -> dict[str, Any]:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import signal
 import statistics
 import urllib.request
-from datetime import datetime
 from pathlib import Path
 
 import psutil
@@ -28,10 +26,9 @@ pytestmark = pytest.mark.timeout(900)
 
 def seconds_to_serve(platform: Platform, job: str) -> list[float]:
     """From the publication of each version to its being served."""
-    lines = platform.shell.ok("jobs", "events", job, "-o", "json").splitlines()
-    events = [json.loads(line) for line in lines]
+    events = platform.log(job)
     at = {
-        type: {e["data"]["version"]: datetime.fromisoformat(e["time"]) for e in events if e["type"] == type}
+        type: {e.data["version"]: e.time for e in events if e.type == type}
         for type in ("policy.published", "policy.loaded")
     }
     loaded = at["policy.loaded"]

@@ -15,10 +15,13 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import IO, Any
 
+import msgspec
 import psutil
 import pytest
 
 from synth.bus.server.embedded import free_port
+from synth.cli.cluster.control import inspect_cluster
+from synth.cli.cluster.state import StateFile
 
 OURS = ("SYNTH_API_KEY", "ENVIRONMENT_API_KEY", "BACKEND_BASE_URL", "TASK_APP_URL")
 
@@ -70,8 +73,12 @@ class Shell:
         assert done.stdout, f"exit status {done.returncode}, and no output: {done.stderr}"
         return json.loads(done.stdout)
 
+    def report(self) -> dict[str, Any]:
+        """What `status -o json` prints, but for the GPUs; no process is started for it."""
+        return msgspec.to_builtins(inspect_cluster(StateFile(self.folder / ".synth"), with_gpus=False))
+
     def processes(self) -> dict[str, dict[str, Any]]:
-        return {p["name"]: p for p in self.json("status")["processes"]}
+        return {p["name"]: p for p in self.report()["processes"]}
 
     def state(self) -> dict[str, Any]:
         return json.loads((self.folder / ".synth" / "cluster.json").read_text())
