@@ -42,7 +42,10 @@ demo: .venv/installed ## SFT, then RL, on this machine: from a TOML to a model t
 demo-vision: .venv/installed ## SFT, then RL of a tiny model that sees (SEED=n PORT=n ENGINE=vllm; BLANK=1 shows it nothing)
 	@$(BIN)/python -m demo.vision --seed $(SEED) --port $(PORT) --engine $(ENGINE) $(if $(BLANK),--blank)
 
-test: lint unit service ## static checks and every fast test
+# pyright uses one core; it shares the two with the unit tests.
+test: .venv/installed ## static checks and every fast test
+	@$(MAKE) --no-print-directory --jobs=2 lint unit
+	@$(MAKE) --no-print-directory service
 
 lint: .venv/installed ## ruff, pyright, import-linter, the layout
 	@$(BIN)/ruff check .
@@ -65,7 +68,7 @@ service: .venv/installed ## one service and a real NATS, then a whole cluster
 	@$(BIN)/pytest tests/e2e tests/service -m "not long and not soak" --numprocesses 3 $(LONG_FILES_FIRST)
 
 long: .venv/installed ## what takes too long for `make test`: the tour of every command, one device by turns, …
-	@$(BIN)/pytest tests/e2e tests/service tests/unit -m long --numprocesses 2 $(LONG_FILES_FIRST)
+	@$(BIN)/pytest tests/e2e tests/service tests/unit -m long --numprocesses 3 $(LONG_FILES_FIRST)
 
 # The published clients as their users have them: each in an environment of its own, outside ours.
 CLIENTS := synth-ai-0.2.16 synth-ai-0.2.23 openai-1 openai-2 openai pydantic-ai

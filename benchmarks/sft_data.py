@@ -147,7 +147,7 @@ def train(model: Path, dataset: Path, work: Path, processes: int, *, kill_at: in
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
     begun = time.monotonic()
     process = subprocess.Popen(
-        [sys.executable, "-m", "synth.trainer.learner.main"],
+        [sys.executable, "-m", "synth.trainer.learner"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         env=environment,

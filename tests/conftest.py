@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import subprocess
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -23,6 +24,14 @@ from synth.runtime.settings import ServiceSettings
 # How fast this machine is just now says nothing of the code.
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any machine")
+
+
+def pytest_configure() -> None:
+    """Have the programs that tests start end at Ctrl-C, also if a shell runs the tests in the background.
+
+    Such a shell has its jobs ignore SIGINT, and what they start inherits that. A handler is not inherited.
+    """
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

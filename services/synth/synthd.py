@@ -21,6 +21,7 @@ from typing import NoReturn
 from synth.events.catalogue import SERVICES
 from synth.runtime.extras import install_command
 from synth.runtime.process_end import run_and_end
+from synth.runtime.startup import collector_off
 
 _USAGE = f"usage: synthd {{{'|'.join(SERVICES)}}}  |  synthd bus init|check|config|issuer|nkey USER"
 _USAGE += "  |  synthd bus backup DIR|restore DIR  |  synthd bus archive DIR ORG [JOB]  |  synthd bus erase ORG [JOB]"
@@ -46,7 +47,9 @@ def main(argv: list[str] | None = None) -> None:
 def _run(arguments: list[str]) -> int:
     match arguments:
         case [name] if name in SERVICES:
-            return importlib.import_module(f"synth.{name}.app").main()
+            with collector_off():
+                service = importlib.import_module(f"synth.{name}.app")
+            return service.main()
         case ["bus" | "secrets", *_]:
             # Imported here: every service runs without it.
             from synth import bus_admin

@@ -29,7 +29,7 @@ from synth.runtime import logs
 from synth.runtime.environment.unknown_settings import unknown_settings
 from synth.runtime.off_loop import OffLoop
 from synth.runtime.settings import ServiceSettings
-from synth.runtime.struct_types import build_struct_types
+from synth.runtime.startup import build_struct_types
 from synth.service_secrets import ServiceSecrets
 
 log = logs.get("service")

@@ -184,7 +184,6 @@ class Session:
             stdout=slave,
             stderr=slave,
             start_new_session=True,
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
         os.close(slave)
         return Terminal(process, master)

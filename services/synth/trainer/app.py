@@ -9,8 +9,8 @@ from synth.bus.tasks.solitude import SuspicionSettings
 from synth.bus.tasks.worker import TaskWorker
 from synth.service import Service, run
 from synth.trainer.owner import training_run
-from synth.trainer.owner.learner_process import LearnerPool
 from synth.trainer.owner.owner import TrainTaskOwner
+from synth.trainer.owner.processes.learner_process import LearnerPool
 from synth.trainer.settings import TrainerSettings
 
 
@@ -33,12 +33,12 @@ def main() -> int:
             give_up=trainer.give_up,
         )
         service.checks["worker"] = worker.health_problem
-        service.add_background(asyncio.create_task(_keep_one_warm(service, learners)))
+        service.add_background(asyncio.create_task(_keep_warm(service, learners)))
         service.run("train", worker.serve(service.stop))
 
     return run("trainer", settings, setup)
 
 
-async def _keep_one_warm(service: Service, learners: LearnerPool) -> None:
+async def _keep_warm(service: Service, learners: LearnerPool) -> None:
     await service.after_startup()
-    await learners.keep_one_warm()
+    await learners.keep_warm()

@@ -18,6 +18,9 @@ from synth.events import Canary
 #: there before the message that names the dataset or the batch is sent.
 IMAGES_FOLDER = "images"
 
+#: What the service sends to `synth.trainer.learner.fork_server`, with the pipes of a training process.
+FORK = b"fork\n"
+
 
 class TurnConfig(msgspec.Struct):
     """The turns at a device that is shared with inference: see `synth.runtime.device_turn`.

@@ -38,7 +38,7 @@ from starlette.routing import Route
 from synth.errors import InvalidKey, Problem, UserError
 from synth.runtime.environment.env_file import read_env_file
 from synth.runtime.lines import split_lines
-from synth.runtime.struct_types import build_struct_types
+from synth.runtime.startup import build_struct_types
 from synth.taskapp.auth import configured_keys, error, refusal
 from synth.taskapp.blame import blame
 from synth.taskapp.contract import Metrics, RolloutRequest, RolloutResponse, Step, Trajectory

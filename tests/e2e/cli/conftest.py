@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import threading
@@ -49,8 +48,6 @@ class Shell:
             stdout=stdout,
             stderr=stderr,
             text=True,
-            # A shell's background jobs ignore Ctrl-C, and so would what they start; a user's terminal does not.
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
 
     def run(self, *arguments: str, timeout: float = 90, **env: str) -> subprocess.CompletedProcess[str]:

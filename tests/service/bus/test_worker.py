@@ -10,7 +10,7 @@ import pytest
 
 from synth.bus.tasks.lease import Lease
 from synth.errors import Fenced, Permanent, Transient
-from synth.trainer.owner.learner_process import LearnerStopped
+from synth.trainer.owner.processes.learner_process import LearnerStopped
 from synth.work import Task
 from tests.service.bus.own_server import ACK_WAIT_S, is_queued, next_dead_letter
 from tests.service.bus.owners import Owner, a_task, a_worker, finish, gone, hold, queue, working

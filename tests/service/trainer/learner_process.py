@@ -18,12 +18,12 @@ _DEADLINE_SECONDS = 90
 
 
 class LearnerProcess:
-    """Starts `python -m synth.trainer.learner.main` from a bare checkout; kills it on exit if it is still there."""
+    """Starts `python -m synth.trainer.learner` from a bare checkout; kills it on exit if it is still there."""
 
     def __init__(self) -> None:
         env = {**os.environ, "PYTHONPATH": f"{_ROOT / 'shared'}:{_ROOT / 'services'}", "OMP_NUM_THREADS": "1"}
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "synth.trainer.learner.main"],
+            [sys.executable, "-m", "synth.trainer.learner"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

@@ -1,4 +1,4 @@
-"""Where training processes come from: one waits with its imports done, and every job gets one of its own."""
+"""Where training processes come from: every job gets a fork of a process that has imported what it needs."""
 
 from __future__ import annotations
 
@@ -8,36 +8,36 @@ import signal
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any, cast
 
 import psutil
 import pytest
 
-from synth.trainer.owner.learner_process import UNLIMITED_LINE, LearnerPool, LearnerProcess, LearnerStopped
+from synth.runtime.child_process import end_child
+from synth.trainer.learner import fork_server
+from synth.trainer.owner.processes.learner_process import LearnerPool, LearnerProcess, LearnerStopped
 from synth.trainer.protocol import Failed, Start, Stored
 
 DEADLINE_S = 60
+#: A message holds the figures of every step since the last checkpoint.
+UNLIMITED_LINE = 1 << 62
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 async def learners() -> AsyncIterator[LearnerPool]:
-    """With one process waiting, as in a service that has settled."""
-    found = LearnerPool(threads=1)
-    keeping = asyncio.create_task(found.keep_one_warm())
-    await one_is_waiting(found)
-    yield found
+    """The pool of one service."""
+    pool = LearnerPool(threads=1)
+    keeping = asyncio.create_task(pool.keep_warm())
+    yield pool
     keeping.cancel()
     await asyncio.gather(keeping, return_exceptions=True)
-    assert children() == []
+    assert learner_processes() == []
 
 
-async def one_is_waiting(learners: LearnerPool) -> None:
-    async with asyncio.timeout(DEADLINE_S):
-        while learners.warm_pid is None:  # noqa: ASYNC110 - nobody else is told
-            await asyncio.sleep(0)
-
-
-def children() -> list[int]:
-    return [c.pid for c in psutil.Process().children() if "synth.trainer.learner.main" in c.cmdline()]
+def learner_processes() -> list[int]:
+    """The pids of the fork server and of the training processes."""
+    children = psutil.Process().children(recursive=True)
+    return [child.pid for child in children if "synth.trainer.learner" in " ".join(child.cmdline())]
 
 
 def bad_start(folder: Path) -> Start:
@@ -50,48 +50,95 @@ async def says_what_is_wrong(learner: LearnerProcess, folder: Path) -> None:
     assert isinstance(await learner.recv(silence=lambda stage: DEADLINE_S), Failed)
 
 
-async def test_a_job_gets_the_process_that_waits_and_the_next_job_another(
+async def test_each_job_gets_a_process_of_its_own_without_the_imports(learners: LearnerPool, tmp_path: Path) -> None:
+    pids: list[int] = []
+    for _ in range(2):
+        async with learners.acquire() as learner:
+            await says_what_is_wrong(learner, tmp_path)
+            pids.append(learner.pid)
+            assert psutil.Process(learner.pid).ppid() == learners.server_pid
+        assert not psutil.pid_exists(learner.pid)
+    assert len({*pids}) == 2
+
+
+async def test_a_fork_server_that_was_killed_ends_its_processes_and_is_replaced(
     learners: LearnerPool, tmp_path: Path
 ) -> None:
-    waiting = learners.warm_pid
-    async with learners.acquire() as first:
-        assert first.pid == waiting
-        assert children() == [waiting]
-        await says_what_is_wrong(first, tmp_path)
-    await one_is_waiting(learners)
-    async with learners.acquire() as second:
-        assert second.pid != waiting
-        await says_what_is_wrong(second, tmp_path)
-
-
-async def test_a_waiting_process_that_was_killed_is_not_handed_out(learners: LearnerPool, tmp_path: Path) -> None:
-    waiting = learners.warm_pid
-    assert waiting is not None
-    os.kill(waiting, signal.SIGKILL)
-    async with asyncio.timeout(DEADLINE_S):
-        while learners.warm_pid is not None:  # noqa: ASYNC110 - nobody else is told
-            await asyncio.sleep(0)
     async with learners.acquire() as learner:
         await says_what_is_wrong(learner, tmp_path)
+    killed = learners.server_pid
+    assert killed is not None
+    async with learners.acquire() as learner:
+        while learner.pid == 0:  # noqa: ASYNC110 - nobody else is told
+            await asyncio.sleep(0)
+        os.kill(killed, signal.SIGKILL)
+        with pytest.raises(LearnerStopped):
+            await learner.recv(silence=lambda stage: DEADLINE_S)
+        await learner.wait_stopped()
+    async with learners.acquire() as learner:
+        await says_what_is_wrong(learner, tmp_path)
+    assert learners.server_pid not in (None, killed)
+
+
+async def test_a_process_that_is_stopped_before_the_server_has_started_it_ends(tmp_path: Path) -> None:
+    pool = LearnerPool(threads=1)
+    async with pool.acquire() as learner:
+        assert learner.pid == 0
+    assert not learner.alive
+    keeping = asyncio.create_task(pool.keep_warm())
+    await asyncio.sleep(0)
+    keeping.cancel()
+    await asyncio.gather(keeping, return_exceptions=True)
 
 
 async def test_a_process_that_is_killed_at_work_ends_the_attempt(learners: LearnerPool, tmp_path: Path) -> None:
     async with learners.acquire() as learner:
+        while learner.pid == 0:  # noqa: ASYNC110 - nobody else is told
+            await asyncio.sleep(0)
         os.kill(learner.pid, signal.SIGKILL)
-        with pytest.raises(LearnerStopped):
+        with pytest.raises(LearnerStopped, match=r"-9"):
             await says_what_is_wrong(learner, tmp_path)
 
 
-async def test_a_training_process_is_not_given_the_secrets_of_its_service(monkeypatch):
+async def test_a_training_process_is_not_given_the_secrets_of_its_service(monkeypatch, tmp_path):
     monkeypatch.setenv("SYNTH_CLUSTER_SECRET", "not-for-children")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "not-for-children")
-    process = await LearnerProcess.spawn(threads=1)
+    pool = LearnerPool(threads=1)
+    async with pool.acquire() as learner:
+        await says_what_is_wrong(learner, tmp_path)
+        processes = [psutil.Process(pid) for pid in (learner.pid, pool.server_pid)]
+        given = [process.environ() for process in processes]
+    await cast(Any, pool)._server.close()
+    for environment in given:
+        assert environment["OMP_NUM_THREADS"] == "1"
+        assert "not-for-children" not in environment.values()
+
+
+def test_a_process_that_cannot_be_forked_is_spawned():
+    """As if an import had initialised CUDA: no fork could use it."""
+    ends = [os.pipe() for _ in range(3)]
+    pid = fork_server._spawn([ends[0][0], ends[1][1], ends[2][1]])
     try:
-        given = psutil.Process(process.pid).environ()
+        os.write(ends[0][1], b"no message\n")
+        assert b'"code":"bad_message"' in os.read(ends[1][0], 4096)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 1
     finally:
-        await process.stop()
-    assert given["OMP_NUM_THREADS"] == "1"
-    assert "not-for-children" not in given.values()
+        for end in ends:
+            for fd in end:
+                os.close(fd)
+
+
+class Spawned:
+    """A process of ours with the interface of a forked one."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self._process = process
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._process, name)
+
+    async def end(self) -> None:
+        await end_child(self._process)
 
 
 async def saying(*lines: str) -> LearnerProcess:
@@ -104,7 +151,7 @@ async def saying(*lines: str) -> LearnerProcess:
         stderr=asyncio.subprocess.PIPE,
         limit=UNLIMITED_LINE,
     )
-    return LearnerProcess(process)
+    return LearnerProcess(cast(Any, Spawned(process)))
 
 
 @pytest.mark.parametrize(("stage", "setting"), [("load", "SYNTH_MODEL_IO_S"), ("train", "SYNTH_CHILD_SILENCE_S")])

@@ -109,8 +109,6 @@ def test_with_reload_each_save_is_served_on_the_same_port_and_an_error_waits_for
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        # A shell's background jobs ignore Ctrl-C, and so would what they start; a user's terminal does not.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     assert server.stdout is not None
     assert server.stderr is not None

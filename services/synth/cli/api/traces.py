@@ -11,7 +11,7 @@ from urllib.parse import quote
 from synth.api.limits import MAX_PAGE
 from synth.api.traces import TraceDetail, TracePage, TraceSummary
 from synth.cli.api.client import Client
-from synth.runtime.struct_types import build_struct_types
+from synth.runtime.startup import build_struct_types
 
 #: Requests under way at one time, and traces that are held while an earlier one is awaited.
 _AT_ONCE = 8

@@ -16,7 +16,7 @@ from synth.cli.errors import CliError, ExitCode
 from synth.cli.play.models import Body, Typist, completion_of, read_typed
 from synth.cli.play.relay import ModelRelay
 from synth.errors import Problem
-from synth.runtime.struct_types import build_struct_types
+from synth.runtime.startup import build_struct_types
 from synth.taskapp.contract import RolloutResponse, Step
 
 #: Calls of a rollout on the platform: so many for each turn, and at least so many.

@@ -14,6 +14,7 @@ from synth.inference.serving.canary import check_canary
 from synth.inference.serving.model_pool import ModelFiles, ServedModel
 from synth.inference.serving.vllm_pool import VllmPool
 from synth.inference.settings import InferenceSettings
+from synth.runtime.startup import collector_off
 
 if TYPE_CHECKING:
     from synth.inference.engines.settings import EngineSettings
@@ -38,7 +39,8 @@ def import_transformers() -> None:
 
 def warm_up(settings: InferenceSettings) -> None:
     """Prepare what the first model of this process needs; takes seconds, and with vLLM a quarter of a minute."""
-    import_transformers()
+    with collector_off():
+        import_transformers()
     if settings.engine == "vllm":
         from synth.inference.engines.vllm import process
 

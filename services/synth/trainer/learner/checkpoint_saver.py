@@ -13,7 +13,7 @@ import torch
 from synth.trainer.errors import CHECKPOINT_FAILED, TrainingFailed
 from synth.trainer.learner.checkpoint.background_writer import BackgroundWriter
 from synth.trainer.learner.checkpoint.interval import checkpoint_interval
-from synth.trainer.learner.owner_channel import OwnerChannel
+from synth.trainer.learner.process.owner_channel import OwnerChannel
 from synth.trainer.learner.training_state import TrainingState
 from synth.trainer.protocol import Failed, Saved
 from synth.weights.tensor_file import FileDigest

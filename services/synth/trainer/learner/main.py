@@ -1,4 +1,4 @@
-"""The training process, `python -m synth.trainer.learner.main`: reads JSON messages on stdin, writes them on stdout.
+"""The training process, `python -m synth.trainer.learner`: reads JSON messages on stdin, writes them on stdout.
 
 The service starts this process, sends it batches and watches it; the process knows neither bus nor HTTP. The messages
 are in `protocol.py`.
@@ -38,11 +38,11 @@ from synth.trainer.learner.data.token_store import StoredSequences
 from synth.trainer.learner.memory import check_device_memory
 from synth.trainer.learner.model.policy import Policy, load_policy
 from synth.trainer.learner.model.reference import load_reference
-from synth.trainer.learner.owner_channel import OwnerChannel
+from synth.trainer.learner.process.owner_channel import OwnerChannel
+from synth.trainer.learner.process.turns import Turns
 from synth.trainer.learner.rl import RlTrainer, find_loss
 from synth.trainer.learner.sft import SftTrainer
 from synth.trainer.learner.training_state import Resumed, TrainingState
-from synth.trainer.learner.turns import Turns
 from synth.trainer.protocol import (
     IMAGES_FOLDER,
     TOKENISE,
@@ -67,7 +67,6 @@ def main() -> NoReturn:
     channel = OwnerChannel(sys.stdin.buffer, lines_out)
     _log_to_stderr()
     try:
-        _warm_up()
         start = channel.recv()
         if not isinstance(start, Start):
             raise TrainingFailed("bad_message", "expected `start` first")
@@ -95,7 +94,7 @@ def _log_to_stderr() -> None:
     logging.getLogger("synth").setLevel(logging.INFO)
 
 
-def _warm_up() -> None:
+def warm_up() -> None:
     """Import what every job needs, while there is no job yet."""
     import transformers.models.auto.modeling_auto
     import transformers.models.qwen3.modeling_qwen3  # noqa: F401
@@ -304,7 +303,3 @@ def _finish(checkpoints: CheckpointSaver, work: Path, channel: OwnerChannel, *, 
     state.policy.write_model(folder)
     checkpoints.wait()
     channel.send(Done(model=str(folder), kind=state.policy.kind, step=state.step, best_step=best_step))
-
-
-if __name__ == "__main__":
-    main()

@@ -34,7 +34,7 @@ from synth.trainer.owner.collapse_watch import CollapseWatch
 from synth.trainer.owner.errors import JobFailure
 from synth.trainer.owner.history import AttemptHistory
 from synth.trainer.owner.learner_config import build_start
-from synth.trainer.owner.learner_process import LearnerPool, LearnerProcess, LearnerStopped
+from synth.trainer.owner.processes.learner_process import LearnerPool, LearnerProcess, LearnerStopped
 from synth.trainer.owner.provisional_steps import ProvisionalSteps
 from synth.trainer.owner.rollout_feed import RolloutFeed
 from synth.trainer.protocol import (

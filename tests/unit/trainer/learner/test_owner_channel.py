@@ -8,7 +8,7 @@ import threading
 
 import msgspec
 
-from synth.trainer.learner.owner_channel import OwnerChannel
+from synth.trainer.learner.process.owner_channel import OwnerChannel
 from synth.trainer.protocol import Pause, Progressed, Saved, Stored
 
 DEADLINE_S = 30

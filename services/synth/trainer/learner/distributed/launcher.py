@@ -81,7 +81,7 @@ def _start_rank(rank: int, world_size: int, port: int) -> subprocess.Popen[bytes
         "MASTER_PORT": str(port),
     }
     return subprocess.Popen(
-        [sys.executable, "-m", "synth.trainer.learner.main"],
+        [sys.executable, "-m", "synth.trainer.learner"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         env={**os.environ, **environment},

@@ -14,7 +14,7 @@ from synth import service
 from synth.cli.api.traces import ahead
 from synth.errors import Problem, UserError
 from synth.runtime.settings import ServiceSettings
-from synth.runtime.struct_types import build_struct_types
+from synth.runtime.startup import build_struct_types
 from synth.taskapp.sdk import TaskApp
 
 #: The threads in which the annotation of a struct was evaluated.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import sys
 import time
 from collections.abc import AsyncGenerator, Callable
 
@@ -13,7 +12,7 @@ import msgspec
 
 from synth.errors import Crashed
 from synth.runtime import logs
-from synth.runtime.child_process import end_child
+from synth.trainer.owner.processes.fork_server import ForkedProcess, ForkServer
 from synth.trainer.protocol import (
     FILE_STAGES,
     TOKENISE,
@@ -34,8 +33,6 @@ from synth.trainer.protocol import (
 log = logs.get("learner_process")
 
 LearnerMessage = Ready | Stepped | Paused | Done | Failed
-# A message holds the figures of every step since the last checkpoint, as many as the job says.
-UNLIMITED_LINE = 1 << 62
 # Environment variables that the process does not get: the secrets of the bus and of the blob store, since it talks to
 # the service alone, and the rank of the service, since it is the first rank of its own group.
 _WITHHELD_PREFIXES = ("SYNTH_", "AWS_", "AZURE_", "GOOGLE_", "ENVIRONMENT_API_KEY", "RANK")
@@ -46,12 +43,12 @@ class LearnerStopped(Crashed):
 
 
 class LearnerProcess:
-    """One `python -m synth.trainer.learner.main`. Its stderr goes to the log.
+    """A training process and its messages. Its stderr goes to the log.
 
     saved: its checkpoints, as they become durable; None when the process has ended. `recv` returns its other messages.
     """
 
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
+    def __init__(self, process: ForkedProcess) -> None:
         self._process = process
         self._on_progress: Callable[[Progressed], None] = lambda progressed: None
         self._log = asyncio.create_task(self._forward_log())
@@ -61,23 +58,6 @@ class LearnerProcess:
         self._heard_at = time.monotonic()
         self._stage_changed = asyncio.Event()
         self._reader = asyncio.create_task(self._read())
-
-    @classmethod
-    async def spawn(cls, *, threads: int) -> LearnerProcess:
-        """Start a process, which imports what training needs (this takes seconds) and waits for its job."""
-        inherited = {name: value for name, value in os.environ.items() if not name.startswith(_WITHHELD_PREFIXES)}
-        environment = {**inherited, "OMP_NUM_THREADS": str(threads), "TOKENIZERS_PARALLELISM": "false"}
-        process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            "synth.trainer.learner.main",
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-            limit=UNLIMITED_LINE,
-            env=environment,
-        )
-        return cls(process)
 
     @property
     def pid(self) -> int:
@@ -177,7 +157,7 @@ class LearnerProcess:
                 await self._process.wait()
                 # A process that it has started may keep its stderr open.
                 await asyncio.shield(self._log)
-        await end_child(self._process)
+        await self._process.end()
         await self._log
         self._reader.cancel()
         await asyncio.gather(self._reader, return_exceptions=True)
@@ -190,43 +170,49 @@ class LearnerProcess:
 
 
 class LearnerPool:
-    """Keeps one training process warm, with its imports done, so that a job starts seconds earlier.
+    """Starts a training process for each job, as a fork of a process that has imported what it needs.
 
     A process runs one job and ends: nothing of a job, not even the state of its allocator, can reach the next one.
     """
 
     def __init__(self, *, threads: int) -> None:
-        self._threads = threads
-        self._warm: LearnerProcess | None = None
-        self._wanted = asyncio.Event()
-        self._wanted.set()
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith(_WITHHELD_PREFIXES)}
+        self._environment = {
+            **inherited,
+            "OMP_NUM_THREADS": str(threads),
+            "TOKENIZERS_PARALLELISM": "false",
+            # To ask CUDA itself how many devices there are would initialise it, and no fork could use it.
+            "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
+        }
+        self._server: ForkServer | None = None
+        self._starting = asyncio.Lock()
 
     @property
-    def warm_pid(self) -> int | None:
-        """The pid of the warm process, if there is one."""
-        return self._warm.pid if self._warm is not None and self._warm.alive else None
+    def server_pid(self) -> int | None:
+        """The pid of the fork server, if there is one."""
+        return self._server.pid if self._server is not None and self._server.alive else None
 
-    async def keep_one_warm(self) -> None:
-        """Keep a warm process whenever none is in use, for ever. When cancelled, it stops the warm process."""
+    async def keep_warm(self) -> None:
+        """Start the fork server before the first job. When cancelled, it ends the server and its processes."""
         try:
-            while True:
-                await self._wanted.wait()
-                self._wanted.clear()
-                if self._warm is None or not self._warm.alive:
-                    self._warm = await LearnerProcess.spawn(threads=self._threads)
+            await self._ensure_server()
+            await asyncio.Event().wait()
         finally:
-            if self._warm is not None:
-                await self._warm.stop()
+            if self._server is not None:
+                await self._server.close()
 
     @contextlib.asynccontextmanager
     async def acquire(self) -> AsyncGenerator[LearnerProcess]:
-        """The warm process, or a new one; it is stopped at the end of the block."""
-        self._wanted.clear()
-        process, self._warm = self._warm, None
-        if process is None or not process.alive:
-            process = await LearnerProcess.spawn(threads=self._threads)
+        """A new process; it is stopped at the end of the block."""
+        server = await self._ensure_server()
+        process = LearnerProcess(await server.fork())
         try:
             yield process
         finally:
             await process.stop()
-            self._wanted.set()
+
+    async def _ensure_server(self) -> ForkServer:
+        async with self._starting:
+            if self._server is None or not self._server.alive:
+                self._server = await ForkServer.start(self._environment)
+            return self._server

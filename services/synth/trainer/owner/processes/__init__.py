@@ -1,0 +1,1 @@
+"""Training processes as the service sees them."""
