@@ -17,6 +17,7 @@ import select
 import signal
 import socket
 import sys
+import traceback
 from typing import NoReturn
 
 from synth.runtime.startup import collector_off
@@ -79,8 +80,9 @@ def _fork(fds: list[int], unused: list[int]) -> int:
         for fd in [*fds, *unused]:
             os.close(fd)
         train()
-    finally:
-        os._exit(1)
+    except BaseException:  # noqa: BLE001 - the edge of the process: its stderr goes to the trainer's log
+        traceback.print_exc()
+    os._exit(1)
 
 
 def _spawn(fds: list[int]) -> int:
