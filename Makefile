@@ -42,10 +42,7 @@ demo: .venv/installed ## SFT, then RL, on this machine: from a TOML to a model t
 demo-vision: .venv/installed ## SFT, then RL of a tiny model that sees (SEED=n PORT=n ENGINE=vllm; BLANK=1 shows it nothing)
 	@$(BIN)/python -m demo.vision --seed $(SEED) --port $(PORT) --engine $(ENGINE) $(if $(BLANK),--blank)
 
-# pyright uses one core; it shares the two with the unit tests.
-test: .venv/installed ## static checks and every fast test
-	@$(MAKE) --no-print-directory --jobs=2 lint unit
-	@$(MAKE) --no-print-directory service
+test: lint unit service ## static checks and every fast test
 
 lint: .venv/installed ## ruff, pyright, import-linter, the layout
 	@$(BIN)/ruff check .
