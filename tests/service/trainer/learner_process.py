@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import queue
+import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -13,22 +16,77 @@ import time
 from pathlib import Path
 from typing import Any, Self
 
+from synth.trainer.protocol import FORK
+
 _ROOT = Path(__file__).parents[3]
 _DEADLINE_SECONDS = 90
 
 
-class LearnerProcess:
-    """Starts `python -m synth.trainer.learner` from a bare checkout; kills it on exit if it is still there."""
+class _ForkServer:
+    """The parent of the training processes of these tests, from a bare checkout, as a service starts it."""
 
     def __init__(self) -> None:
         env = {**os.environ, "PYTHONPATH": f"{_ROOT / 'shared'}:{_ROOT / 'services'}", "OMP_NUM_THREADS": "1"}
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "synth.trainer.learner"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            env=env,
-        )
+        self._control, theirs = socket.socketpair()
+        arguments = [sys.executable, "-m", "synth.trainer.learner.fork_server", str(theirs.fileno())]
+        with theirs:
+            subprocess.Popen(arguments, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()], env=env)
+        self._reports = self._control.makefile("r")
+        self._statuses: dict[int, int] = {}
+
+    def fork(self, fds: list[int]) -> int:
+        """Start a training process on these pipes; return its pid."""
+        socket.send_fds(self._control, [FORK], fds)
+        while (pid := self._read_report(_DEADLINE_SECONDS)) is None:
+            pass
+        return pid
+
+    def wait(self, pid: int, timeout: float) -> int:
+        """Wait for the end of a process; return its exit code."""
+        while pid not in self._statuses:
+            self._read_report(timeout)
+        return self._statuses[pid]
+
+    def _read_report(self, timeout: float) -> int | None:
+        """Read what the server reports next: the pid of a process that it has started, or None for one that ended."""
+        self._control.settimeout(timeout)
+        kind, pid, *status = self._reports.readline().split()
+        if kind == "ended":
+            self._statuses[int(pid)] = int(status[0])
+            return None
+        return int(pid)
+
+
+_fork_server = functools.cache(_ForkServer)
+
+
+class _Process:
+    """A training process: its pipes, its pid and its end."""
+
+    def __init__(self) -> None:
+        child_in, stdin = os.pipe()
+        stdout, child_out = os.pipe()
+        with open(os.devnull, "wb") as devnull:
+            self.pid = _fork_server().fork([child_in, child_out, devnull.fileno()])
+        os.close(child_in)
+        os.close(child_out)
+        self.stdin, self.stdout = os.fdopen(stdin, "wb"), os.fdopen(stdout, "rb")
+
+    def wait(self, timeout: float) -> int:
+        """Wait for the end of the process; return its exit code."""
+        return _fork_server().wait(self.pid, timeout)
+
+    def kill(self) -> None:
+        """Kill the process if it has not ended."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGKILL)
+
+
+class LearnerProcess:
+    """A training process; it is killed on exit if it is still there."""
+
+    def __init__(self) -> None:
+        self.process = _Process()
         self._lines: queue.Queue[bytes] = queue.Queue()
         self._unread: list[dict[str, Any]] = []
         self.checkpoints: dict[int, str] = {}
@@ -42,7 +100,6 @@ class LearnerProcess:
         self.kill()
 
     def send(self, **message: Any) -> None:
-        assert self.process.stdin is not None
         self.process.stdin.write(json.dumps(message).encode() + b"\n")
         self.process.stdin.flush()
 
@@ -78,12 +135,10 @@ class LearnerProcess:
 
     def close_stdin(self) -> int:
         """What the child sees when its service dies; returns the exit code."""
-        assert self.process.stdin is not None
         self.process.stdin.close()
         return self.process.wait(_DEADLINE_SECONDS)
 
     def _read(self) -> None:
-        assert self.process.stdout is not None
         for line in self.process.stdout:
             self._lines.put(line)
         self._lines.put(b"")
