@@ -10,7 +10,7 @@ BIN := .venv/bin
 unexport PYTHONDONTWRITEBYTECODE
 PIP := --quiet --disable-pip-version-check --no-compile
 .DEFAULT_GOAL := help
-.PHONY: help install install-vllm install-synth-ai demo demo-vision test lint unit service test-clients test-docs test-vllm test-vllm-engine test-vllm-cluster long chaos storm soak hostile environments contracts precommit tax clean
+.PHONY: help install install-vllm install-synth-ai demo demo-vision test lint unit service test-clients test-docs test-vllm long chaos storm soak hostile environments contracts precommit tax clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
@@ -83,14 +83,8 @@ test-clients: .venv/installed $(CLIENTS:%=.venv-clients/%/installed) ## the publ
 test-docs: .venv/installed .venv-clients/synth-ai-0.2.23/installed ## README and the pages of docs/, run as written
 	@$(BIN)/pytest tests/docs --numprocesses 2 --dist loadgroup
 
-# An engine computes on one core for most of the time: its tests and those of clusters share two.
-test-vllm: ## the vLLM engine, and a cluster whose jobs it serves
-	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target test-vllm-engine test-vllm-cluster
-
-test-vllm-engine: .venv-vllm/installed
+test-vllm: .venv/installed .venv-vllm/installed ## the vLLM engine, and a cluster whose jobs it serves
 	@.venv-vllm/bin/python -m pytest tests/vllm
-
-test-vllm-cluster: .venv/installed .venv-vllm/installed
 	@$(BIN)/pytest tests/vllm_cluster --numprocesses 2 --dist loadfile
 
 chaos: .venv/installed ## kill, hang and stop what runs jobs, and the bus, in their middle
