@@ -40,6 +40,13 @@ def learner_processes() -> list[int]:
     return [child.pid for child in children if "synth.trainer.learner" in " ".join(child.cmdline())]
 
 
+async def has_started(learner: LearnerProcess) -> None:
+    """Wait until the server has forked the process."""
+    async with asyncio.timeout(DEADLINE_S):
+        while learner.pid == 0:  # noqa: ASYNC110 - nobody else is told
+            await asyncio.sleep(0)
+
+
 def bad_start(folder: Path) -> Start:
     return Start(kind="rl", config={"lr": -1}, model_dir=str(folder), work_dir=str(folder))
 
@@ -54,9 +61,10 @@ async def test_each_job_gets_a_process_of_its_own_without_the_imports(learners: 
     pids: list[int] = []
     for _ in range(2):
         async with learners.acquire() as learner:
-            await says_what_is_wrong(learner, tmp_path)
+            await has_started(learner)
             pids.append(learner.pid)
             assert psutil.Process(learner.pid).ppid() == learners.server_pid
+            await says_what_is_wrong(learner, tmp_path)
         assert not psutil.pid_exists(learner.pid)
     assert len({*pids}) == 2
 
@@ -69,8 +77,7 @@ async def test_a_fork_server_that_was_killed_ends_its_processes_and_is_replaced(
     killed = learners.server_pid
     assert killed is not None
     async with learners.acquire() as learner:
-        while learner.pid == 0:  # noqa: ASYNC110 - nobody else is told
-            await asyncio.sleep(0)
+        await has_started(learner)
         os.kill(killed, signal.SIGKILL)
         with pytest.raises(LearnerStopped):
             await learner.recv(silence=lambda stage: DEADLINE_S)
@@ -93,22 +100,22 @@ async def test_a_process_that_is_stopped_before_the_server_has_started_it_ends(t
 
 async def test_a_process_that_is_killed_at_work_ends_the_attempt(learners: LearnerPool, tmp_path: Path) -> None:
     async with learners.acquire() as learner:
-        while learner.pid == 0:  # noqa: ASYNC110 - nobody else is told
-            await asyncio.sleep(0)
+        await has_started(learner)
         os.kill(learner.pid, signal.SIGKILL)
         with pytest.raises(LearnerStopped, match=r"-9"):
             await says_what_is_wrong(learner, tmp_path)
 
 
-async def test_a_training_process_is_not_given_the_secrets_of_its_service(monkeypatch, tmp_path):
+async def test_a_training_process_is_not_given_the_secrets_of_its_service(monkeypatch):
     monkeypatch.setenv("SYNTH_CLUSTER_SECRET", "not-for-children")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "not-for-children")
     pool = LearnerPool(threads=1)
-    async with pool.acquire() as learner:
-        await says_what_is_wrong(learner, tmp_path)
-        processes = [psutil.Process(pid) for pid in (learner.pid, pool.server_pid)]
-        given = [process.environ() for process in processes]
-    await cast(Any, pool)._server.close()
+    try:
+        async with pool.acquire() as learner:
+            await has_started(learner)
+            given = [psutil.Process(pid).environ() for pid in (learner.pid, pool.server_pid)]
+    finally:
+        await cast(Any, pool)._server.close()
     for environment in given:
         assert environment["OMP_NUM_THREADS"] == "1"
         assert "not-for-children" not in environment.values()
