@@ -87,6 +87,16 @@ async def test_a_fork_server_that_was_killed_ends_its_processes_and_is_replaced(
     assert learners.server_pid not in (None, killed)
 
 
+async def test_a_process_that_a_dead_server_cannot_start_counts_as_ended() -> None:
+    """The server may die between the look at it and the request."""
+    pool = LearnerPool(threads=1)
+    server = await cast(Any, pool)._ensure_server()
+    await server.close()
+    process = await server.fork()
+    assert await process.wait() == -signal.SIGKILL
+    await process.end()
+
+
 async def test_a_process_that_is_stopped_before_the_server_has_started_it_ends(tmp_path: Path) -> None:
     pool = LearnerPool(threads=1)
     async with pool.acquire() as learner:

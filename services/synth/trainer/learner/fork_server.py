@@ -55,10 +55,10 @@ def main() -> NoReturn:
 
 def _can_fork() -> bool:
     """Whether a fork can use the devices. It cannot if an import has initialised CUDA, which torch knows in a fork."""
-    import torch
-
     if sys.platform != "linux":
         return False  # macOS: its frameworks end a fork that uses them
+    import torch
+
     pid = os.fork()
     if pid == 0:
         os._exit(torch.cuda._is_in_bad_fork())  # pyright: ignore[reportPrivateUsage]

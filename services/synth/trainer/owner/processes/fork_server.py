@@ -100,8 +100,8 @@ class ForkServer:
         pipes = [await asyncio.open_connection(sock=ours, limit=_UNLIMITED_LINE) for ours, _ in pairs]
         process = ForkedProcess(self, pipes)
         self._starting.append(process)
-        # Five bytes: the socket has room for them.
-        with contextlib.suppress(ConnectionError):  # the server has ended, and with it the process
+        # The socket has room for five bytes. If the server has ended, it is closed, and the process ends unstarted.
+        with contextlib.suppress(OSError):
             socket.send_fds(self._control, [FORK], [theirs.fileno() for _, theirs in pairs])
         for _, theirs in pairs:
             theirs.close()
