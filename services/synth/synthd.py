@@ -18,6 +18,7 @@ import importlib
 import sys
 from typing import NoReturn
 
+from synth.errors import UserError
 from synth.events.catalogue import SERVICES
 from synth.runtime.extras import install_command
 from synth.runtime.process_end import run_and_end
@@ -42,6 +43,10 @@ def main(argv: list[str] | None = None) -> None:
     except ModuleNotFoundError as error:
         sys.stderr.write(f"{arguments[0]} needs: {install_command(error)}\n")
         sys.exit(2)
+    except UserError as error:
+        # A setting is wrong: no service and no log has begun.
+        sys.stderr.write(f"error: {error}\n")
+        sys.exit(1)
 
 
 def _run(arguments: list[str]) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 
+from synth.bus.tasks.attempt_logs import AttemptLogs
 from synth.bus.tasks.solitude import SuspicionSettings
 from synth.bus.tasks.worker import TaskWorker
 from synth.service import Service, run
@@ -29,6 +30,7 @@ def main() -> int:
             capacity=1,
             failures=settings.task_failures,
             suspicion=SuspicionSettings(after=settings.task_suspicions, alone_s=settings.task_alone_s),
+            attempt_logs=AttemptLogs(service.bus, service.blobs, settings.job_log_bytes, settings.job_log_every_s),
             run=trainer.run,
             give_up=trainer.give_up,
         )

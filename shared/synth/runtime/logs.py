@@ -9,26 +9,58 @@ from __future__ import annotations
 import logging
 import sys
 import threading
+from collections.abc import Callable, Generator, MutableMapping
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any
 
 import structlog
 
+Sink = Callable[[str], None]
+_json = structlog.processors.JSONRenderer(default=str, ensure_ascii=True)
+_sinks: dict[str, list[Sink]] = {}
+
+
+@contextmanager
+def copy_lines(job: str, sink: Sink) -> Generator[None]:
+    """Bind `job` to the lines of this task, and call `sink` with each line of the process that has this job."""
+    _sinks.setdefault(job, []).append(sink)
+    try:
+        with structlog.contextvars.bound_contextvars(job=job):
+            yield
+    finally:
+        _sinks[job].remove(sink)
+        if not _sinks[job]:
+            del _sinks[job]
+
+
+def _render(logger: Any, method: str, event: MutableMapping[str, Any]) -> str:
+    line = str(_json(logger, method, event))
+    # A thread may log while a sink is added.
+    for sink in tuple(_sinks.get(str(event.get("job")), ())):
+        sink(line)
+    return line
+
+
+#: From a call of a logger to a line.
+PROCESSORS = [
+    structlog.contextvars.merge_contextvars,
+    structlog.processors.add_log_level,
+    structlog.processors.TimeStamper(fmt="iso", utc=True),
+    structlog.processors.format_exc_info,
+    _render,
+]
+
 
 def configure(service: str, *, level: str = "info", **ids: Any) -> None:
     """Set up structlog for this process. `service` and `ids` are on every line.
 
-    Bind `job`, `attempt`, `rollout` and `version` with `structlog.contextvars.bound_contextvars` where they are known.
+    Bind `attempt`, `rollout` and `version` with `structlog.contextvars.bound_contextvars` where they are known, and
+    `job` with `copy_lines`.
     """
     threshold = getattr(logging, level.upper())
     structlog.configure(
-        processors=[
-            structlog.contextvars.merge_contextvars,
-            structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso", utc=True),
-            structlog.processors.format_exc_info,
-            structlog.processors.JSONRenderer(default=str, ensure_ascii=True),
-        ],
+        processors=PROCESSORS,
         wrapper_class=structlog.make_filtering_bound_logger(threshold),
         logger_factory=structlog.WriteLoggerFactory(file=sys.stderr),
         cache_logger_on_first_use=True,

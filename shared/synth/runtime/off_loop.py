@@ -18,10 +18,10 @@ from typing import Any, TypeVar
 
 from anyio import BrokenResourceError, BrokenWorkerProcess, CapacityLimiter, ClosedResourceError, to_process, to_thread
 from pydantic import Field
-from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from synth.errors import Problem, Transient, UserError
 from synth.fairness.slots import FairSlots
+from synth.settings import Settings
 
 #: Up to this size work is done in place: even the worst takes only some milliseconds, as much as to call a worker.
 INLINE_BYTES = 64 << 10
@@ -29,10 +29,8 @@ INLINE_BYTES = 64 << 10
 _T = TypeVar("_T")
 
 
-class WorkerSettings(BaseSettings):
+class WorkerSettings(Settings):
     """What large requests and answers may cost a process."""
-
-    model_config = SettingsConfigDict(env_prefix="SYNTH_", extra="ignore")
 
     worker_processes: int = Field(default=2, ge=1)
     """Worker processes in which a service reads answers of more than 64 KiB, and the gateway the model of such a chat.

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Annotated
 
 from pydantic import BeforeValidator, Field, SecretStr
-from pydantic_settings import SettingsConfigDict
 
 from synth.errors import Problem, UserError
 from synth.http_server.settings import HttpSettings
@@ -20,8 +19,6 @@ OptionalFile = Annotated[Path | None, BeforeValidator(lambda value: value or Non
 
 class ServiceSettings(HttpSettings, WorkerSettings):
     """What a `synthd` process needs to join a cluster. A service adds its own fields in its `settings.py`."""
-
-    model_config = SettingsConfigDict(env_prefix="SYNTH_", extra="ignore")
 
     nats_url: str = "nats://127.0.0.1:4222"
     """Where the bus is; several servers separated by commas. With `tls://` what is said there is encrypted, and the
@@ -77,6 +74,13 @@ class ServiceSettings(HttpSettings, WorkerSettings):
 
     task_alone_s: float = Field(default=60.0, gt=0)
     """Seconds that a suspected task runs alone before it shares its process again; one that advances shares at once."""
+
+    job_log_bytes: int = Field(default=262_144, ge=0)
+    """Bytes that are stored of what a process logs about one job: the last lines, without secrets. The job's owner
+    reads them with `synthctl logs JOB`. 0 stores none."""
+
+    job_log_every_s: float = Field(default=10.0, gt=0)
+    """Seconds between two writes of that log while the job runs."""
 
     host: str = "127.0.0.1"
     """The address that the service's HTTP side (`/healthz`, `/metrics`, and its API if it has one) listens on."""

@@ -5,18 +5,23 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import sys
+from pathlib import Path
 
+import psutil
 import pytest
 
+from synth.cli.cluster.plan import ProcessSpec
+from synth.cli.cluster.service_processes import ServiceProcesses
 from tests.e2e.cli.conftest import Shell, eventually
 
 FEW = ("--service", "gateway", "--service", "files")
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = pytest.mark.timeout(1200)
 
 
 def up(shell: Shell, *arguments: str, **env: str):
-    return shell.run("up", "--detach", "--port", str(shell.port), *FEW, *arguments, timeout=90, **env)
+    return shell.run("up", "--detach", "--port", str(shell.port), *FEW, *arguments, timeout=240, **env)
 
 
 def test_up_returns_when_all_is_healthy_and_down_leaves_nothing_but_data(shell: Shell):
@@ -74,6 +79,34 @@ def test_a_killed_process_comes_back_on_its_port(shell: Shell):
     assert shell.json("jobs", "ls") == []
 
 
+def test_services_are_forks_of_one_process_and_come_back_when_it_is_killed(shell: Shell):
+    up(shell)
+    before = {name: psutil.Process(p["pid"]) for name, p in shell.processes().items() if name != "nats"}
+    assert [" ".join(p.cmdline()).split()[:2] for p in before.values()] == [["synthd", name] for name in before]
+    [parent] = {p.parent() for p in before.values()}
+    assert parent is not None
+    parent.kill()
+
+    def back() -> bool:
+        now = shell.processes()
+        return all(now[name]["health"] == "healthy" and now[name]["pid"] != p.pid for name, p in before.items())
+
+    eventually(back, timeout=240)
+    assert not any(p.is_running() for p in before.values())
+
+
+async def test_a_service_whose_parent_cannot_start_is_started_by_its_command(tmp_path: Path):
+    processes = ServiceProcesses(tmp_path, {"PYTHONHOME": "/nowhere"}, tmp_path / "parents.log")
+    command = [sys.executable, "-c", "print('started')"]
+    spec = ProcessSpec("files", ("files",), command, {}, port=0, health_url="", log=tmp_path / "files.log")
+    for _ in range(2):
+        process = await processes.start(spec)
+        assert await process.wait() == 0
+    await processes.close()
+    assert spec.log.read_text() == "started\n" * 2
+    assert "encodings" in (tmp_path / "parents.log").read_text()
+
+
 def test_what_a_killed_supervisor_left_is_ended_by_the_next_up_and_its_secrets_are_kept(shell: Shell):
     up(shell)
     (shell.folder / "d.jsonl").write_text(
@@ -86,7 +119,8 @@ def test_what_a_killed_supervisor_left_is_ended_by_the_next_up_and_its_secrets_a
     again = up(shell)
     assert again.returncode == 0, again.stderr
     assert "gateway" in again.stderr
-    assert len(shell.alive()) == 4
+    # The supervisor, nats-server, the two services and their parent.
+    assert len(shell.alive()) == 5
     after = shell.state()
     for kept in ("users", "cluster_secret", "api_key", "environment_key"):
         assert after[kept] == before[kept]
@@ -104,7 +138,7 @@ def test_a_service_that_cannot_start_is_named_with_the_end_of_its_log(shell: She
     done = up(shell, SYNTH_STREAM_BUFFER="many")
     assert done.returncode == 1
     assert "gateway cannot start" in done.stderr
-    assert "stream_buffer" in done.stderr
+    assert "SYNTH_STREAM_BUFFER" in done.stderr
     assert shell.alive() == []
 
 

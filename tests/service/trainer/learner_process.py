@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 from typing import Any, Self
 
-from synth.trainer.protocol import FORK
+from synth.runtime.forking.parent import FORK
 
 _ROOT = Path(__file__).parents[3]
 _DEADLINE_SECONDS = 90

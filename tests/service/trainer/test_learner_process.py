@@ -16,6 +16,7 @@ import pytest
 from synth.runtime.child_process import end_child
 from synth.trainer.learner import fork_server
 from synth.trainer.owner.processes.learner_process import LearnerPool, LearnerProcess, LearnerStopped
+from synth.trainer.owner.processes.training_forks import TrainingFork
 from synth.trainer.protocol import Failed, Start, Stored
 
 DEADLINE_S = 60
@@ -92,7 +93,7 @@ async def test_a_process_that_a_dead_server_cannot_start_counts_as_ended() -> No
     pool = LearnerPool(threads=1)
     server = await cast(Any, pool)._ensure_server()
     await server.close()
-    process = await server.fork()
+    process = await TrainingFork.start(server)
     assert await process.wait() == -signal.SIGKILL
     await process.end()
 

@@ -16,11 +16,12 @@ import httpx
 import msgspec
 
 from synth.bus.server.embedded import binary
-from synth.cli.cluster.env_file import merge_env_file
+from synth.cli.cluster.env_file import ADDRESS, merge_env_file, write_address
 from synth.cli.cluster.gpu_report import GpuReport, describe_device, report_gpus
 from synth.cli.cluster.plan import HOST, choose_ports, gateway_port, outbound
 from synth.cli.cluster.state import ClusterState, ProcessState, StateFile, end_leftovers, wait_gone
 from synth.cli.cluster.supervisor import health_problem
+from synth.cli.config import ENVIRONMENT, ConfigValue
 from synth.cli.connections.clients import open_local_http
 from synth.cli.devices.plan import DevicePlan
 from synth.cli.devices.probe import GpuList, read_gpus
@@ -29,10 +30,10 @@ from synth.cli.processes import is_alive
 from synth.runtime.environment.env_file import read_env_file
 from synth.runtime.lines import split_lines
 
-START_TIMEOUT_S = 60.0
 # Services drain, then the bus does.
 _STOP_TIMEOUT_S = 30.0
 _TAIL_LINES = 15
+_LOOK_INTERVAL_S = 0.3
 #: nats-server looks at its disk for its health: on a busy one that takes seconds.
 _HEALTH_S = 10.0
 _STARTING_S = 20.0
@@ -68,11 +69,10 @@ class ClusterReport(msgspec.Struct, kw_only=True):
 
 @dataclass(frozen=True)
 class PreparedCluster:
-    """A cluster that may be started now. notes, warnings: what was done on the way, for the user to read."""
+    """A cluster that may be started now. notes: what was done on the way, for the user to read."""
 
     state: ClusterState
     notes: list[str]
-    warnings: list[str]
 
 
 def prepare_cluster(
@@ -104,26 +104,33 @@ def prepare_cluster(
     state.environment_key = present.get("ENVIRONMENT_API_KEY", state.environment_key)
     state.supervisor_pid = state.supervisor_started = None
     file.write(state)
-    base = f"{state.url}/api"
-    wanted = {
-        "SYNTH_API_KEY": state.api_key,
-        "ENVIRONMENT_API_KEY": state.environment_key,
-        "BACKEND_BASE_URL": base,
-    }
-    if added := merge_env_file(env_file, wanted):
+    wanted = {"SYNTH_API_KEY": state.api_key, "ENVIRONMENT_API_KEY": state.environment_key}
+    added = merge_env_file(env_file, wanted)
+    if write_address(env_file, f"{state.url}/api"):
+        added.append(ADDRESS)
+    if added:
         notes.append(f"wrote {', '.join(added)} to {env_file}")
     allowed = " ".join(f"{name}={value}" for name, value in outbound().items())
     notes.append(f"jobs may call public addresses, and what is allowed by {allowed}")
-    warnings: list[str] = []
-    backend = present.get("BACKEND_BASE_URL", base)
-    if backend.rstrip("/").removesuffix("/api") not in (state.url, state.url.replace(HOST, "localhost")):
-        where = "the environment" if os.environ.get("BACKEND_BASE_URL") else str(env_file)
-        warnings.append(f"BACKEND_BASE_URL in {where} is {backend}, not this cluster's {base}; it is left as it is")
-    return PreparedCluster(state, notes, warnings)
+    return PreparedCluster(state, notes)
 
 
-def start_detached(file: StateFile, data: Path, services: tuple[str, ...], *, show: Callable[[str], None]) -> None:
-    """Start the supervisor in the background and wait until all is healthy.
+def leads_elsewhere(state: ClusterState, address: ConfigValue) -> str:
+    """What to print where the commands of this place do not reach the cluster at their address; "" where they do."""
+    if address.text in (f"{url}/api" for url in (state.url, state.url.replace(HOST, "localhost"))):
+        return ""
+    how = {"flag": "leave the flag out", ENVIRONMENT: f"unset {address.name}"}
+    remedy = how.get(address.origin, f"remove its line from {address.origin}")
+    return (
+        f"{address.label} is {address.text} and wins: commands here go there, not to this cluster at {state.url}/api; "
+        f"to use this cluster, {remedy}"
+    )
+
+
+def start_detached(
+    file: StateFile, data: Path, services: tuple[str, ...], *, timeout: float, show: Callable[[str], None]
+) -> None:
+    """Start the supervisor in the background and wait until all is healthy. timeout: in seconds.
 
     Raises `CliError` with the last lines of the log that tells why not; nothing is left running then.
     """
@@ -138,7 +145,7 @@ def start_detached(file: StateFile, data: Path, services: tuple[str, ...], *, sh
             start_new_session=True,
         )
     try:
-        _wait_all_healthy(file, data, supervisor, show)
+        _wait_all_healthy(file, data, supervisor, timeout, show)
     except BaseException:
         supervisor.terminate()
         try:
@@ -149,9 +156,9 @@ def start_detached(file: StateFile, data: Path, services: tuple[str, ...], *, sh
 
 
 def _wait_all_healthy(
-    file: StateFile, data: Path, supervisor: subprocess.Popen[bytes], show: Callable[[str], None]
+    file: StateFile, data: Path, supervisor: subprocess.Popen[bytes], timeout: float, show: Callable[[str], None]
 ) -> None:
-    deadline = time.monotonic() + START_TIMEOUT_S
+    deadline = time.monotonic() + timeout
     while True:
         if supervisor.poll() is not None:
             raise _failed("the supervisor ended", data, "supervisor")
@@ -166,9 +173,9 @@ def _wait_all_healthy(
             what = f"{first.name} is not healthy" if first else "the supervisor does not answer"
             why = f" ({first.problem})" if first and first.problem else ""
             name = first.name if first else "supervisor"
-            raise _failed(f"{what} after {START_TIMEOUT_S:.0f} s{why}", data, name)
+            raise _failed(f"{what} after {timeout:.0f} s{why}; --timeout allows more", data, name)
         show(f"waiting for {', '.join(p.name for p in late)}")
-        time.sleep(0.1)
+        time.sleep(_LOOK_INTERVAL_S)
 
 
 def _failed(what: str, data: Path, name: str) -> CliError:

@@ -37,6 +37,8 @@ class GpuReport(msgspec.Struct, kw_only=True):
 
 def report_gpus(state: ClusterState | None, data: Path, listed: GpuList) -> list[GpuReport]:
     """Every listed GPU. state: of the cluster of this data folder; None without one."""
+    if not listed.gpus:
+        return []
     plan = running_plan(state)
     ours = set[int]() if state is None or plan is None else _own_pids(state)
     turn = read_holder(turn_file(data)) if plan is not None and plan.shared else None

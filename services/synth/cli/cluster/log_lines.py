@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from synth.api.schemas import LoggedLine
 from synth.cli.errors import UsageProblem
 from synth.runtime.lines import read_lines, split_lines
 
@@ -39,6 +40,19 @@ class LogLine:
     def concerns(self, job: str) -> bool:
         """Whether the line is about this job: it names it in a field, or in a field's text."""
         return any(job in str(value) for value in self.fields.values()) or job in self.text
+
+
+def from_stored(line: LoggedLine) -> LogLine:
+    """Convert a line that the backend stored."""
+    return _for_people(line.time, line.service, line.level, line.message, line.trace, line.fields)
+
+
+def _for_people(
+    time: datetime, service: str, level: str, message: str, trace: object, fields: dict[str, Any]
+) -> LogLine:
+    name = str(fields.get("replica") or service)
+    shown = {name: value for name, value in fields.items() if name not in _HIDDEN}
+    return LogLine(time, name.removesuffix("-0"), level, f"{message}\n{trace}" if trace else message, shown)
 
 
 def find_logs(data: Path, service: str | None) -> list[Path]:
@@ -124,12 +138,8 @@ class _Parser:
                 self.last = datetime.fromisoformat(str(data["timestamp"]))
             except (msgspec.DecodeError, KeyError, ValueError):
                 return LogLine(self.last, service, "", text)
-            said = str(data.get("event", ""))
-            if trace := data.get("exception"):
-                said = f"{said}\n{trace}"
-            fields = {name: value for name, value in data.items() if name not in _HIDDEN}
-            name = str(data.get("replica") or service)
-            return LogLine(self.last, name.removesuffix("-0"), str(data.get("level", "")), said, fields)
+            level, message = str(data.get("level", "")), str(data.get("event", ""))
+            return _for_people(self.last, service, level, message, data.get("exception"), data)
         if found := _NATS.fullmatch(text):
             moment = datetime.strptime(found[1].ljust(26, "0"), "%Y/%m/%d %H:%M:%S.%f")
             self.last = moment.astimezone()

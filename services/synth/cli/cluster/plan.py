@@ -30,9 +30,13 @@ _OF_ANOTHER_BUS = frozenset({"SYNTH_NATS_SEED", "SYNTH_NATS_CA", "SYNTH_NATS_CER
 
 @dataclass(frozen=True)
 class ProcessSpec:
-    """One process of the cluster. health_url: the URL that answers 200 when it is well."""
+    """One process of the cluster. health_url: the URL that answers 200 when it is well.
+
+    synthd: the arguments of `synthd`, if the process may be a fork of one that runs this Python; otherwise ().
+    """
 
     name: str
+    synthd: tuple[str, ...]
     command: list[str]
     env: dict[str, str]
     port: int
@@ -42,8 +46,13 @@ class ProcessSpec:
 
 @dataclass(frozen=True)
 class ClusterPlan:
-    """The processes of a cluster in the order of their start: the bus, what provisions it, the services."""
+    """The processes of a cluster in the order of their start: the bus, what provisions it, the services.
 
+    data: the cluster's folder. parents_env: the environment of the processes whose forks the services are.
+    """
+
+    data: Path
+    parents_env: dict[str, str]
     nats: ProcessSpec
     nats_config: Path
     nats_text: str
@@ -113,6 +122,7 @@ def make_plan(state: ClusterState, data: Path, services: tuple[str, ...] = SERVI
     config, logs = data / "nats" / "nats.conf", data / "logs"
     nats = ProcessSpec(
         name="nats",
+        synthd=(),
         command=[str(binary()), "-c", str(config)],
         env=dict(os.environ),
         port=server.port,
@@ -124,6 +134,7 @@ def make_plan(state: ClusterState, data: Path, services: tuple[str, ...] = SERVI
         own = state.inference_python if service == "inference" else ""
         return ProcessSpec(
             name=name,
+            synthd=() if own else arguments,
             command=[own or sys.executable, "-m", "synth.synthd", *arguments],
             env=_environment(name, service, port, state, data, server.url),
             port=port,
@@ -132,6 +143,8 @@ def make_plan(state: ClusterState, data: Path, services: tuple[str, ...] = SERVI
         )
 
     return ClusterPlan(
+        data=data,
+        parents_env=_parents_environment(),
         nats=nats,
         nats_config=config,
         nats_text=server.text(),
@@ -154,12 +167,25 @@ def outbound() -> dict[str, str]:
     return allowed
 
 
-def _environment(name: str, service: str, port: int, state: ClusterState, data: Path, nats_url: str) -> dict[str, str]:
-    """The settings of one process: what the user's environment says of SYNTH_… holds, except for what must agree."""
+def _computing_environment() -> dict[str, str]:
+    """The user's environment, with defaults for what libraries compute with."""
     env = {key: value for key, value in os.environ.items() if key not in _NOT_PASSED_ON | _OF_ANOTHER_BUS}
     # Every service computes on one thread: there are more processes than cores.
     env.setdefault("OMP_NUM_THREADS", "1")
     env.setdefault("TOKENIZERS_PARALLELISM", "false")
+    return env | {"PYTHONUNBUFFERED": "1"}
+
+
+def _parents_environment() -> dict[str, str]:
+    """The environment of the processes whose forks the services are. A fork gets its settings with the request."""
+    env = {key: value for key, value in _computing_environment().items() if not key.startswith("SYNTH_")}
+    # To ask CUDA itself how many devices there are would initialise it, and no fork could use it.
+    return env | {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
+
+
+def _environment(name: str, service: str, port: int, state: ClusterState, data: Path, nats_url: str) -> dict[str, str]:
+    """The settings of one process: what the user's environment says of SYNTH_… holds, except for what must agree."""
+    env = _computing_environment()
     env.setdefault("SYNTH_GRACE_S", str(GRACE_S))
     env |= {
         "SYNTH_NATS_URL": nats_url,
@@ -174,7 +200,6 @@ def _environment(name: str, service: str, port: int, state: ClusterState, data: 
         "SYNTH_MODELS_DIR": str(data / "models"),
         "SYNTH_REPLICA": f"{name}-0" if name == service else name,
         **outbound(),
-        "PYTHONUNBUFFERED": "1",
     }
     if name == "validator" and "SYNTH_RANKS" in env:
         env.setdefault("SYNTH_TRAINER_RANKS", env["SYNTH_RANKS"])

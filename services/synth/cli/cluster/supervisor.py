@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import subprocess
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -18,18 +17,19 @@ from pathlib import Path
 import httpx
 
 from synth.cli.cluster.plan import GRACE_S, ClusterPlan, ProcessSpec
+from synth.cli.cluster.service_processes import ServiceProcesses
 from synth.cli.cluster.state import ClusterState, ProcessState, StateFile
 from synth.cli.connections.clients import open_local_http
 from synth.cli.errors import CliError
 from synth.cli.processes import end_group, start_of
+from synth.runtime.forking.server import ForkedProcess
 
 _FIRST_DELAY_S = 0.2
 _LAST_DELAY_S = 5.0
 _SETTLED_AFTER_S = 30.0
 _MAX_FAILED_STARTS = 5
-_PROBE_INTERVAL_S = 0.1
+_PROBE_INTERVAL_S = 0.2
 _PROBE_HEALTHY_INTERVAL_S = 2.0
-_NATS_START_S = 15.0
 _PROVISION_S = 60.0
 _NATS_GRACE_S = 5.0
 # A nats-server whose disk was full takes no message again, however much room there is, until it is started again. What
@@ -50,7 +50,7 @@ class SupervisedProcess:
 
     spec: ProcessSpec
     state: ProcessState
-    process: asyncio.subprocess.Process | None = None
+    process: asyncio.subprocess.Process | ForkedProcess | None = None
     healthy_since: float | None = None
     health: str = "waiting"
     deaths: int = 0
@@ -75,8 +75,11 @@ class Supervisor:
     kill: asyncio.Event = field(default_factory=asyncio.Event)
     all_healthy: asyncio.Event = field(default_factory=asyncio.Event)
     supervised: list[SupervisedProcess] = field(init=False)
+    _processes: ServiceProcesses = field(init=False)
 
     def __post_init__(self) -> None:
+        logs = self.plan.nats.log.parent
+        self._processes = ServiceProcesses(self.plan.data, self.plan.parents_env, logs / "parents.log")
         states = {p.name: p for p in self.state.processes}
         self.supervised = [SupervisedProcess(spec, states[spec.name]) for spec in self.plan.specs]
 
@@ -92,12 +95,14 @@ class Supervisor:
             probes = asyncio.create_task(self._probe_all(http))
             runners = [asyncio.create_task(self._keep_running(nats))]
             try:
+                await self._processes.prepare(self.plan.services)
                 if await self._bus_is_ready(nats):
                     runners += [asyncio.create_task(self._keep_running(s)) for s in services]
                 await self.stop.wait()
             finally:
                 self.stop.set()
                 await self._drain(runners)
+                await self._processes.close()
                 probes.cancel()
                 self.state.supervisor_pid = self.state.supervisor_started = None
                 self._save()
@@ -112,14 +117,14 @@ class Supervisor:
             loop.add_signal_handler(sign, asked)
 
     async def _bus_is_ready(self, nats: SupervisedProcess) -> bool:
-        deadline = time.monotonic() + _NATS_START_S
+        # A large log takes minutes to be read.
         while not nats.healthy and not self.stop.is_set():
-            if time.monotonic() > deadline:
-                raise CliError(f"nats-server is not healthy after {_NATS_START_S:.0f} s", where=str(nats.spec.log))
+            if nats.health == "failing":
+                raise CliError(f"nats-server cannot start ({nats.failed_starts} tries)", where=str(nats.spec.log))
             await asyncio.sleep(0.02)
         if self.stop.is_set():
             return False
-        process = await _spawn(self.plan.provision)
+        process = await self._processes.start(self.plan.provision)
         try:
             async with asyncio.timeout(_PROVISION_S):
                 code = await process.wait()
@@ -135,7 +140,7 @@ class Supervisor:
         """Start a process, and restart it whenever it ends, until the stop."""
         while not self.stop.is_set():
             s.health, s.healthy_since, s.probed_at, s.ill_since = "starting", None, 0.0, None
-            s.process = await _spawn(s.spec)
+            s.process = await self._processes.start(s.spec)
             s.state.pid, s.state.started = s.process.pid, start_of(s.process.pid)
             self._save()
             code = await s.process.wait()
@@ -238,18 +243,6 @@ async def health_problem(http: httpx.AsyncClient, url: str) -> str | None:
     except (ValueError, AttributeError):
         unhealthy = {}
     return "; ".join(f"{name}: {problem}" for name, problem in unhealthy.items()) or f"status {reply.status_code}"
-
-
-async def _spawn(spec: ProcessSpec) -> asyncio.subprocess.Process:
-    with spec.log.open("ab") as log:
-        return await asyncio.create_subprocess_exec(
-            *spec.command,
-            env=spec.env,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            start_new_session=True,
-        )
 
 
 async def _wait_at_most(event: asyncio.Event, timeout: float) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from synth.cli.commands.submit import DEFAULT_DATA, Data
-from synth.cli.connect import get_env_files
+from synth.cli.connect import get_env_files, load_config
 from synth.cli.errors import ExitCode
 from synth.cli.tui import output
 from synth.cli.tui.output import Format, Output
@@ -37,6 +37,7 @@ def up(
         typer.Option(min=1, max=65535, help="Where the gateway listens, on loopback; as before, the first time 8000."),
     ] = None,
     detach: Annotated[bool, typer.Option("--detach", "-d", help="Return when all is healthy.")] = False,
+    timeout: Annotated[float, typer.Option(min=1, help="Seconds that --detach waits for it.")] = 180,
     data: Data = DEFAULT_DATA,
     engine: Annotated[
         EngineChoice | None,
@@ -62,12 +63,13 @@ def up(
     """Start a cluster on this machine: the bus and every service, restarted when they die.
 
     What computes where is decided by the machine's GPUs: several are divided, one is shared by turns, and without one
-    the CPU does it all. Keys and the address go into the nearest .env (or the first --env-file), beside what is there.
+    the CPU does it all. Keys and the address go into the nearest .env (or the first --env-file), beside what is there;
+    an address that an earlier `up` wrote there is brought up to date.
     Without --detach it runs until Ctrl-C.
     """
     import os
 
-    from synth.cli.cluster.control import inspect_cluster, prepare_cluster, start_detached
+    from synth.cli.cluster.control import inspect_cluster, leads_elsewhere, prepare_cluster, start_detached
     from synth.cli.cluster.gpu_report import planned_gpus
     from synth.cli.cluster.state import StateFile
     from synth.cli.cluster.vllm_env import find_vllm_python, vllm_python
@@ -102,13 +104,13 @@ def up(
             output.hint(note)
         if gpus := planned_gpus(prepared.state.devices):
             _print_gpus(gpus)
-        for warning in prepared.warnings:
-            output.warn(warning)
+        if elsewhere := leads_elsewhere(prepared.state, load_config(ctx, may_be_new=True).backend):
+            output.warn(elsewhere)
         if not detach:
             _foreground(file, home, services)
             return
     with output.status("starting") as show:
-        start_detached(file, home, services, show=show)
+        start_detached(file, home, services, timeout=timeout, show=show)
     if fmt is Format.JSON:
         output.print_json(inspect_cluster(file))
         return

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from synth.cli.connect import Backend, EnvFiles, get_env_files, load_config, override_options
+from synth.cli.connect import Backend, EnvFiles, get_env_files, load_config, open_client, override_options
 from synth.cli.tui import output
 from synth.cli.tui.output import Format, Output
 
@@ -21,13 +21,20 @@ def setup(
     task_url: Annotated[str | None, typer.Option(metavar="URL", help="Your TASK_APP_URL.", show_default=False)] = None,
     backend: Backend = None,
     env_file: EnvFiles = None,
+    approve: Annotated[
+        str | None,
+        typer.Option(
+            metavar="CODE", help="Approve the machine that shows this code: it gets keys of yours.", show_default=False
+        ),
+    ] = None,
     no_input: Annotated[bool, typer.Option("--no-input", help="Never ask, also on a terminal.")] = False,
     fmt: Output = Format.TABLE,
 ) -> None:
     """Write what is missing into the nearest .env (or --env-file), and let the backend know the key of your task apps.
 
     What the file says already is never changed. On a terminal it asks for what has no flag. `synthctl up` does the
-    same for a cluster on this machine.
+    same for a cluster on this machine. `--approve` writes nothing here: it gives a key to the machine on which
+    `synth-ai setup` waits.
     """
     import sys
 
@@ -42,6 +49,8 @@ def setup(
     )
 
     override_options(ctx, backend=backend, env_files=env_file)
+    if approve is not None:
+        return _approve(ctx, approve, fmt)
     settings = load_config(ctx, may_be_new=True)
     answers = SetupAnswers(backend=ctx.obj.backend, api_key=api_key, environment_key=environment_key, task_url=task_url)
     if sys.stdin.isatty() and not no_input:
@@ -61,3 +70,11 @@ def setup(
     else:
         output.hint(f"the backend answers as {outcome.organisation}, and knows the key of your task apps")
     return None
+
+
+def _approve(ctx: typer.Context, code: str, fmt: Format) -> None:
+    with open_client(ctx) as client:
+        approved = client.approve_device(code)
+    if fmt is Format.JSON:
+        return output.print_json(approved)
+    return output.print_line(f"approved {approved.code}: the machine gets its keys at its next poll, within seconds")

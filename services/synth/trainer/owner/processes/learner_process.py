@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import time
 from collections.abc import AsyncGenerator, Callable
 
@@ -12,7 +11,8 @@ import msgspec
 
 from synth.errors import Crashed
 from synth.runtime import logs
-from synth.trainer.owner.processes.fork_server import ForkedProcess, ForkServer
+from synth.runtime.forking.server import ForkServer
+from synth.trainer.owner.processes.training_forks import TrainingFork, start_server
 from synth.trainer.protocol import (
     FILE_STAGES,
     TOKENISE,
@@ -33,9 +33,6 @@ from synth.trainer.protocol import (
 log = logs.get("learner_process")
 
 LearnerMessage = Ready | Stepped | Paused | Done | Failed
-# Environment variables that the process does not get: the secrets of the bus and of the blob store, since it talks to
-# the service alone, and the rank of the service, since it is the first rank of its own group.
-_WITHHELD_PREFIXES = ("SYNTH_", "AWS_", "AZURE_", "GOOGLE_", "ENVIRONMENT_API_KEY", "RANK")
 
 
 class LearnerStopped(Crashed):
@@ -48,7 +45,7 @@ class LearnerProcess:
     saved: its checkpoints, as they become durable; None when the process has ended. `recv` returns its other messages.
     """
 
-    def __init__(self, process: ForkedProcess) -> None:
+    def __init__(self, process: TrainingFork) -> None:
         self._process = process
         self._on_progress: Callable[[Progressed], None] = lambda progressed: None
         self._log = asyncio.create_task(self._forward_log())
@@ -176,14 +173,7 @@ class LearnerPool:
     """
 
     def __init__(self, *, threads: int) -> None:
-        inherited = {name: value for name, value in os.environ.items() if not name.startswith(_WITHHELD_PREFIXES)}
-        self._environment = {
-            **inherited,
-            "OMP_NUM_THREADS": str(threads),
-            "TOKENIZERS_PARALLELISM": "false",
-            # To ask CUDA itself how many devices there are would initialise it, and no fork could use it.
-            "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
-        }
+        self._threads = threads
         self._server: ForkServer | None = None
         self._starting = asyncio.Lock()
 
@@ -204,8 +194,7 @@ class LearnerPool:
     @contextlib.asynccontextmanager
     async def acquire(self) -> AsyncGenerator[LearnerProcess]:
         """A new process; it is stopped at the end of the block."""
-        server = await self._ensure_server()
-        process = LearnerProcess(await server.fork())
+        process = LearnerProcess(await TrainingFork.start(await self._ensure_server()))
         try:
             yield process
         finally:
@@ -214,5 +203,5 @@ class LearnerPool:
     async def _ensure_server(self) -> ForkServer:
         async with self._starting:
             if self._server is None or not self._server.alive:
-                self._server = await ForkServer.start(self._environment)
+                self._server = await start_server(self._threads)
             return self._server

@@ -1,0 +1,102 @@
+"""Where training processes come from: forks of a parent that has imported what they need."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from dataclasses import dataclass
+from typing import Self
+
+from synth.runtime.forking.server import ForkedProcess, ForkServer
+
+# A message holds the figures of every step since the last checkpoint, as many as the job says.
+_UNLIMITED_LINE = 1 << 62
+# Environment variables that the process does not get: the secrets of the bus and of the blob store, since it talks to
+# the service alone, and the rank of the service, since it is the first rank of its own group.
+_WITHHELD_PREFIXES = ("SYNTH_", "AWS_", "AZURE_", "GOOGLE_", "ENVIRONMENT_API_KEY", "RANK")
+
+
+class TrainingFork(ForkedProcess):
+    """A training process, with its pipes."""
+
+    def __init__(self, server: ForkServer, pipes: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]]) -> None:
+        super().__init__(server)
+        self._pipes = pipes
+        self.stdin, self.stdout, self.stderr = pipes[0][1], pipes[1][0], pipes[2][0]
+
+    @classmethod
+    async def start(cls, server: ForkServer) -> Self:
+        """Start a process. It starts when the parent has finished its imports; what it is sent waits."""
+        pairs = [socket.socketpair() for _ in range(3)]
+        process = cls(server, [await asyncio.open_connection(sock=ours, limit=_UNLIMITED_LINE) for ours, _ in pairs])
+        server.fork(process, [theirs.fileno() for _, theirs in pairs])
+        for _, theirs in pairs:
+            theirs.close()
+        return process
+
+    async def end(self) -> None:
+        """Kill the process, close its pipes from this side, and return when it is gone."""
+        self.kill()
+        for _, writer in self._pipes:
+            writer.close()
+        await self.wait()
+
+
+def training_environment(threads: int) -> dict[str, str]:
+    """The environment of training processes that compute on `threads` threads each."""
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(_WITHHELD_PREFIXES)}
+    return {
+        **inherited,
+        "OMP_NUM_THREADS": str(threads),
+        "TOKENIZERS_PARALLELISM": "false",
+        # To ask CUDA itself how many devices there are would initialise it, and no fork could use it.
+        "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
+    }
+
+
+@dataclass(frozen=True)
+class ReadyParent:
+    """A parent that was forked off this process before its service started."""
+
+    pid: int
+    control: socket.socket
+    environment: dict[str, str]
+
+
+#: The parent that this process was given, until the service takes it.
+_ready: list[ReadyParent] = []
+
+
+def fork_parent() -> None:
+    """Fork a parent of training processes off this process, which has imported what they need and has one thread."""
+    threads = os.environ.get("OMP_NUM_THREADS", "")
+    if not threads.isdigit():
+        return  # without the variable, torch has chosen its number of threads at its import
+    environment = training_environment(int(threads))
+    ours, theirs = socket.socketpair()
+    pid = os.fork()
+    if pid == 0:
+        from synth.trainer.learner import fork_server
+
+        ours.close()
+        os.environ.clear()
+        os.environ.update(environment)
+        fork_server.serve(theirs)
+    theirs.close()
+    _ready.append(ReadyParent(pid, ours, environment))
+
+
+async def start_server(threads: int) -> ForkServer:
+    """The parent that this process was given, if it has the right environment; otherwise a new one.
+
+    A new one begins with its imports, which take seconds.
+    """
+    environment = training_environment(threads)
+    while _ready:
+        ready = _ready.pop()
+        server = ForkServer(ready.pid, ready.control)
+        if ready.environment == environment:
+            return server
+        await server.close()
+    return await ForkServer.start("synth.trainer.learner.fork_server", [], environment, None)

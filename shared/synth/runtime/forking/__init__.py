@@ -1,0 +1,1 @@
+"""Processes that are forks of a process that has imported what they need."""
