@@ -43,7 +43,10 @@ Every TOML in the wheels of `synth-ai` 0.2.16 and 0.2.23, and what `synthctl con
 **accepted** as it is or with the flags that it leaves open, a dataset that lies elsewhere among them; **refused** with
 its reason; **checked** where it is a filter, which `synthctl filter` runs; or it is **no job**. Of a model that is no
 hosted base, **the cluster decides**: `config check` warns of it, and refuses it beside a cluster's own data (`--data`),
-where such a model is not. The last column also names the keys that are read and have no effect, and the values that are
+where such a model is not. What is accepted is the file: a cluster also needs what it names, and refuses the job without
+it, as a new cluster does: the weights of the base (`synthctl models pull`, or a stand-in by `synthctl models alias`),
+the providers of the judges (`SYNTH_JUDGE_PROVIDERS`), a trainer that computes on as many GPUs. The last column
+also names the keys that are read and have no effect, and the values that are
 changed; `config check` says why of each, with its line.
 
 This page is generated (`make test-clients` compares it with the wheels).

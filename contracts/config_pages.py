@@ -34,12 +34,13 @@ sections that it has; a file with `[eval]`, or with the same keys at the top, is
 submit` take the place of keys.
 
 ```sh
-synthctl config init rl --to rl.toml     # a commented file to start from: rl, sft or eval
+synthctl config init rl --to rl.toml     # a commented file to start from: rl, sft, dpo or eval
 synthctl config check rl.toml --model tiny-qwen3     # every problem at once, each with its file, line and key; exit 2
 synthctl config explain rl.toml --model tiny-qwen3   # every setting, where it came from, what was changed and why
 ```
 
-The file names Qwen3-0.6B; `--model` names a base that is here. All three work without a cluster. `check` reads the
+`init --model` fits the values to the size of a model; without it, the file names a base that the cluster has, or
+Qwen3-0.6B if no cluster answers. All three work without a cluster. `check` reads the
 datasets line by line and asks the cluster for the models and uploaded files that are named; where none answers, it says
 what it could not look up.
 
@@ -155,8 +156,8 @@ def _words(annotation: Any) -> Iterator[str]:
     elif origin is Literal:
         yield from (f"`{json.dumps(value)}`" for value in arguments)
     elif origin is list:
-        yield f"list of {' or '.join(_words(arguments[0]))}"
-    elif origin is dict:
+        yield f"list of {' or '.join(_words(arguments[0]))}".replace("list of table", "list of tables")
+    elif origin is dict or (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
         yield "table"
     else:
         yield str(annotation)

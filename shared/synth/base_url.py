@@ -25,8 +25,10 @@ def base_url_fault(url: str) -> str | None:
         port = parts.port
     except ValueError as error:
         return f"is no URL ({error})"
-    if parts.scheme not in ("http", "https") or not parts.hostname or port == 0:
-        return "is no address of HTTP"
+    if not url.lower().startswith(("http://", "https://")):
+        return "does not begin with http:// or https://"
+    if not parts.hostname or port == 0:
+        return "names no host, or no port"
     if "@" in parts.netloc:
         return "has a user's name or a password in it"
     if "?" in url:

@@ -241,27 +241,24 @@ class BlobStore:
 
     async def uris_below(self, folder: str) -> list[str]:
         """The blobs of a folder and of those in it; none of one that is not there."""
-        found: list[str] = []
-        pages = obstore.list(self.store, prefix=folder)  # pyright: ignore[reportUnknownMemberType]
-        async for page in pages:
-            found += [f"blob://{item['path']}" for item in page]
-        return found
+        return [f"blob://{key}" async for key, _, _ in self.below(folder)]
 
     async def uris_older(self, folder: str, than: datetime) -> list[str]:
         """Those of `uris_below` that were written before this moment."""
-        found: list[str] = []
-        pages = obstore.list(self.store, prefix=folder)  # pyright: ignore[reportUnknownMemberType]
-        async for page in pages:
-            found += [f"blob://{item['path']}" for item in page if item["last_modified"] < than]
-        return found
+        return [f"blob://{key}" async for key, _, written_at in self.below(folder) if written_at < than]
 
     async def entries(self) -> AsyncIterator[tuple[str, int, datetime]]:
         """Every blob of the store: key, size, when it was written."""
-        pages = obstore.list(self.store)  # pyright: ignore[reportUnknownMemberType]
+        async for entry in self.below(None):
+            if not entry[0].startswith(f"{_INCOMING}/"):
+                yield entry
+
+    async def below(self, folder: str | None) -> AsyncIterator[tuple[str, int, datetime]]:
+        """Each blob of a folder and of those in it: key, size, when it was written."""
+        pages = obstore.list(self.store, prefix=folder)  # pyright: ignore[reportUnknownMemberType]
         async for page in pages:
             for item in page:
-                if not item["path"].startswith(f"{_INCOMING}/"):
-                    yield item["path"], item["size"], item["last_modified"]
+                yield item["path"], item["size"], item["last_modified"]
 
     async def verify(self, ref: BlobRef) -> None:
         """Read a blob, and compare it. Raises `BlobMissing`, `BlobCorrupt`."""

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import httpx
-from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from synth.errors import Problem
 from synth.outbound.http_guard import GuardPolicy, names_allowed_address, origin_of
+from synth.settings import Settings
 
 
-class EnvironmentKeySettings(BaseSettings):
+class EnvironmentKeySettings(Settings):
     """Settings of every service that sends environment keys to task apps."""
-
-    model_config = SettingsConfigDict(env_prefix="SYNTH_", extra="ignore")
 
     allow_plain_http_keys: bool = False
     """Whether environment keys are sent to public addresses over http, too, where everybody on the way reads them. To

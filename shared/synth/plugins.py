@@ -16,19 +16,18 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import field_validator
-from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+from pydantic_settings import NoDecode
 
 from synth.errors import Permanent, Problem
+from synth.settings import Settings
 
 _NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*", re.ASCII)
 #: How a plugin is written, for errors.
 FORM = '"package.module:function"'
 
 
-class PluginSettings(BaseSettings):
+class PluginSettings(Settings):
     """Settings of every service that reads the names of plugins, or runs them."""
-
-    model_config = SettingsConfigDict(env_prefix="SYNTH_", extra="ignore")
 
     plugins: Annotated[tuple[str, ...], NoDecode] = ()
     """Modules whose functions jobs may name as their loss or advantage (`module:function`): `acme.losses,acme_rl`, each

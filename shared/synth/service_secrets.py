@@ -44,7 +44,7 @@ class Purpose(StrEnum):
     """Seals stored keys of judges' APIs."""
 
     CLIENTS = "clients"
-    """The key pair that clients seal environment keys for."""
+    """The key pair that clients seal environment keys for; signs device codes."""
 
     FENCES = "fences"
     """Names the fences around what a judge is shown, which no rollout may guess."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 import sys
 from dataclasses import dataclass
@@ -222,6 +223,13 @@ def _explain_usage(error: TyperException) -> int:
         what, where = error.message.removeprefix("Value error, "), " / ".join(param.opts)
     expected, fix = (usage(ctx.command, ctx), f"see {ctx.command_path} --help") if ctx else ("", "")
     what = what[:1].lower() + what[1:].rstrip(".")
+    what, _, near = what.partition(". Did you mean ")
+    if near:
+        fix = f"did you mean {near}"
+    elif options := getattr(error, "possibilities", None):
+        option = getattr(error, "option_name", "")
+        [near] = difflib.get_close_matches(option, options, n=1, cutoff=0.0)
+        what, fix = f"no such option: {option}", f"did you mean {near!r}?"
     show_problems([Problem(what=what, where=where, expected=expected, fix=fix)])
     return error.exit_code
 

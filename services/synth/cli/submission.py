@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from synth.api.schemas import Job, JobWithConfig
+from synth.api.schemas import Job, SubmittedJob
 from synth.cli.api.client import Client
 from synth.cli.api.task_app import TaskAppConnection, TaskAppError, require_address, turns_of
 from synth.cli.config import Config, ConfigValue
@@ -20,8 +21,10 @@ from synth.cli.job_text.set_values import set_values
 from synth.cli.task_apps.preflight import preflight
 from synth.cli.transfer.upload import upload_ready
 from synth.cli.tui import output
-from synth.jobs.resolve.job import require_job
-from synth.jobs.resolved import EvalJob, ResolvedJob, RlJob, SftJob
+from synth.jobs.lifecycle import TERMINAL
+from synth.jobs.resolve.job import ValidationReport, require_job
+from synth.jobs.resolved import EvalJob, RlJob, SftJob
+from synth.jobs.resolved import Job as ResolvedKind
 
 if TYPE_CHECKING:
     from synth.cli.tui.follow import FollowOptions
@@ -37,26 +40,40 @@ class CheckedJob:
     text: str
     name: str
     flags: Flags
-    resolved: ResolvedJob
+    found: ValidationReport
 
     @classmethod
-    def of(cls, text: str, *, name: str, flags: Flags, resolved: ResolvedJob) -> CheckedJob:
+    def of(cls, text: str, *, name: str, flags: Flags, found: ValidationReport) -> CheckedJob:
         """The job of this text without what the flags set in it."""
-        return cls(set_values(text, name=name, settings=flags.settings)[0], name, flags, resolved)
+        return cls(set_values(text, name=name, settings=flags.settings)[0], name, flags, found)
 
-    def app_address(self, url: str) -> ConfigValue:
-        """Return the task app's address with the place that names it: a setting, or the file."""
-        return dataclasses.replace(self.flags.task_url or ConfigValue("", self.name), text=url)
+    @property
+    def job(self) -> ResolvedKind:
+        assert self.found.job is not None
+        return self.found.job
+
+    @property
+    def task_app(self) -> ConfigValue | None:
+        """The task app's address with the place that names it, a setting or a line of the file; None without an app."""
+        job = self.job
+        if isinstance(job, SftJob) or not _is_played(job):
+            return None
+        place = ConfigValue("", self.found.origins.get("rollout.task_url", self.name))
+        return dataclasses.replace(self.flags.task_url or place, text=job.rollout.task_url)
 
     @property
     def kind(self) -> str:
-        return str(type(self.resolved.job).__struct_config__.tag)
+        return str(type(self.job).__struct_config__.tag)
 
 
-def check_locally(text: str, *, name: str, flags: Flags, models_dir: Path) -> CheckedJob:
-    """Check a job without a backend. Raises `UserError` with every problem and its `file:line`."""
+def check_locally(text: str, *, name: str, flags: Flags, models_dir: Path | None) -> CheckedJob:
+    """Check a job without a backend. Raises `UserError` with every problem and its `file:line`.
+
+    models_dir: the models of a cluster on this machine, where it has one.
+    """
     document, found = validate_text(text, name=name, flags=flags, registry=LenientRegistry(models_dir))
-    return CheckedJob.of(text, name=name, flags=flags, resolved=require_job(found, document))
+    require_job(found, document)
+    return CheckedJob.of(text, name=name, flags=flags, found=found)
 
 
 def submit_job(
@@ -69,19 +86,19 @@ def submit_job(
     check_timeout: float = 600.0,
     looks: bool = True,
     trust_app: bool = False,
-) -> JobWithConfig:
+) -> SubmittedJob:
     """Upload what the job needs and submit it.
 
     key: the idempotency key, a new one when None. name: of the job; its file's when None. check_timeout: seconds until
     an uploaded dataset is checked. looks: at the job's task app first, as `preflight` says, which may refuse it.
     trust_app: the user confirms the app's origin. Raises `UnconfirmedOrigin`, having sent nothing, without it.
     """
-    job, flags = checked.resolved.job, checked.flags
-    app = None if isinstance(job, SftJob) or not _is_played(job) else checked.app_address(job.rollout.task_url)
+    job, flags, app = checked.job, checked.flags, checked.task_app
     if app is not None:
         confirm_app(config, app, trusted=trust_app)
-        if looks:
-            preflight(app, config, client)
+        if looks and not isinstance(job, SftJob):
+            place = checked.found.origins["rollout.env_name"]
+            preflight(app, config, client, env_name=ConfigValue(job.rollout.env_name or "", place))
     files: dict[str, str | None] = {}
     datasets = job if isinstance(job, SftJob) else job.graded if isinstance(job, RlJob) else None
     if datasets is not None:
@@ -94,12 +111,16 @@ def submit_job(
         output.hint(f"task app: {flags.task_url.text}, from {flags.task_url.label}")
     body = submission_body(checked, name=name, files=files)
     with output.status("submitting"):
-        return client.create_job(body, key=key or uuid.uuid4().hex)
+        created = client.create_job(body, key=key or uuid.uuid4().hex)
+    if created.repeats is not None:
+        once = f"if one is enough: synthctl jobs cancel {created.id}"
+        output.hint(f"{created.repeats} is the same submission, sent within the last minute; {once}")
+    return created
 
 
 def submission_body(checked: CheckedJob, *, files: Mapping[str, str | None], name: str | None = None) -> dict[str, Any]:
     """What is sent of a job. files: its datasets by their fields. name: of the job; its file's when None."""
-    job, flags = checked.resolved.job, checked.flags
+    job, flags = checked.job, checked.flags
     body: dict[str, Any] = {"config": checked.text, "config_name": checked.name, **files}
     if flags.task_url is not None and _is_played(job):
         body["task_url"] = flags.task_url.text
@@ -150,7 +171,10 @@ def follow_or_detach(client: Client, job: Job, *, follow: bool, options: FollowO
 
     if follow:
         output.message(f"submitted {job.id}")
-        output.hint(f"Ctrl-C detaches; to end the job: synthctl jobs cancel {job.id}")
+        if options.detaches:
+            output.hint(f"Ctrl-C detaches; to end the job: synthctl jobs cancel {job.id}")
+        else:
+            output.hint("Ctrl-C ends the job: its task app is served by this command")
         return follow_job(client, job.id, format=format, options=options)
     if options.timeout is not None:
         output.warn("--poll-timeout has no effect: the job is not followed")
@@ -160,6 +184,17 @@ def follow_or_detach(client: Client, job: Job, *, follow: bool, options: FollowO
         output.print_line(job.id)
         output.hint(f"submitted; watch it with: synthctl jobs watch {job.id}")
     return 0
+
+
+@contextmanager
+def cancelled_if_left(client: Client, job_id: str) -> Iterator[None]:
+    """Cancel the job where the block ends before the job has: nobody would play its rollouts."""
+    try:
+        yield
+    finally:
+        if client.job(job_id).state not in TERMINAL:
+            client.cancel(job_id)
+            output.message(f"{job_id} is cancelled: its task app was served by this command")
 
 
 def _uploaded(client: Client, file: str | None, check_timeout: float) -> str | None:

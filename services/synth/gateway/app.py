@@ -39,10 +39,10 @@ from synth.gateway.api.native import (
 )
 from synth.gateway.api.openai.mounting import include_openai
 from synth.gateway.api.parameters import refuse_unknown_query
+from synth.gateway.api.synth import handshake, sealed_keys, task_apps
 from synth.gateway.api.synth import jobs as synth_jobs
 from synth.gateway.api.synth import listing as synth_listing
 from synth.gateway.api.synth import models as synth_models
-from synth.gateway.api.synth import sealed_keys, task_apps
 from synth.gateway.api.synth import submit as synth_submit
 from synth.gateway.api.synth.judging import score as judge_score
 from synth.gateway.api.synth.prefixes import include_under_every_prefix
@@ -59,12 +59,14 @@ from synth.gateway.middleware.gate import Gate
 from synth.gateway.middleware.request_metrics import RequestMetrics
 from synth.gateway.read_model.event_log import has_any_at, has_event
 from synth.gateway.read_model.hub import Hub
+from synth.gateway.read_model.live_jobs import JobQueue
 from synth.gateway.read_model.snapshot import holds_snapshot_of, keep_snapshot
 from synth.gateway.read_model.store import ReadModel
 from synth.gateway.settings import GatewaySettings
 from synth.gateway.subscribers.ends import watch_ends
 from synth.gateway.subscribers.logins import Logins
 from synth.gateway.watchdog import watch_jobs
+from synth.graders.python.pool import open_pool
 from synth.http_server.body import BodyMemory
 from synth.models import Registry
 from synth.runtime import logs
@@ -111,7 +113,9 @@ async def setup(service: Service) -> ASGIApp:
         logins = Logins(service.bus, key_cache, issuer, settings)
         service.run("logins of subscribers", run_until(service.stop, logins.serve()))
         service.run("ends of bus keys", run_until(service.stop, watch_ends(service.bus, key_cache, settings)))
-    service.run("watchdog", run_until(service.stop, watch_jobs(service.bus, hub, service.blobs, settings)))
+    queue = JobQueue(settings.pool)
+    service.checks["queue"] = queue.check
+    service.run("watchdog", run_until(service.stop, watch_jobs(service.bus, hub, queue, service.blobs, settings)))
     service.run("streams", _close_streams(service, hub, proxy))
     return build_api(
         Gateway(
@@ -121,6 +125,7 @@ async def setup(service: Service) -> ASGIApp:
             blobs=service.blobs,
             hub=hub,
             read_model=model,
+            queue=queue,
             publisher=publisher,
             secrets=secrets,
             keys=key_cache,
@@ -131,6 +136,7 @@ async def setup(service: Service) -> ASGIApp:
             body_memory=BodyMemory(settings.http_buffered_bytes),
             capacity=capacity,
             asked=AskedTranscripts(service.blobs),
+            python=open_pool(settings),
         )
     )
 
@@ -164,7 +170,8 @@ def describe_api(observability: Sequence[BaseRoute] = ()) -> FastAPI:
     synth_parts = (synth_submit, synth_listing, synth_jobs, sealed_keys, task_apps, synth_models, judge_score)
     for part in (account, environment_keys, judge_keys, files, *synth_parts):
         include_under_every_prefix(app, part.router)
-    app.include_router(models.router, prefix="/api")
+    for part in (models, handshake):
+        app.include_router(part.router, prefix="/api")
     include_openai(app)
     errors.install_handlers(app)
     openapi.complete_document(app)

@@ -34,6 +34,8 @@ log = logs.get("auth")
 
 #: What a bus key opens, and nothing else does.
 FEEDS_PATH = "/api/feeds"
+#: Where a machine without a key requests keys.
+HANDSHAKE_PATH = "/api/sdk/handshake"
 _KEY_TTL_S = 30.0
 _GRANT_FIX = (
     "store it again with POST /api/environment-keys and an API key that has `write` and `inference`, or send "

@@ -24,9 +24,11 @@ from synth.gateway.errors import not_found
 from synth.gateway.limits.admission import Admission
 from synth.gateway.read_model.event_log import read_last
 from synth.gateway.read_model.hub import Hub
+from synth.gateway.read_model.live_jobs import JobQueue
 from synth.gateway.read_model.projection import FileRow, JobRow
 from synth.gateway.read_model.store import ReadModel
 from synth.gateway.settings import GatewaySettings
+from synth.graders.python.pool import PythonPool
 from synth.http_server.body import BodyMemory
 from synth.models import Registry
 from synth.service import Service
@@ -47,6 +49,7 @@ class Gateway:
     blobs: BlobStore
     hub: Hub
     read_model: ReadModel
+    queue: JobQueue
     publisher: Publisher
     secrets: SecretStore
     keys: ApiKeyCache
@@ -57,6 +60,7 @@ class Gateway:
     body_memory: BodyMemory
     capacity: Capacity
     asked: AskedTranscripts
+    python: PythonPool | None
     base_files: BaseFiles = field(default_factory=BaseFiles)
 
     async def job(self, org: str, id: str) -> JobRow:

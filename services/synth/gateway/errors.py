@@ -204,7 +204,9 @@ def _from_framework(error: HTTPException, request: Request) -> ApiError:
     allowed = (error.headers or {}).get("Allow")
     route = f"{request.method} {masked(request.url.path[:200])}"
     if error.status_code == 404:
-        problem = Problem(what=f"there is no route {route}", fix="GET /openapi.json has all of them")
+        served = ", ".join(request.app.state.openai_paths)
+        expected = f"of OpenAI's API one of {served}" if request.url.path.startswith("/v1/") else ""
+        problem = Problem(what=f"there is no route {route}", expected=expected, fix="GET /openapi.json has all of them")
     elif error.status_code == 405:
         problem = Problem(what=f"there is no route {route}", expected=f"the method {allowed or 'of the route'}")
     else:

@@ -10,12 +10,12 @@ from pydantic_settings import NoDecode
 
 from synth.gateway.limits.settings import LimitSettings
 from synth.gateway.subscribers.settings import SubscriberSettings
-from synth.graders.python.settings import PythonGraderSettings
+from synth.graders.python.settings import PythonPoolSettings
 from synth.outbound.http_guard import origin_of
 from synth.runtime.settings import ServiceSettings
 
 
-class GatewaySettings(ServiceSettings, PythonGraderSettings, LimitSettings, SubscriberSettings):
+class GatewaySettings(ServiceSettings, PythonPoolSettings, LimitSettings, SubscriberSettings):
     """The gateway's own settings, beside the ones that every service has."""
 
     read_model_path: Path = Path(".synth/gateway.db")
@@ -93,6 +93,10 @@ class GatewaySettings(ServiceSettings, PythonGraderSettings, LimitSettings, Subs
     trace_days: float | None = Field(default=None, gt=0)
     """For how many days a trace is kept once its job has ended; without it, as long as its job."""
 
+    failed_checkpoint_days: float | None = Field(default=None, gt=0)
+    """For how many days a job that failed keeps its checkpoints, from which `synthctl jobs resume` goes on; without it,
+    as long as its job."""
+
     traces_per_job: int | None = Field(default=None, ge=0)
     """How many traces of a job are kept once it has ended, the newest ones; without it, all."""
 
@@ -113,7 +117,8 @@ class GatewaySettings(ServiceSettings, PythonGraderSettings, LimitSettings, Subs
 
     waiting_after_s: float = 60.0
     """A job that nobody took for so long gets a `queue.waiting` that says what is lacking, and again each time that
-    it has waited twice as long."""
+    it has waited twice as long. One that is watched gets it at once, and as it moves up: at each halving of its place,
+    and at each of the first ten places."""
 
     projection_wait_s: float = 5.0
     """How long a request waits for a gateway that still projects the log, before it is answered with a 503."""
@@ -133,9 +138,8 @@ class GatewaySettings(ServiceSettings, PythonGraderSettings, LimitSettings, Subs
     @field_validator("bootstrap_environment_origins")
     @classmethod
     def _are_origins(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        for origin in value:
+        for n, origin in enumerate(value, 1):
             if origin_of(origin) != origin:
-                raise ValueError(
-                    f"{origin!r} is not an origin, such as https://app.example.com or http://10.1.2.3:8001"
-                )
+                # A URL may hold a password.
+                raise ValueError(f"entry {n} is not an origin, such as https://app.example.com or http://10.1.2.3:8001")
         return value

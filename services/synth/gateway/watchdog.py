@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Container, Iterable, Sequence
 from datetime import UTC, datetime
 from functools import partial
 
@@ -19,19 +19,20 @@ from synth.bus.connection import Connection
 from synth.bus.publish import Publisher
 from synth.events import Heartbeat, QueueWaiting
 from synth.gateway.commands.delete import empty_trash
-from synth.gateway.commands.expire import expire_traces
+from synth.gateway.commands.expire import expire_checkpoints, expire_traces
 from synth.gateway.limits.device_limit import pause_beyond_limit
 from synth.gateway.read_model.hub import Hub
-from synth.gateway.read_model.live_jobs import WAITING, live_jobs
+from synth.gateway.read_model.live_jobs import WAITING, JobQueue, live_jobs
 from synth.gateway.read_model.projection import JobRow
 from synth.gateway.read_model.store import ReadModel
 from synth.gateway.settings import GatewaySettings
-from synth.jobs.lifecycle import TERMINAL, State
+from synth.jobs.lifecycle import TERMINAL
 from synth.runtime import logs
 
 log = logs.get("watchdog")
 
 _INTERVAL_S = 1.0
+_CATCH_UP_S = 0.05
 _HEARTBEAT_TTL_S = 3600.0
 _SLOT_S = 4
 #: All traces are counted to find those that are too many.
@@ -39,26 +40,12 @@ _TRACES_EVERY_S = 60.0
 #: Looks at all live jobs take this part of the time at most, and lie no further apart than so many seconds.
 _LOOKING_SHARE = 0.25
 _LOOKING_EVERY_S = 10.0
+#: A job passes through its checks and to a worker that is free in less.
+_PASSING_S = 1.0
+_FIRST_PLACES = 10
 #: Appends that are under way at one time.
 _AT_ONCE = 64
 _Append = Callable[[], Awaitable[int]]
-
-
-def missing_service(row: JobRow) -> str | None:
-    """The service that a job waits for; None when somebody owns it."""
-    match row.job.state:
-        case State.CREATED:
-            return "validator"
-        case State.VALIDATED:
-            return "verifier"
-        case State.VERIFIED if row.job.kind == "sft":
-            return "trainer"
-        case State.VERIFIED if not row.policy_loaded:
-            return "inference"
-        case State.VERIFIED:
-            return "rollouts" if row.job.kind == "eval" else "trainer"
-        case _:
-            return None
 
 
 def slot_of(waited_s: float, *, after_s: float) -> int:
@@ -68,29 +55,33 @@ def slot_of(waited_s: float, *, after_s: float) -> int:
     return int(waited_s / after_s).bit_length()
 
 
-async def watch_jobs(bus: Connection, hub: Hub, blobs: BlobStore, settings: GatewaySettings) -> None:
+async def watch_jobs(bus: Connection, hub: Hub, queue: JobQueue, blobs: BlobStore, settings: GatewaySettings) -> None:
     """Watch over all live jobs, for ever."""
     publisher = Publisher(bus)
     traces_due = look_due = 0.0
     while True:
-        await asyncio.sleep(_INTERVAL_S)
         if not hub.caught_up:
+            await asyncio.sleep(_CATCH_UP_S)
             continue  # in an old view every job looks silent
         try:
             await say_heartbeats(hub.model, hub.watched_jobs(), publisher, settings, datetime.now(UTC))
             if (begun := time.monotonic()) >= look_due:
-                await say_waiting(hub.model, publisher, settings, datetime.now(UTC))
+                await queue.update(hub.model)
+                watched = hub.watched_jobs()
+                await say_waiting(hub.model, queue, publisher, settings, datetime.now(UTC), watched=watched)
                 await pause_beyond_limit(bus, hub.model, settings, now=time.time())
                 await empty_trash(hub.model, blobs)
                 hub.model.remove_leftovers()
                 took = time.monotonic() - begun
                 look_due = time.monotonic() + min(took / _LOOKING_SHARE, _LOOKING_EVERY_S)
             if time.monotonic() >= traces_due:
+                await expire_checkpoints(hub.model, publisher, settings, datetime.now(UTC))
                 more = await expire_traces(hub.model, blobs, settings, datetime.now(UTC))
                 traces_due = time.monotonic() + (0 if more else _TRACES_EVERY_S)
         except Exception:
             # Whatever it is, the API must live on, and the next turn is in a second.
             log.exception("sweep failed")
+        await asyncio.sleep(_INTERVAL_S)
 
 
 async def say_heartbeats(
@@ -109,22 +100,47 @@ async def say_heartbeats(
     await _append_all(due)
 
 
-async def say_waiting(model: ReadModel, publisher: Publisher, settings: GatewaySettings, now: datetime) -> None:
-    """Append `queue.waiting` for each job that has waited for a service for so long that it is due, with its place."""
-    after_s, positions = settings.waiting_after_s, dict[str, int]()
+def is_news(position: int, announced: int) -> bool:
+    """Whether a watched job's new place is announced: each of the first ten, and before that each halving.
+
+    A long queue in which every job is watched would otherwise fill the log with the square of its length.
+    """
+    return position < announced and (position <= _FIRST_PLACES or 2 * position <= announced)
+
+
+async def say_waiting(
+    model: ReadModel,
+    queue: JobQueue,
+    publisher: Publisher,
+    settings: GatewaySettings,
+    now: datetime,
+    *,
+    watched: Container[str] = (),
+) -> None:
+    """Append `queue.waiting` for each job whose wait is to be told, with its place.
+
+    Of one that somebody watches: at once, and as its place changes (`is_news`); of any: when it has waited for so long
+    that it is due.
+    """
+    after_s = settings.waiting_after_s
     async for page in live_jobs(model, states=WAITING):
         due: list[_Append] = []
         for row in page:
-            missing = missing_service(row)
-            if missing is None:
+            place = queue.place(row)
+            if place is None:
                 continue
-            positions[missing] = position = positions.get(missing, 0) + 1
-            waited, last = (now - row.state_since).total_seconds(), row.job.waiting
+            waited, said = (now - row.state_since).total_seconds(), row.waiting
+            known = said is not None and said.need == place.need
             slot = slot_of(waited, after_s=after_s)
-            said = 0 if last is None or last.need != missing else slot_of(last.seconds, after_s=after_s)
-            if slot > said:
-                event = QueueWaiting(need=missing, pool=settings.pool, position=position, seconds=round(waited, 1))
-                id = f"{missing}:{int(row.state_since.timestamp())}:{slot}"
+            told = slot_of(said.seconds, after_s=after_s) if known and said is not None else 0
+            followed = row.job.id in watched and waited >= _PASSING_S
+            moved = followed and (not known or said is None or is_news(place.position, said.position))
+            if slot > told or moved:
+                event = QueueWaiting(
+                    need=place.need, pool=place.pool, position=place.position, seconds=round(max(0.0, waited), 1)
+                )
+                which = f"{slot}" if slot > told else f"p{place.position}"
+                id = f"{place.need}:{int(row.state_since.timestamp())}:{which}"
                 due.append(partial(publisher.once, event, org=row.org, key=row.job.id, id=id))
         await _append_all(due)
 

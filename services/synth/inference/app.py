@@ -10,6 +10,7 @@ from starlette.requests import Request
 from starlette.types import ASGIApp
 
 from synth.bus.kv.replicas import Replica, announce
+from synth.bus.tasks.attempt_logs import AttemptLogs
 from synth.bus.tasks.solitude import SuspicionSettings
 from synth.bus.tasks.worker import TaskWorker
 from synth.errors import InvalidKey
@@ -106,6 +107,7 @@ def main() -> int:
             capacity=capacity,
             failures=settings.task_failures,
             suspicion=SuspicionSettings(after=settings.task_suspicions, alone_s=settings.task_alone_s),
+            attempt_logs=AttemptLogs(service.bus, service.blobs, settings.job_log_bytes, settings.job_log_every_s),
             run=serve_owner.run,
             give_up=serve_owner.give_up,
         )

@@ -95,7 +95,7 @@ class JudgeSettings(ServiceSettings, GuardSettings):
         try:
             return msgspec.json.decode(value or "{}", type=dict[str, Any])
         except msgspec.DecodeError as error:
-            raise ValueError(f"it is no JSON object ({error})") from error
+            raise ValueError(f"not a JSON object ({error})") from error
 
     @field_validator("judge_providers")
     @classmethod

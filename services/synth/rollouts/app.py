@@ -7,9 +7,10 @@ import asyncio
 from prometheus_client import REGISTRY
 
 from synth.bus.kv.replicas import ReplicaTable
+from synth.bus.tasks.attempt_logs import AttemptLogs
 from synth.bus.tasks.solitude import SuspicionSettings
 from synth.bus.tasks.worker import TaskWorker
-from synth.graders.python.pool import PythonPool
+from synth.graders.python.pool import open_pool
 from synth.rollouts.jobs.owner import CollectTaskOwner
 from synth.rollouts.metrics import ConcurrencyMetrics
 from synth.rollouts.settings import RolloutsSettings
@@ -22,17 +23,8 @@ def main() -> int:
 
     async def setup(service: Service) -> None:
         replicas = ReplicaTable(service.bus)
-        python = (
-            PythonPool(
-                at_once=settings.python_graders_at_once,
-                timeout_s=settings.python_grader_timeout_s,
-                memory_bytes=settings.python_grader_memory_bytes,
-            )
-            if settings.python_graders
-            else None
-        )
         collect_owner = CollectTaskOwner(
-            service.bus, service.blobs, settings, service.secrets, replicas, service.off_loop, python
+            service.bus, service.blobs, settings, service.secrets, replicas, service.off_loop, open_pool(settings)
         )
         REGISTRY.register(ConcurrencyMetrics(collect_owner.collectors))
         worker = TaskWorker(
@@ -43,6 +35,7 @@ def main() -> int:
             spare=settings.jobs,
             failures=settings.task_failures,
             suspicion=SuspicionSettings(after=settings.task_suspicions, alone_s=settings.task_alone_s),
+            attempt_logs=AttemptLogs(service.bus, service.blobs, settings.job_log_bytes, settings.job_log_every_s),
             run=collect_owner.run,
             give_up=collect_owner.give_up,
         )

@@ -168,6 +168,7 @@ class RolloutLog:
             tries=event.tries,
             steps_missing=trajectory.steps_missing,
             cut_off=trajectory.cut_off,
+            images_dropped=trajectory.images_dropped,
         )
         if self._rewards.judging is None:
             rollout = with_sources(rollout, trajectory.sources, self._rewards)
@@ -177,7 +178,12 @@ class RolloutLog:
         """Make one rollout durable: its trajectory, then the event that names it."""
         spec, score = completed.spec, completed.score
         trajectory = RecordedTrajectory(
-            completed.branches, score.sources, score.steps_missing, score.info, completed.cut_off
+            completed.branches,
+            score.sources,
+            score.steps_missing,
+            score.info,
+            cut_off=completed.cut_off,
+            images_dropped=completed.images_dropped,
         )
         key = self._rollout_key(request, spec)
         # Both before the event: what it names is there.

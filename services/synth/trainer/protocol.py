@@ -12,14 +12,12 @@ from typing import Any, Literal
 
 import msgspec
 
+from synth.estimates.verdict import Verdict
 from synth.events import Canary
 
 #: Below `Start.work_dir`: the images that the dataset or a batch names, each in a file named by its sha256. They are
 #: there before the message that names the dataset or the batch is sent.
 IMAGES_FOLDER = "images"
-
-#: What the service sends to `synth.trainer.learner.fork_server`, with the pipes of a training process.
-FORK = b"fork\n"
 
 
 class TurnConfig(msgspec.Struct):
@@ -165,6 +163,8 @@ class Progressed(msgspec.Struct, tag="progress", tag_field="event"):
 class Done(msgspec.Struct, tag="done", tag_field="event"):
     """The finished model is in the folder `model`; best_step: which step's weights it holds.
 
+    verdict: on the validation loss of an SFT or DPO job; None for RL and without validation rows.
+
     A checkpoint covers the last step, also of a job that ends before the last one that it asked for.
     """
 
@@ -172,6 +172,7 @@ class Done(msgspec.Struct, tag="done", tag_field="event"):
     kind: str
     step: int
     best_step: int
+    verdict: Verdict | None = None
 
 
 class Failed(msgspec.Struct, tag="error", tag_field="event"):

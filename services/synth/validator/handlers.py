@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 
+import msgspec
+
 from synth.bus.connection import Connection
 from synth.bus.history.job_log import JobHistory, append_decided
 from synth.bus.history.model_leases import lease_models
@@ -44,8 +46,11 @@ class ValidatorHandlers:
         verdict = await asyncio.to_thread(self._validate, created)
         if isinstance(verdict, JobValidated):
             try:
-                job, origins = job_from_data(verdict.job), verdict.origins
-                await lease_models(self.bus, event.org, event.key, job, self.registry, origins=origins)
+                job, origins, goes_on = job_from_data(verdict.job), verdict.origins, created.continues
+                await lease_models(
+                    self.bus, event.org, event.key, job, self.registry, origins=origins, continues=goes_on
+                )
+                verdict = msgspec.structs.replace(verdict, continues=goes_on)
             except UserError as error:
                 verdict = JobRejected(problems=error.problems)
 

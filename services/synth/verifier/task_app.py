@@ -22,6 +22,7 @@ from synth.events.catalogue import MAX_EVENT_BODY_BYTES
 from synth.judging.rubric import rubric_from_task_info
 from synth.judging.settings import Rubric
 from synth.keys import without_secrets
+from synth.outbound.failures import reason_of
 from synth.outbound.http_guard import AddressRefused, Fetched, fetch, origin_of
 from synth.outbound.reply_body import ReplyTooLarge, ReplyUndecodable
 from synth.runtime.off_loop import OffLoop, TooMuchWork
@@ -180,7 +181,7 @@ class TaskAppCheck:
             except ReplyUndecodable as error:
                 raise self._unusable(path, f"cannot be read: {error}") from error
             except httpx.TransportError as error:
-                trouble = f"cannot be reached ({error or type(error).__name__})"
+                trouble = f"cannot be reached: {reason_of(error)}"
             except (httpx.InvalidURL, httpx.HTTPError, UnicodeError) as error:
                 raise self._unusable(path, f"cannot be asked ({error})") from error
             if give_up is None:

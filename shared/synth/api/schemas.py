@@ -12,9 +12,11 @@ from typing import Any, Literal
 import msgspec
 
 from synth.access import Organisation, Scope
+from synth.api.job_clock import JobTimes
 from synth.chat.template_source import RenderOptions
 from synth.errors import Problem
-from synth.events import LineProblem, QueueWaiting, TrainWarned
+from synth.estimates.verdict import Verdict
+from synth.events import LineProblem, TrainWarned
 from synth.jobs.lifecycle import State
 
 
@@ -41,17 +43,34 @@ class JudgeTotals(msgspec.Struct, frozen=True, kw_only=True):
     calls_per_rollout: float = 0.0
 
 
+class Waiting(msgspec.Struct, frozen=True, kw_only=True):
+    """What a job waits for. need: the service; position: among the jobs that wait for it in this pool, 1 is next.
+
+    A job whose configuration or task app is still being checked waits for "validator" or "verifier", and takes no place
+    among those that wait for a worker.
+    """
+
+    need: str
+    pool: str
+    position: int
+    since: datetime
+
+
 class Job(msgspec.Struct, frozen=True, kw_only=True):
     """A job as the API shows it.
 
     kind: "sft", "rl" or "eval", null until it is validated or its client says it. name: of its configuration file.
     label: what `[model].label` says.
-    model: the id that the result serves under. metadata: the client's own. stand_in: the local model that
+    model: the id that the result serves under. linked_job_id: the failed job whose last checkpoint it goes on from.
+    metadata: the client's own. stand_in: the local model that
     stands in for the source model's base. step: the last one that is durable; provisional_step: the newest one beyond
     it, which no checkpoint covers yet. values: of the last durable step; eval: of the last evaluation. waiting:
-    what it lacks. judge: null where rollouts are not judged. warned: what the collapse watch saw last, by its rule.
+    for what, null once an attempt owns it. times: how long it was queued, and how long it ran. judge: null where
+    rollouts are not judged.
+    warned: what the collapse watch saw last, by its rule.
     code: a stable word for why it failed. reason: why it succeeded, where it did not
-    simply do all of its steps.
+    simply do all of its steps. verdict: whether the model is better than its source; null until
+    the job has succeeded, and if it did not evaluate both.
     last_seq: the last event of the job.
     """
 
@@ -65,6 +84,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     training_file: str | None = None
     validation_file: str | None = None
     model: str | None = None
+    linked_job_id: str | None = None
     step: int = 0
     provisional_step: int | None = None
     steps: int | None = None
@@ -74,12 +94,14 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     updated_at: datetime
     started_at: datetime | None = None
     ended_at: datetime | None = None
+    times: JobTimes = JobTimes()
     code: str | None = None
     reason: str = ""
+    verdict: Verdict | None = None
     problems: list[Problem] = []
     warnings: list[str] = []
     warned: dict[str, TrainWarned] = {}
-    waiting: QueueWaiting | None = None
+    waiting: Waiting | None = None
     values: dict[str, float] = {}
     rollouts: Rollouts = Rollouts()
     judge: JudgeTotals | None = None
@@ -100,6 +122,12 @@ class JobWithConfig(Job, frozen=True, kw_only=True):
     config: str | None = None
     resolved: dict[str, Any] | None = None
     origins: dict[str, str] | None = None
+
+
+class SubmittedJob(JobWithConfig, frozen=True, kw_only=True):
+    """A new job. repeats: the first job with the same submission, of the minute before; null where there is none."""
+
+    repeats: str | None = None
 
 
 class JobCheck(msgspec.Struct, frozen=True, kw_only=True):
@@ -262,6 +290,24 @@ class MadeKey(Key, frozen=True, kw_only=True):
 
     key: str
     path: str | None = None
+
+
+class LoggedLine(msgspec.Struct, frozen=True, kw_only=True):
+    """A line that a service logged about a job. trace: of an error; fields: what the line is about."""
+
+    time: datetime
+    service: str
+    level: str
+    message: str
+    trace: str | None = None
+    fields: dict[str, Any] = {}
+
+
+class ApprovedDevice(msgspec.Struct, frozen=True, kw_only=True):
+    """A machine whose request for keys was approved. expires_at: it must fetch them before."""
+
+    code: str
+    expires_at: datetime
 
 
 class Feed(msgspec.Struct, frozen=True, kw_only=True):

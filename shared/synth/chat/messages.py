@@ -8,10 +8,10 @@ template by the same rules, so that a model is trained on what it is served with
   it is the key `thinking`, which the templates of gpt-oss read, and most others do not.
 - tools and tool calls: nested in `function`, with a `type`. A call's arguments are the object that
   `json_text.tool_arguments` returns, and stay as they are if they hold none; a training file may not have such. For a
-  template that takes objects alone, such arguments are `{"arguments": …}`. An id is kept if there is one. An
-  assistant's content of `{tool_name, arguments}` actions, and of nothing else, is tool calls.
+  template that takes objects alone, such arguments are `{"arguments": …}`. An id is kept if there is one. The
+  `{tool_name, arguments}` actions that an assistant's content ends with are tool calls.
 - images: for a model that sees, a message that shows any keeps its parts, texts and images in their order.
-- content: text. Parts are joined; an object that is no part, and an action among other parts, is its JSON.
+- content: text. Parts are joined; an object that is no part, and an action before other parts, is its JSON.
   `raw_content` stands for the content of an assistant that has neither content nor tool calls nor reasoning.
 - `developer` is `system`. `name` and `tool_call_id` are kept.
 """
@@ -21,7 +21,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, TypeVar, cast, get_args
+from typing import Annotated, Any, Literal, TypeVar, get_args
 
 import msgspec
 from msgspec import Meta
@@ -238,9 +238,9 @@ def _template_message(message: Message, place: str, *, thinks: bool, sees: bool)
     reasoning = ""
     if message.role == "assistant":
         reasoning = message.reasoning_text
-        actions = _actions(content)
+        content, actions = _split_actions(content)
         if actions:
-            content, calls = None, [*calls, *actions]
+            calls = [*calls, *actions]
         elif not (content or calls or reasoning):
             content = message.raw_content
     if sees and message.role in SHOWING_ROLES and image_parts(message):
@@ -324,13 +324,14 @@ def _part_text(part: ContentPart, role: str, place: str) -> str:
     )
 
 
-def _actions(content: object) -> list[dict[str, Any]]:
-    """The tool calls that an assistant's content is made of; none when it holds anything else."""
-    if not isinstance(content, list):
-        return []
-    parts = cast(list[ContentPart | str], content)
-    actions = [part for part in parts if isinstance(part, ContentPart) and part.is_action]
-    return [_function(part.tool_name or "", part.arguments) for part in actions] if len(actions) == len(parts) else []
+def _split_actions(content: Content) -> tuple[Content, list[dict[str, Any]]]:
+    """Split an assistant's content into what it says and the tool calls that it ends with."""
+    parts = content if isinstance(content, list) else []
+    begin = next((i for i, part in enumerate(parts) if isinstance(part, ContentPart) and part.is_action), len(parts))
+    actions = [part for part in parts[begin:] if isinstance(part, ContentPart) and part.is_action]
+    if not actions or len(actions) < len(parts) - begin:
+        return content, []
+    return parts[:begin] or None, [_function(part.tool_name or "", part.arguments) for part in actions]
 
 
 def _call(call: MessageToolCall, place: str, j: int) -> dict[str, Any]:

@@ -42,7 +42,7 @@ REFUSED = {
     **dict.fromkeys(MEDIA, "models here see text and images"),
     **dict.fromkeys(("objects",), "boxes are not drawn into a row; write them in its texts"),
     **dict.fromkeys(("rejected_images", "chosen_images"), "both sides of a pair are shown the same images"),
-    **dict.fromkeys(("text", "segments"), "text without turns; expected a conversation"),
+    **dict.fromkeys(("text", "segments"), 'text without turns; expected a conversation, such as {"messages": […]}'),
     **dict.fromkeys(
         ("input_ids", "labels", "attention_mask"), "tokens of another tokenizer; expected the conversation as text"
     ),

@@ -18,7 +18,8 @@ from synth.datasets.rows import Row, Unread, read_row
 from synth.datasets.turns import BadRow
 from synth.events import LineProblem
 
-_LIST = "a JSON list; expected an object on each line (jq -c '.[]' FILE > rows.jsonl makes them of a list)"
+_LIST = "a JSON list; expected an object on each line; make them of a list: jq -c '.[]' FILE > rows.jsonl"
+_OBJECT = 'expected an object on each line, such as {"messages": […]}'
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _BYTE = re.compile(r"\(byte (\d+)\)")
 _CONSTANTS = (b"NaN", b"Infinity")
@@ -105,11 +106,11 @@ def _malformed(line: bytes, reason: str) -> str:
             return _LIST
         if line.rstrip().endswith(b"}"):
             return "not JSON: a text is not closed, or a \\u escape is one half of a surrogate pair"
-        return "not JSON: the line ends too early (a conversation must be on one line)"
+        return "not JSON: the line ends too early; expected a whole conversation on each line"
     at = _BYTE.search(reason)
     rest = line[int(at[1]) :] if at else b""
     if (constant := next((c for c in _CONSTANTS if rest.startswith(c)), None)) is not None:
         return f"not JSON: {constant.decode()} at byte {at[1] if at else ''}; write null, or leave the key out"
     if "surrogate" in reason:
         return "not JSON: a \\u escape is one half of a surrogate pair"
-    return f"not JSON: {reason.removeprefix('JSON is malformed: ')}"
+    return f"not JSON: {reason.removeprefix('JSON is malformed: ')}; {_OBJECT}"

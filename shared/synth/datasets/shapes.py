@@ -106,7 +106,8 @@ def _prompt_and_reply(columns: Columns) -> Draft:
             raise BadRow(
                 "$", f"Object missing required field `{'prompt' if replies == 'completion' else 'instruction'}`"
             )
-        raise BadRow("$", f"a row in none of the shapes that are known; expected {_KNOWN}")
+        names = ", ".join(repr(name[:40]) for name in list(columns.data)[:5])
+        raise BadRow("$", f"a row of no known shape, with {names or 'no keys'}; expected {_KNOWN}")
     shape, more, replies = _REPLIES[name]
     reply = columns.first(*replies)
     if reply is None:

@@ -41,6 +41,12 @@ _FIELDS = frozenset(
     ("role", "content", "tool_calls", "tool_call_id", "name", "reasoning_content", "reasoning", "raw_content", "weight")
 )
 _TEXT_TURN = frozenset(("role", "content"))
+#: What `synth-ai filter` 0.2.16 writes for a reply of tool calls alone, as some task apps store them.
+_LOST = "[no response recorded]"
+_REREAD = (
+    f"{_LOST!r} stands for a reply that synth-ai's filter did not read; expected the reply; `synthctl filter` reads it "
+    "from the same database, with its tool calls"
+)
 #: Other names of the fields. loss, train: whether an assistant's turn is learnt from.
 _SPELLINGS = {
     "from": "role",
@@ -145,7 +151,11 @@ def read_turn(value: Any, place: str) -> Turn:
     if not isinstance(role, str) or role not in _ROLES:
         if "role" not in message:
             raise BadRow(place, f"a message without `role`; expected one of {', '.join(ROLES)}")
-        raise BadRow(f"{place}.{names['role']}", f"{str(role)[:40]!r}; expected one of {', '.join(_ROLES)}")
+        near = difflib.get_close_matches(str(role).lower()[:40], _ROLES, n=1)
+        meant = f"; did you mean {near[0]!r}?" if near else ""
+        raise BadRow(
+            f"{place}.{names['role']}", f"{str(role)[:40]!r} is no role; expected one of {', '.join(_ROLES)}{meant}"
+        )
     message["role"] = _ROLES[role]
     turn = Turn(message, place, names, calls=role in _CALLING)
     if turn.calls:
@@ -178,6 +188,8 @@ def check_turn(turn: Turn, texts: list[str], *, marks: bool) -> bool:
     marks: whether an image part without an address stands for one of the row's images.
     """
     text = turn.message.get("content")
+    if text == _LOST and turn.role == "assistant":
+        raise BadRow(turn.at("$.content"), _REREAD)
     if isinstance(text, str) and text and turn.message.keys() == _TEXT_TURN:
         # Most turns are a role and a text, and nothing of them is left to check.
         texts.append(text)

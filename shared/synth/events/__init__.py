@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from synth.events.files import FileDeleted, FileReady, FileRejected, FileUploaded, LineProblem
 from synth.events.jobs import (
+    Continuation,
     JobCancelled,
     JobCancelRequested,
     JobCreated,
@@ -32,6 +33,7 @@ from synth.events.jobs import (
     JobWithdrawn,
 )
 from synth.events.letters import LetterDropped, LetterRetried
+from synth.events.logged import CollectionLogged, Logged, PolicyLogged, TrainLogged
 from synth.events.references import RESUME_FOLDER, BlobRef, LoraShape, ModelRef, trees_of
 from synth.events.rollouts import (
     CollectionStarted,
@@ -70,7 +72,9 @@ __all__ = [
     "BlobRef",
     "Canary",
     "CheckpointSaved",
+    "CollectionLogged",
     "CollectionStarted",
+    "Continuation",
     "DataProgress",
     "EvalCompleted",
     "FailedTries",
@@ -98,12 +102,14 @@ __all__ = [
     "LetterDropped",
     "LetterRetried",
     "LineProblem",
+    "Logged",
     "LoraShape",
     "ModelDeleted",
     "ModelLeased",
     "ModelPublished",
     "ModelRef",
     "PolicyLoaded",
+    "PolicyLogged",
     "PolicyPublished",
     "PolicyRefused",
     "ProvisionalStep",
@@ -115,6 +121,7 @@ __all__ = [
     "RolloutJudged",
     "RolloutRequested",
     "TrainHandedBack",
+    "TrainLogged",
     "TrainProgressed",
     "TrainResumed",
     "TrainStep",

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from synth.errors import Problem
+from synth.estimates.verdict import Verdict
 from synth.events.catalogue import Event, Reading, Role, Write, event
 from synth.events.references import BlobRef, ModelRef
 
@@ -16,13 +17,27 @@ _TASK_OWNERS = {Role.ROLLOUTS: Reading.FOLLOW, Role.INFERENCE: Reading.FOLLOW, R
 _UNTIL_OVER = {Role.ROLLOUTS: Reading.FOLLOW, Role.INFERENCE: Reading.FOLLOW}
 
 
+class Continuation(msgspec.Struct, frozen=True, kw_only=True):
+    """The checkpoint of a failed job that another job goes on from, with its optimizer, its seeds and its step.
+
+    model: the id that the checkpoint serves under; version: the policy version that it holds.
+    """
+
+    job: str
+    model: str
+    step: int
+    version: int
+    tree: BlobRef
+
+
 @event("job.created", by=Role.GATEWAY, reads={Role.VALIDATOR: Reading.QUEUE}, write=Write.CAS)
 class JobCreated(Event, frozen=True, kw_only=True):
     """A job was submitted. config: the whole configuration as sent. body_sha256: of the request, for idempotency.
 
     config_format: "toml" as in the file, or "json" from a client that sends it parsed. kind: "sft", "rl" or "eval"
     where the client's request already says it. metadata: the client's own, given back with the job. name: of the job;
-    that of its configuration where it is None. The rest overrides the configuration.
+    that of its configuration where it is None. continues: where the job begins; None for its source model. The rest
+    overrides the configuration.
     """
 
     config: str
@@ -40,19 +55,22 @@ class JobCreated(Event, frozen=True, kw_only=True):
     allow_experimental: bool = False
     created_by: str = ""
     name: str | None = None
+    continues: Continuation | None = None
 
 
 @event("job.validated", by=Role.VALIDATOR, reads={Role.VERIFIER: Reading.QUEUE, **_TASK_OWNERS}, write=Write.CAS)
 class JobValidated(Event, frozen=True, kw_only=True):
     """The TOML is right. job: the resolved job (`synth.jobs.resolved`) as JSON, tagged by its kind.
 
-    name: of the job, where its file says one and whoever submitted it did not.
+    name: of the job, where its file says one and whoever submitted it did not. continues: as it was submitted; the
+    checkpoint is leased.
     """
 
     job: dict[str, Any]
     origins: dict[str, str]
     warnings: list[str]
     name: str | None = None
+    continues: Continuation | None = None
 
 
 @event("job.rejected", by=Role.VALIDATOR, write=Write.CAS)
@@ -164,12 +182,14 @@ class JobSucceeded(Event, frozen=True, kw_only=True):
     """The job is done. model: the id it serves under (none for an evaluation).
 
     reason: why it ended so, where it did not do all of its steps or none of them changed the policy.
+    verdict: whether the model is better than its source; None if the job did not evaluate both.
     """
 
     steps: int
     model: str | None = None
     values: dict[str, float] = msgspec.field(default_factory=dict[str, float])
     reason: str = ""
+    verdict: Verdict | None = None
 
 
 @event("job.failed", by=Role.OWNER, reads=_UNTIL_OVER, write=Write.CAS)

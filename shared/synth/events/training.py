@@ -123,9 +123,9 @@ class TrainProgressed(Event, frozen=True, kw_only=True):
 class TrainWarned(Event, frozen=True, kw_only=True):
     """The collapse watch sees a sign, of this step and of those before it: once, until it has passed.
 
-    rule: of `[training.watch]`, or no_learning_signal or solved. over: steps in a row that show it. threshold: what
-    `value` is beyond, in its own unit. action: what it leads to, "warn", "pause" or "stop" (the job fails); of solved,
-    "finish" (the job succeeds) or "advance" (it goes on with the next seeds of its curriculum).
+    rule: of `[training.watch]`, or no_learning_signal, solved or images_dropped. over: steps in a row that show it.
+    threshold: what `value` is beyond, in its own unit. action: what it leads to, "warn", "pause" or "stop" (the job
+    fails); of solved, "finish" (the job succeeds) or "advance" (it goes on with the next seeds of its curriculum).
     """
 
     step: int

@@ -55,7 +55,7 @@ async def run_python(grader: Grader, item: Any, sample: Sample, pool: PythonPool
     for key, part in parts_of(grader).items():
         if isinstance(part, Python):
             try:
-                scores[key] = await pool.grade(part.source, _told(sample), item)
+                scores[key] = await pool.grade(part.source, sample_as_seen(sample), item)
             except PythonFailed as failed:
                 raise GraderFailed(f"the python grader {key!r}: {failed}", PythonFailed) from failed
     return scores
@@ -142,7 +142,7 @@ def _prompt(key: str, grader: ScoreModel | LabelModel, item: Any, sample: Sample
     )
 
 
-def _told(sample: Sample) -> dict[str, Any]:
+def sample_as_seen(sample: Sample) -> dict[str, Any]:
     """A sample as code sees it. output_json: None where the text is no JSON."""
     try:
         read = sample.json()

@@ -117,7 +117,7 @@ class Multi(_Grader):
     """What the formula makes of the scores of its graders, by their keys."""
 
     type: Literal["multi"]
-    name: _Name
+    name: _Name = "multi"
     graders: Annotated[dict[str, StringCheck | TextSimilarity | ScoreModel | LabelModel | Python], Field(min_length=1)]
     calculate_output: str
 

@@ -13,10 +13,8 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
-from nltk.translate import bleu_score, gleu_score  # pyright: ignore[reportMissingTypeStubs]
 from rapidfuzz import fuzz
 from rapidfuzz.distance import LCSseq
 
@@ -24,10 +22,6 @@ from synth.graders.schema import Metric
 
 _WORDS = re.compile(r"\w+|[^\w\s]")
 _ROUGE_WORDS = re.compile(r"\w+")
-#: They have no types.
-_bleu = cast(Callable[..., float], cast(Any, bleu_score).sentence_bleu)
-_gleu = cast(Callable[..., float], cast(Any, gleu_score).sentence_gleu)
-_smoothed: Any = cast(Any, bleu_score).SmoothingFunction().method1
 
 
 def similarity(metric: Metric, text: str, reference: str) -> float:
@@ -38,10 +32,7 @@ def similarity(metric: Metric, text: str, reference: str) -> float:
         said, wanted = _WORDS.findall(text), _WORDS.findall(reference)
         if not said or not wanted:
             return float(said == wanted)
-        if metric == "gleu":
-            return float(_gleu([wanted], said))
-        # A text of fewer than four words has no four in a row: the shorter ones weigh more then.
-        return float(_bleu([wanted], said, smoothing_function=_smoothed, auto_reweigh=True))
+        return _bleu(said, wanted) if metric == "bleu" else _gleu(said, wanted)
     said, wanted = _ROUGE_WORDS.findall(text.lower()), _ROUGE_WORDS.findall(reference.lower())
     if not said or not wanted:
         return float(said == wanted)
@@ -50,6 +41,23 @@ def similarity(metric: Metric, text: str, reference: str) -> float:
     n = int(metric.removeprefix("rouge_"))
     ours, theirs = _n_grams(said, n), _n_grams(wanted, n)
     return _f1((ours & theirs).total(), ours.total(), theirs.total())
+
+
+# nltk is imported at the first use: every service that grades would start half a second later.
+def _bleu(words: list[str], reference: list[str]) -> float:
+    from nltk.translate import bleu_score  # pyright: ignore[reportMissingTypeStubs]
+
+    untyped: Any = bleu_score
+    smoothed = untyped.SmoothingFunction().method1
+    # A text of fewer than four words has no four in a row: the shorter ones weigh more then.
+    return float(untyped.sentence_bleu([reference], words, smoothing_function=smoothed, auto_reweigh=True))
+
+
+def _gleu(words: list[str], reference: list[str]) -> float:
+    from nltk.translate import gleu_score  # pyright: ignore[reportMissingTypeStubs]
+
+    untyped: Any = gleu_score
+    return float(untyped.sentence_gleu([reference], words))
 
 
 def _n_grams(words: list[str], n: int) -> Counter[tuple[str, ...]]:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from pydantic import Field
-from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from synth.settings import Settings
 
 
-class HttpSettings(BaseSettings):
+class HttpSettings(Settings):
     """The bounds of the HTTP side of a service."""
-
-    model_config = SettingsConfigDict(env_prefix="SYNTH_", extra="ignore")
 
     http_header_s: float = Field(default=15.0, gt=0)
     """How long the line and the headers of a request may take to arrive; then it is answered with a 408."""

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 
 import httpx
 from pydantic import Field
-from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from synth.errors import SynthError
 from synth.images.data_uri import BadDataUri, DataUri, read_data_uri
@@ -17,16 +16,15 @@ from synth.images.decoding import open_image
 from synth.images.format import NotAnImage, read_image_format
 from synth.outbound.http_guard import AddressRefused, fetch
 from synth.outbound.reply_body import ReplyTooLarge, ReplyUndecodable
+from synth.settings import Settings
 
 #: The name of an image that is stored: of an organisation, by the sha256 of its file.
 BLOB = re.compile(r"blob://orgs/(?P<org>[^/]+)/images/(?P<digest>[0-9a-f]{64})")
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 
 
-class ImageSettings(BaseSettings):
+class ImageSettings(Settings):
     """Settings of every service that reads images which users name."""
-
-    model_config = SettingsConfigDict(env_prefix="SYNTH_", extra="ignore")
 
     max_image_bytes: int = Field(default=10 << 20, ge=1)
     """The largest image of a training file or of a chat."""

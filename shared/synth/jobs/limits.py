@@ -5,16 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from pydantic import Field
-from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from synth.errors import Problem
 from synth.jobs.resolved import EvalJob, Job, RlJob
+from synth.settings import Settings
 
 
-class JobLimitSettings(BaseSettings):
+class JobLimitSettings(Settings):
     """The limits of one job."""
-
-    model_config = SettingsConfigDict(env_prefix="SYNTH_", extra="ignore")
 
     max_concurrent_rollouts: int = Field(default=4096, ge=1)
     """The largest `max_concurrent_rollouts`, or `concurrency` of an evaluation, that a job may ask for: its collector

@@ -178,7 +178,7 @@ class GradedRows(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EvaluationSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """Rollouts on fixed seeds before the first iteration, and after every `every_n_iters` iterations.
+    """Rollouts on fixed seeds before the first iteration, after every `every_n_iters` iterations, and at the end.
 
     rollouts_per_seed: of each seed. success_threshold: the least reward that pass@k takes for a success; None: there is
     no pass@k.

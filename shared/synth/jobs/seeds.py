@@ -51,7 +51,7 @@ def parse_seeds(value: Any) -> Seeds:
     if isinstance(value, str):
         found = _RANGE.fullmatch(value)
         if not found or int(found[2]) < int(found[1]):
-            raise ValueError('a range such as "0-99", first and last seed, both of them in')
+            raise ValueError('a range such as "0-99", first and last seed, both included')
         return _range(int(found[1]), int(found[2]) - int(found[1]) + 1)
     if isinstance(value, dict):
         table = cast(dict[str, Any], value)

@@ -30,6 +30,16 @@ def read_model_config(model_id: str, path: Path) -> dict[str, Any]:
     return cast(dict[str, Any], loaded) if isinstance(loaded, dict) else {}
 
 
+def context_of(config: dict[str, Any]) -> int | None:
+    """The context that a `config.json` says, in tokens; None where it says none."""
+    text = config.get("text_config")
+    for table in (config, cast(dict[str, Any], text) if isinstance(text, dict) else {}):
+        tokens = table.get("max_position_embeddings")
+        if isinstance(tokens, int) and not isinstance(tokens, bool) and tokens > 0:
+            return tokens
+    return None
+
+
 def check_folder(spec: ModelSpec, path: Path) -> None:
     """Raise `UserError` for a folder that is not whole, holds another model than its id says, or lacks a processor."""
     found = family_of_config(read_model_config(spec.base, path))

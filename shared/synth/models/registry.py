@@ -17,7 +17,7 @@ from synth.errors import Problem, UserError
 from synth.models.aliases import read_aliases, write_aliases
 from synth.models.architectures import family_of_config, fault_of_config, has_experts
 from synth.models.finetuned import PREFIXES, parse_finetuned
-from synth.models.folder import check_folder, read_model_config
+from synth.models.folder import check_folder, context_of, read_model_config
 from synth.models.table import LORA_TARGETS, QWEN3, ModelSpec, Vision, canonical
 from synth.models.template_source import read_templates
 
@@ -161,13 +161,13 @@ class Registry:
         if id not in QWEN3:
             return _local_spec(id, local[id])
         if id in local:
-            return msgspec.structs.replace(QWEN3[id], path=str(local[id]))
+            return msgspec.structs.replace(QWEN3[id], path=str(local[id]), context=_context(local[id]))
         stand_in = self.stand_ins().get(id)
         # A stand-in whose directory was removed is none: `weights` says what is missing.
         path = local.get(stand_in) if stand_in is not None else None
-        return msgspec.structs.replace(
-            QWEN3[id], path=str(path) if path else None, stand_in=stand_in if path is not None else None
-        )
+        if path is None:
+            return QWEN3[id]
+        return msgspec.structs.replace(QWEN3[id], path=str(path), stand_in=stand_in, context=_context(path))
 
     def _hosted(self, model_id: str) -> ModelSpec:
         id = canonical(model_id)
@@ -221,6 +221,14 @@ class Registry:
         return found
 
 
+def _context(path: Path) -> int | None:
+    """The context of a model's folder; None where its config.json cannot be read, which `weights` reports."""
+    try:
+        return context_of(read_model_config(path.name, path))
+    except (OSError, UserError):
+        return None
+
+
 def _unknown(model_id: str, by_lower: dict[str, str], where: str) -> Problem:
     near = difflib.get_close_matches(model_id.lower(), by_lower, n=1, cutoff=0.6)
     return Problem(
@@ -250,6 +258,7 @@ def _local_spec(model_id: str, path: Path) -> ModelSpec:
         path=str(path),
         lora_targets=LORA_TARGETS.get(family, "all-linear"),
         experts=has_experts(config),
+        context=context_of(config),
     )
 
 

@@ -46,6 +46,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     prefix, job_id, checkpoint: of a fine-tuned id, else None.
     lora_targets: the modules that a LoRA adapts when the job does not say: "all-linear", or a regex.
     experts: whether its layers have experts, which no LoRA reaches.
+    context: tokens of a prompt and its reply together, as the folder at `path` says; None where it says none.
     assumed: nothing is known of the model here, and the rest is a guess: who has it decides what it can do.
     """
 
@@ -67,6 +68,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     checkpoint: str | None = None
     lora_targets: str
     experts: bool = False
+    context: int | None = None
     assumed: bool = False
 
     @property
@@ -88,10 +90,11 @@ def _table() -> dict[str, ModelSpec]:
         ("235B-A22B-Thinking-2507 235B-A22B-Thinking-2507-FP8", False, True, True),
         ("Coder-30B-A3B-Instruct Coder-30B-A3B-Instruct-FP8", True, False, False),
         ("Coder-480B-A35B-Instruct Coder-480B-A35B-Instruct-FP8", False, True, False),
+        # The clients refuse RL of the larger ones themselves; here the memory plan decides.
         ("VL-2B-Instruct VL-4B-Instruct VL-8B-Instruct", True, False, False),
         ("VL-2B-Thinking VL-4B-Thinking VL-8B-Thinking", True, False, True),
-        ("VL-30B-A3B-Instruct VL-32B-Instruct VL-235B-A22B-Instruct", False, False, False),
-        ("VL-30B-A3B-Thinking VL-32B-Thinking VL-235B-A22B-Thinking", False, False, True),
+        ("VL-30B-A3B-Instruct VL-32B-Instruct VL-235B-A22B-Instruct", True, False, False),
+        ("VL-30B-A3B-Thinking VL-32B-Thinking VL-235B-A22B-Thinking", True, False, True),
     ]
     specs: dict[str, ModelSpec] = {}
     for names, rl, experimental, thinking in rows:

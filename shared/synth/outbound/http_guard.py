@@ -20,12 +20,13 @@ from typing import Annotated, Any, cast
 import httpcore
 import httpx
 from pydantic import Field, field_validator
-from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+from pydantic_settings import NoDecode
 
 from synth.errors import SynthError
 from synth.outbound.name_lookups import name_lookups
 from synth.outbound.reply_body import read_body
 from synth.outbound.special_addresses import Network, is_loopback, is_metadata, is_public, parse_address
+from synth.settings import Settings
 
 
 class AddressRefused(httpx.ConnectError, SynthError):
@@ -85,11 +86,8 @@ async def names_allowed_address(policy: GuardPolicy, url: str, *, timeout: float
     return all(policy.opens(address) for address in addresses)
 
 
-class GuardSettings(BaseSettings):
+class GuardSettings(Settings):
     """Settings of every service that calls what users name."""
-
-    # An error would show the proxy's password.
-    model_config = SettingsConfigDict(env_prefix="SYNTH_", extra="ignore", hide_input_in_errors=True)
 
     allowed_cidrs: Annotated[tuple[Network, ...], NoDecode] = ()
     """Networks that task apps, judges and images may be in beside the public internet: `10.1.0.0/16,fd00::/8`. The

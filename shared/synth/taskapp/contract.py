@@ -26,8 +26,8 @@ def read_reward(value: Any, field: str) -> float:
             number = float(value)
         except OverflowError:  # an integer in JSON may have any size
             number = math.inf
-        except (TypeError, ValueError):
-            pass  # an array of several numbers
+        except (TypeError, ValueError, RuntimeError):
+            pass  # an array or a tensor of several numbers
     if not math.isfinite(number):
         raise NotAReward(f"{field} is {_shown(value)}; expected a finite number, true or false")
     return number

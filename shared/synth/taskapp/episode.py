@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, SupportsFloat
 from urllib.parse import urlsplit, urlunsplit
 
 from synth.rollout_credential import find_credential
-from synth.taskapp.contract import RolloutRequest, Step, read_reward
+from synth.taskapp.contract import NotAReward, RolloutRequest, Step, read_reward
 from synth.taskapp.llm import ChatClients, PolicyFailure, Reply
 from synth.taskapp.trace import Trace
 
@@ -22,6 +22,12 @@ _SAMPLING = (
     "thinking_mode",
     "thinking_budget",
 )
+
+_WAYS = "a number, which is the reward, or nothing, after ep.step(reward=…) or ep.outcome(…)"
+
+
+class BadOutcome(Exception):
+    """An episode ended, and what it earned is not known: its code must be changed."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +90,8 @@ class Episode:
         reply = await self.clients.chat(self.url, body, within=self.ends - began, headers=headers)
         self._called += reply.message.get("tool_calls") or []
         if self.trace is not None:
-            self.trace.called(messages, reply.body, seconds=time.monotonic() - began)
+            tools: list[dict[str, Any]] = extra.get("tools") or []
+            self.trace.called(messages, reply.body, tools=tools, seconds=time.monotonic() - began)
         return reply
 
     def step(
@@ -135,6 +142,28 @@ class Episode:
         score = read_reward(score, "the score of the outcome")
         events = None if events is None else read_reward(events, "the events of the outcome")
         self.earned = Outcome(score, events, details or {})
+
+    def settle(self, returned: Any) -> None:
+        """Take what the episode's function returned: a number is the outcome, in place of the sum over the steps.
+
+        Raises `BadOutcome` for anything else that is not None, for a number beside another `outcome`, and for nothing
+        where nothing is recorded.
+        """
+        if returned is None:
+            if not self.steps and self.earned is None:
+                raise BadOutcome(f"the episode returned nothing, and recorded no step and no outcome; expected {_WAYS}")
+            return
+        if not isinstance(returned, SupportsFloat):
+            raise BadOutcome(f"the episode returned a value of type {type(returned).__name__}; expected {_WAYS}")
+        try:
+            score = read_reward(returned, "the reward that the episode returned")
+        except NotAReward as error:
+            raise BadOutcome(str(error)) from error
+        if self.earned is None:
+            self.earned = Outcome(score)
+        elif self.earned.score != score:
+            what = f"the episode returned {score:g}, and ep.outcome recorded {self.earned.score:g}"
+            raise BadOutcome(f"{what}; expected one of them, or the same number in both")
 
 
 def rollout_credential(url: str) -> str | None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import linecache
+import re
 import sys
 import sysconfig
 import traceback
@@ -10,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 from synth.runtime.lines import split_lines
 
@@ -71,6 +74,21 @@ def fault_of(error: BaseException) -> Fault:
     last = frames[-1] if frames else None
     raised_in = "" if last is None or is_own(last[0]) or not own else _library_place(*last)
     return Fault(shown[:_LONGEST_TEXT], own[-_MOST_FRAMES:], raised_in)
+
+
+def fault_at(function: Any, what: str) -> Fault:
+    """A fault that no exception has a place for, at the definition of the author's function."""
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    if code is None:
+        return Fault(what, [])
+    linecache.checkcache(code.co_filename)
+    # A function's first line is that of its first decorator.
+    lines = linecache.getlines(code.co_filename)
+    definition = re.compile(rf"\s*(async\s+)?def\s+{code.co_name}\b")
+    after = range(code.co_firstlineno, len(lines) + 1)
+    line = next((n for n in after if definition.match(lines[n - 1])), code.co_firstlineno)
+    source = lines[line - 1].strip() if line <= len(lines) else ""
+    return Fault(what, [CodeLine(_short(code.co_filename), line, code.co_name, source)])
 
 
 def is_own(path: str) -> bool:

@@ -3,11 +3,13 @@
     math = TaskApp("math", name="Sums", description="What is a + b?")
 
     @math.episode
-    async def answer(ep: Episode) -> None:
+    async def answer(ep: Episode) -> float:
         reply = await ep.chat([{"role": "user", "content": question(ep.seed)}])
-        ep.step(obs={"answer": reply.content}, reward=score(reply.content), done=True)
+        return score(reply.content)
 
     serve(math, port=8001)
+
+An episode returns its reward, or records steps (`Episode.step`) or an outcome (`Episode.outcome`) and returns nothing.
 
 Whose fault a failure is, is kept apart: PolicyFailure is the policy's (200, no reward, `policy_failure`),
 InferenceUnavailable the platform's (502), UserError the job's, which asks for what the app does not have (422),
@@ -42,8 +44,8 @@ from synth.runtime.startup import build_struct_types
 from synth.taskapp.auth import configured_keys, error, refusal
 from synth.taskapp.blame import blame
 from synth.taskapp.contract import Metrics, RolloutRequest, RolloutResponse, Step, Trajectory
-from synth.taskapp.episode import Episode, Outcome, rollout_credential
-from synth.taskapp.faults import Fault, fault_of
+from synth.taskapp.episode import BadOutcome, Episode, Outcome, rollout_credential
+from synth.taskapp.faults import Fault, fault_at, fault_of
 from synth.taskapp.llm import ChatClients, InferenceUnavailable, PolicyFailure, completions_url
 from synth.taskapp.server import listen, make_server, url_of
 from synth.taskapp.threads import run_in_thread
@@ -84,7 +86,7 @@ class TaskApp:
         self._keys = keys
         self._clients = clients or ChatClients()
         self._describe: Callable[[int], Mapping[str, Any]] = lambda seed: {}
-        self._episode: Callable[[Episode], Awaitable[None] | None] | None = None
+        self._episode: Callable[[Episode], Any] | None = None
 
     @property
     def keys(self) -> list[str]:
@@ -93,6 +95,9 @@ class TaskApp:
 
     def episode(self, function: _F) -> _F:
         """Register what plays one rollout: an `async def`, or a plain `def`, which runs in a thread of its own.
+
+        It returns a finite number (or a bool), the rollout's reward in place of the sum over its steps; or nothing,
+        where it has recorded a step or an outcome.
 
         The deadline of a thread is the rollout's (`safety.max_time_s`), but a thread cannot be stopped: past the
         deadline the rollout is answered with a 504, and the function goes on until it returns by itself. Its calls of
@@ -141,7 +146,7 @@ class TaskApp:
                 # The server cancels what is under way when it stops; whoever asked learns why.
                 return error(503, "stopping", "the task app is being stopped")
             except Exception as broken:  # noqa: BLE001 - the app's own code, which may raise anything
-                return _broken(f"{request.method} {request.url.path}", broken)
+                return _broken(f"{request.method} {request.url.path}", fault_of(broken))
 
         return guarded
 
@@ -193,6 +198,7 @@ class TaskApp:
             return error(422, "bad_request", f"{place}: {first['msg']}")
         except (ValueError, InvalidKey) as bad:
             return error(422, "bad_request", str(bad))
+        doing = f"the episode of seed {episode.seed}, run {asked.run_id}"
         overtime = asyncio.timeout(asked.safety.max_time_s)
         try:
             async with overtime:
@@ -202,27 +208,29 @@ class TaskApp:
             return error(422, "bad_request", str(refused), **_played(self, episode))
         except InferenceUnavailable as unavailable:
             return error(502, "inference_unavailable", str(unavailable), **_played(self, episode))
+        except BadOutcome as bad:
+            fault = fault_at(self._episode, str(bad))
+            return _broken(doing, fault, code="bad_outcome", **_played(self, episode))
         except Exception as broken:  # noqa: BLE001 - the app's own code, which may raise anything
-            doing = f"the episode of seed {episode.seed}, run {asked.run_id}"
             if overtime.expired():
                 if not isinstance(broken, TimeoutError):
                     _log_fault(f"{doing}, was past its deadline and", fault_of(broken))
                 what = f"not done within {asked.safety.max_time_s:g} s"
                 return error(504, "rollout_timeout", what, **_played(self, episode))
-            return _broken(doing, broken, **_played(self, episode))
+            return _broken(doing, fault_of(broken), **_played(self, episode))
         return Response(body, media_type="application/json")
 
     async def _play(self, episode: Episode) -> PolicyFailure | None:
         assert self._episode is not None
         try:
             if inspect.iscoroutinefunction(self._episode):
-                await self._episode(episode)
+                returned = await self._episode(episode)
             else:
                 play = self._episode
-                pending = await run_in_thread(lambda: play(episode))
+                returned = await run_in_thread(lambda: play(episode))
                 # A plain function may return a coroutine: functools.partial, a lambda, a callable object.
-                if pending is not None:
-                    await pending
+                if inspect.isawaitable(returned):
+                    returned = await returned
         except Exception as raised:
             fault = blame(raised, url=episode.url)
             if isinstance(fault, PolicyFailure):
@@ -230,6 +238,7 @@ class TaskApp:
             if fault is not None and fault is not raised:
                 raise fault from raised
             raise
+        episode.settle(returned)
         return None
 
     def _begin(self, asked: RolloutRequest, environment_key: str) -> Episode:
@@ -261,15 +270,14 @@ class TaskApp:
         )
 
 
-def _broken(doing: str, raised: Exception, **beside: Any) -> JSONResponse:
-    """The answer of status 500 for what the app's own code raised, which its author reads in the log, too.
+def _broken(doing: str, fault: Fault, *, code: str = "environment_error", **beside: Any) -> JSONResponse:
+    """The answer of status 500 for what is wrong in the app's own code, which its author reads in the log, too.
 
     beside: as in `error`.
     """
-    fault = fault_of(raised)
     _log_fault(doing, fault)
     message = split_lines(fault.what)[0] + (f" ({fault.place})" if fault.place else "")
-    return error(500, "environment_error", message, traceback=fault.lines(), **beside)
+    return error(500, code, message, traceback=fault.lines(), **beside)
 
 
 def _log_fault(doing: str, fault: Fault) -> None:

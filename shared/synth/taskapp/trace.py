@@ -8,17 +8,18 @@ many messages came earlier, so that a trace is as long as its conversation.
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, cast
 
+from synth.traces.messages import message_type, stored_content
+
 Object = dict[str, Any]
 TRACING = "TASKAPP_TRACING_ENABLED"
 _SWITCH = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
-_TYPES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool_result"}
 
 
 def tracing_enabled() -> bool | None:
@@ -42,8 +43,8 @@ class Trace:
     _events: list[Object] = field(default_factory=list[Object])
     _told: list[Object] = field(default_factory=list[Object])
 
-    def called(self, asked: list[Object], completion: Object, *, seconds: float) -> None:
-        """A call of the model: what it was told, and its whole completion."""
+    def called(self, asked: list[Object], completion: Object, *, tools: Sequence[Object] = (), seconds: float) -> None:
+        """A call of the model: what it was told and could call, and its whole completion."""
         at, turn = time.time(), sum(1 for event in self._events if "call_records" in event)
         # A conversation grows by what came since the last call; one that was begun anew is told whole.
         told = len(self._told) if asked[: len(self._told)] == self._told else 0
@@ -73,6 +74,7 @@ class Trace:
                         "messages_before": told,
                         "output_messages": [reply],
                         "output_text": reply.get("content"),
+                        "tools": list(tools),
                         "finish_reason": completion["choices"][0].get("finish_reason"),
                         "usage": usage,
                     }
@@ -103,12 +105,9 @@ def _moment(instance: str, at: float) -> Object:
 
 
 def _message(message: Object, *, at: float, turn: int) -> Object:
-    content = message.get("content")
-    if not isinstance(content, str):
-        content = json.dumps(message.get("tool_calls") if content is None else content)
     return {
-        "content": {"text": content},
-        "message_type": _TYPES.get(str(message.get("role")), "system"),
+        "content": stored_content(message),
+        "message_type": message_type(message),
         "time_record": {"event_time": at, "message_time": turn},
         "metadata": {"turn": turn},
     }

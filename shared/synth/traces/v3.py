@@ -7,16 +7,15 @@ their order is that of the list, and their turn is in `message_time`.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from typing import Any
 
 from synth.api.traces import TraceDetail
 from synth.traces.facts import as_object, episode_facts, judge_scores
+from synth.traces.messages import message_type, stored_content
 from synth.transcripts.transcript import Transcript, TranscriptStep, TranscriptTurn
 
 Object = dict[str, Any]
-TYPES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool_result"}
 
 
 def v3_trace(trace: TraceDetail) -> Object:
@@ -60,39 +59,13 @@ def v3_trace(trace: TraceDetail) -> Object:
     }
 
 
-def message_content(message: Object) -> Any:
-    """What a message says as the clients store it: text, parts, or calls as `{"tool_name", "arguments"}`."""
-    content, calls = message.get("content"), message.get("tool_calls")
-    if not calls:
-        return "" if content is None else content
-    said = [{"type": "text", "text": content}] if isinstance(content, str) and content else []
-    return [*said, *(_call(as_object(call)) for call in calls)]
-
-
-def _json(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False)
-
-
-def _call(call: Object) -> Object:
-    function = as_object(call.get("function")) or call
-    arguments = function.get("arguments")
-    if isinstance(arguments, str):
-        try:
-            arguments = json.loads(arguments)
-        except ValueError:
-            arguments = {"arguments": arguments}
-    return {"tool_name": function.get("name"), "arguments": arguments}
-
-
 def _messages(transcript: Transcript, at: float) -> Iterator[Object]:
     for n, turn in enumerate(transcript.turns):
         ended = {"finish_reason": turn.finish_reason} if turn.finish_reason else {}
         for place, message in enumerate(map(as_object, [*turn.messages, turn.reply])):
-            content = message_content(message)
-            whole = {"text": content} if isinstance(content, str) else {"text": None, "json_payload": _json(content)}
             yield {
-                "content": whole,
-                "message_type": TYPES.get(str(message.get("role")), "system"),
+                "content": stored_content(message),
+                "message_type": message_type(message),
                 "time_record": {"event_time": at, "message_time": n},
                 "metadata": {"turn": n} | (ended if place == len(turn.messages) else {}),
             }

@@ -36,7 +36,8 @@ class CompletionRecord:
     malformed_call: whether the reply has a tool call that cannot be read, or whose arguments are no JSON object.
     out_of_time: whether it is a "length" because the time of its rollout was over.
     masks: of the C sampled tokens, which others could have come in their place; None where any could.
-    images: those that the prompt shows, in the order of their tokens. processor: what made patches of them
+    images: those that the prompt shows, in the order of their tokens. images_dropped: how many the messages had beside
+    them, beyond what a message or a prompt may show. processor: what made patches of them
     (`ImageProcessor.fingerprint`), "" for a model that sees none.
     chat: the call as text, for people; nothing is trained on it.
     """
@@ -53,6 +54,7 @@ class CompletionRecord:
     images: tuple[PromptImage, ...] = ()
     processor: str = ""
     chat: RecordedChat | None = None
+    images_dropped: int = 0
 
     @property
     def nbytes(self) -> int:
@@ -80,7 +82,12 @@ def records_to_bytes(records: list[CompletionRecord]) -> bytes:
     late = [i for i, r in enumerate(records) if r.out_of_time]
     return pack_arrays(
         arrays,
-        {"finish_reasons": [r.finish_reason for r in records], "malformed_calls": malformed, "out_of_time": late},
+        {
+            "finish_reasons": [r.finish_reason for r in records],
+            "malformed_calls": malformed,
+            "out_of_time": late,
+            "images_dropped": [r.images_dropped for r in records],
+        },
     )
 
 
@@ -99,6 +106,7 @@ def records_from_bytes(body: bytes) -> list[CompletionRecord]:
             images=images,
             processor=processor,
             chat=chat,
+            images_dropped=meta.get("images_dropped", [0] * (i + 1))[i],
         )
         for i, (reason, chat, (processor, images)) in enumerate(zip(meta["finish_reasons"], chats, shown, strict=True))
     ]

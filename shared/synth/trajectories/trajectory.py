@@ -53,7 +53,7 @@ class RecordedTrajectory:
     """One finished rollout: its branches, what it earned, and what the task app said of it (`info`).
 
     sources: without the scores of judges. steps_missing: the job rewards single turns, and the task app said of none.
-    cut_off: its last reply is not whole (`is_cut_off`).
+    cut_off: its last reply is not whole (`is_cut_off`). images_dropped: over all calls, see `CompletionRecord`.
     """
 
     branches: list[Branch]
@@ -61,6 +61,7 @@ class RecordedTrajectory:
     steps_missing: bool = False
     info: dict[str, Any] = field(default_factory=dict[str, Any])
     cut_off: bool = False
+    images_dropped: int = 0
 
     def to_bytes(self) -> bytes:
         """The trajectory as one safetensors body."""
@@ -83,6 +84,7 @@ class RecordedTrajectory:
                 "steps_missing": self.steps_missing,
                 "info": self.info,
                 "cut_off": self.cut_off,
+                "images_dropped": self.images_dropped,
             },
         )
 
@@ -114,7 +116,14 @@ class RecordedTrajectory:
             )
         ]
         sources = msgspec.convert(meta["sources"], RewardSources)
-        return cls(branches, sources, meta["steps_missing"], meta["info"], meta.get("cut_off", False))
+        return cls(
+            branches,
+            sources,
+            meta["steps_missing"],
+            meta["info"],
+            cut_off=meta.get("cut_off", False),
+            images_dropped=meta.get("images_dropped", 0),
+        )
 
 
 def is_cut_off(records: list[CompletionRecord]) -> bool:

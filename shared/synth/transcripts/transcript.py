@@ -26,12 +26,14 @@ class TranscriptTurn(RecordedChat, frozen=True, kw_only=True, omit_defaults=True
     """One call of the model in a transcript.
 
     finish_reason: "stop", "length" or "abort". malformed_call: whether the reply has a tool call that cannot be read.
+    images_dropped: how many images of its messages the model was not shown.
     prompt_tokens, sampled_tokens: of this call; what the engine forced is not counted. versions: of the policy, the
     oldest and the newest that sampled it.
     """
 
     finish_reason: str = ""
     malformed_call: bool = False
+    images_dropped: int = 0
     prompt_tokens: int = 0
     sampled_tokens: int = 0
     versions: tuple[int, int] | None = None

@@ -19,6 +19,7 @@ from synth.api.limits import MAX_PAGE
 from synth.api.rollouts import RolloutDetail, RolloutPage, RolloutSummary
 from synth.api.schemas import (
     Account,
+    ApprovedDevice,
     Checkpoint,
     EventPage,
     File,
@@ -31,6 +32,7 @@ from synth.api.schemas import (
     ModelFile,
     Point,
     Points,
+    SubmittedJob,
 )
 from synth.cli.api.counted_file import CountedFile
 from synth.cli.api.refusals import error_of
@@ -41,9 +43,8 @@ from synth.cli.errors import NotFound, Unreachable
 T = TypeVar("T")
 _Listed = TypeVar("_Listed", JobWithConfig, File)
 
-# What holds without --retry-for and --request-timeout.
-_RETRY_BUDGET_S = 5.0
-_REQUEST_TIMEOUT_S = 30.0
+_RETRY_BUDGET_S = 5.0  # without --retry-for
+_REQUEST_TIMEOUT_S = 30.0  # without --request-timeout
 _LONG_TIMEOUT_S = 300.0  # to find the worst of half a million rollouts, the backend reads all of them
 _UPLOAD_TIMEOUT_S = 600.0  # after the last byte, the backend puts the file in its place
 _CONNECT_TIMEOUT_S = 5.0
@@ -81,9 +82,9 @@ class Client:
 
     # -- jobs --
 
-    def create_job(self, body: dict[str, Any], *, key: str) -> JobWithConfig:
+    def create_job(self, body: dict[str, Any], *, key: str) -> SubmittedJob:
         """Submit a job; the same key with the same body, any number of times, is one job."""
-        return self.request("POST", "/jobs", JobWithConfig, json=body, headers={"Idempotency-Key": key})
+        return self.request("POST", "/jobs", SubmittedJob, json=body, headers={"Idempotency-Key": key})
 
     def check_job(self, body: dict[str, Any]) -> JobCheck:
         """What would become of a submission; it makes no job."""
@@ -247,6 +248,10 @@ class Client:
         """Revoke a key."""
         return self.request("DELETE", f"/keys/{quote(key_id, safe='')}", Key)
 
+    def approve_device(self, code: str) -> ApprovedDevice:
+        """Approve a machine that requests keys."""
+        return self._post_once("/keys/approve", ApprovedDevice, {"code": code})
+
     def organisations(self) -> list[Organisation]:
         """List every organisation of the cluster."""
         return self.list_of("/organisations", Organisation)
@@ -368,7 +373,7 @@ class Client:
             raise self._not_a_backend(str(error)) from error
 
     def _unreachable(self, error: httpx.TransportError) -> Unreachable:
-        fix = self.http.fix("is the cluster running? `synthctl status` shows it, `synthctl up` starts it")
+        fix = self.http.fix("is the cluster running? `synthctl status` shows it, `synthctl up` starts it", error)
         return Unreachable(f"cannot reach the backend ({self.http.reason(error)})", fix=fix, where=self._where)
 
     def _not_a_backend(self, what: str) -> Unreachable:

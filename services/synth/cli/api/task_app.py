@@ -67,9 +67,9 @@ class TaskAppConnection:
             return self._http.request(method, self.url + path, json=json, timeout=timeout or _PATIENCE_S)
         except httpx.TimeoutException as error:
             what = f"does not answer within {timeout or _PATIENCE_S:g} s"
-            raise TaskAppError(what, fix=self._http.fix("is it running?"), where=self.url + path) from error
+            raise TaskAppError(what, fix=self._http.fix("is it running?", error), where=self.url + path) from error
         except httpx.TransportError as error:
-            fix = self._http.fix("is it running, and is this its address?")
+            fix = self._http.fix("is it running, and is this its address?", error)
             raise TaskAppError(
                 f"cannot be reached ({self._http.reason(error)})", fix=fix, where=self.url + path
             ) from error

@@ -11,8 +11,9 @@ from synth.api.schemas import JobCheck
 from synth.cli.api.client import Client
 from synth.cli.config import Config
 from synth.cli.connections.known_origins import UnconfirmedOrigin, require_confirmed
-from synth.cli.errors import CliError, UsageProblem
+from synth.cli.errors import CliError, NotAuthorised, Unreachable, UsageProblem
 from synth.cli.submission import CheckedJob, submission_body
+from synth.cli.tui import output
 from synth.jobs.resolved import SftJob
 
 #: Of a file's id, as the API takes it.
@@ -21,21 +22,28 @@ _LONGEST_NAME = 128
 
 @dataclass
 class AskedCluster:
-    """A cluster that may be away. unasked: why it cannot be asked, "" while it can. here: it is this machine's own."""
+    """A cluster that may be away. unasked: why it cannot be asked, "" while it can. here: it is this machine's own.
+
+    needed: a cluster that cannot be reached, or refuses the key, is an error.
+    """
 
     client: Client | None
     here: bool
     unasked: str = ""
+    needed: bool = False
 
     def check(self, job: CheckedJob) -> JobCheck | None:
         """What it says of a job; None where it cannot be asked. Raises `UsageProblem` for what it would not take."""
         if self.client is None or self.unasked:
             return None
         try:
-            return self.client.check_job(submission_body(job, files=_files(job)))
+            with output.status("asking the cluster to check the job"):
+                return self.client.check_job(submission_body(job, files=_files(job)))
         except UsageProblem:
             raise
         except CliError as error:
+            if self.needed and isinstance(error, NotAuthorised | Unreachable):
+                raise
             self.unasked = error.problems[0].what
             return None
 
@@ -63,7 +71,7 @@ def open_cluster(config: Config) -> Iterator[AskedCluster]:
 
 def _files(job: CheckedJob) -> dict[str, str | None]:
     """The datasets, as they would be sent: those that are still to be uploaded by the names that they would have."""
-    found = job.resolved.job
+    found = job.job
     if not isinstance(found, SftJob):
         return {}
     named = {"training_file": found.training_file, "validation_file": found.validation_file}

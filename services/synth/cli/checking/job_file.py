@@ -1,4 +1,4 @@
-"""What `config check` finds out about one job file: all that would refuse it, in the words of who would.
+"""What would refuse a job, in the words of who would: for `config check`, and before a job is submitted.
 
 The file is looked at here, then the datasets that it names, line by line. What only the cluster knows is asked of the
 cluster: its models, the files that were uploaded. Where there is none, a warning says what was not looked at.
@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import msgspec
+
 from synth.chat.template_source import RenderOptions
 from synth.cli.checking.cluster import AskedCluster
 from synth.cli.checking.dataset import check_dataset, render_dataset
@@ -18,9 +20,9 @@ from synth.cli.transfer.local_file import local_file
 from synth.cli.tui import output
 from synth.datasets.refused import images_refused, rows_refused
 from synth.datasets.sources import source_files
-from synth.errors import NewerVersion, Problem
+from synth.errors import NewerVersion, Problem, UserError
 from synth.jobs.job_data import job_from_data
-from synth.jobs.resolve.job import ValidationReport, require_job
+from synth.jobs.resolve.job import ValidationReport
 from synth.jobs.resolved import Job, SftJob
 from synth.models import Registry, parse_finetuned
 
@@ -47,17 +49,40 @@ def examine(file: Path, flags: Flags, models_dir: Path) -> JobFile:
 def check(file: Path, flags: Flags, models_dir: Path, cluster: AskedCluster) -> JobFile:
     """Look at a file, at its datasets, and ask the cluster. Raises `UserError`, `UsageProblem`."""
     name, text = name_of(file), read_config(file)
-    document, found = validate_text(text, name=name, flags=flags, registry=LenientRegistry(models_dir))
+    # What a model of this machine can do is no word on one of a cluster elsewhere.
+    registry = LenientRegistry(models_dir if cluster.here else None)
+    _, found = validate_text(text, name=name, flags=flags, registry=registry)
     if found.job is None:
         return JobFile(name, found)
-    said = cluster.check(CheckedJob.of(text, name=name, flags=flags, resolved=require_job(found, document)))
+    return check_job(CheckedJob.of(text, name=name, flags=flags, found=found), models_dir, cluster)
+
+
+def require_fit(job: CheckedJob, models_dir: Path, cluster: AskedCluster) -> None:
+    """Check a job before anything of it is sent, and print what the cluster warns of. Raises `UserError`."""
+    looked = check_job(job, models_dir, cluster)
+    for warning in looked.found.warnings:
+        if warning not in job.found.warnings:
+            output.warn(warning)
+    if cluster.unasked:
+        output.warn(f"the cluster could not check the job before it is submitted ({cluster.unasked})")
+    if looked.found.problems:
+        raise UserError(looked.found.problems)
+
+
+def check_job(job: CheckedJob, models_dir: Path, cluster: AskedCluster) -> JobFile:
+    """Ask the cluster about a job whose file is right, and look at its datasets. Raises `UserError`, `UsageProblem`."""
+    name, found = job.name, job.found
+    said = cluster.check(job)
     if said is None:
-        registry = Registry(models_dir) if cluster.here and models_dir.is_dir() else LenientRegistry(models_dir)
-        _, found = validate_text(text, name=name, flags=flags, registry=registry)
+        registry = Registry(models_dir) if cluster.here and models_dir.is_dir() else LenientRegistry()
+        _, found = validate_text(job.text, name=name, flags=replace(job.flags, settings=()), registry=registry)
         return _looked_at_datasets(JobFile(name, found, _not_asked(found, registry, cluster.unasked)))
-    warnings = [w for w in said.warnings if w not in found.warnings]
-    warnings += [f"{id} is still being checked: nothing is known of its lines" for id in said.unchecked]
-    looked = JobFile(name, replace(found, problems=said.problems), warnings)
+    problems = [msgspec.structs.replace(p, where=found.origins.get(p.where, p.where)) for p in said.problems]
+    found = replace(
+        found, problems=problems, warnings=[*found.warnings, *(w for w in said.warnings if w not in found.warnings)]
+    )
+    warnings = [f"{id} is still being checked: nothing is known of its lines" for id in said.unchecked]
+    looked = JobFile(name, found, warnings)
     try:
         sees = None if said.resolved is None else _sees(job_from_data(said.resolved))
     except NewerVersion:

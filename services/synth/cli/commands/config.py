@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from synth.cli.checking.cluster import AskedCluster
     from synth.cli.config import Config, ConfigValue
     from synth.cli.job_files import Flags
+    from synth.cli.job_text.starter import ModelFacts
     from synth.cli.tui.explain import CheckReport
 
 app = typer.Typer(no_args_is_help=True, help="Check, explain and begin job files.")
@@ -33,6 +34,7 @@ class Starter(StrEnum):
 
     RL = "rl"
     SFT = "sft"
+    DPO = "dpo"
     EVAL = "eval"
 
 
@@ -153,14 +155,29 @@ def explain(
 
 @app.command("init")
 def init(
+    ctx: typer.Context,
     kind: Annotated[Starter, typer.Argument(metavar="KIND", help="The kind of job.")] = Starter.RL,
+    model: Annotated[
+        str | None, typer.Option(metavar="ID", help="The model that the values fit; without it, one of the cluster's.")
+    ] = None,
     vision: Annotated[bool, typer.Option("--vision", help="Of a model that sees images.")] = False,
     to: Annotated[
         Path | None, typer.Option("--to", metavar="FILE", help="Write it there; never over another file.")
     ] = None,
+    env_file: EnvFiles = None,
+    data: Data = DEFAULT_DATA,
 ) -> None:
-    """Print a commented job file to start from."""
-    text = (Path(__file__).parents[1] / "starters" / f"{kind.value}{'_vision' if vision else ''}.toml").read_text()
+    """Print a commented job file to start from, with values that fit the size of the model.
+
+    The size is read from the model's folder on this machine, or known from a hosted id; of another model, the values
+    are those of a model of a few billion parameters.
+    """
+    from synth.cli.job_text.starter import starter
+
+    if vision and kind is Starter.DPO:
+        raise UsageProblem("there is no DPO of images", expected="rl, sft or eval with --vision")
+    override_options(ctx, backend=None, env_files=env_file)
+    text = starter(kind.value, _starting_model(ctx, model, data / "models", vision=vision), vision=vision)
     if to is None:
         output.print_document(text.rstrip("\n"))
         return
@@ -175,8 +192,27 @@ def init(
         raise UsageProblem(
             what, expected="a new file's name", fix="make it, or give another --to", where="--to"
         ) from error
-    dataset = " --dataset FILE" if kind is Starter.SFT else ""
+    dataset = " --dataset FILE" if kind in (Starter.SFT, Starter.DPO) else ""
     output.hint(f"wrote {to}; look at it with: synthctl config check {to}{dataset}")
+
+
+def _starting_model(ctx: typer.Context, named: str | None, models_dir: Path, *, vision: bool) -> ModelFacts | None:
+    """The model of a new job file: the named one, else a base that the cluster has; None if neither is known."""
+    from synth.cli.checking.cluster import open_cluster
+    from synth.cli.job_text.starter import model_facts
+
+    with open_cluster(load_config(ctx)) as cluster:
+        models = [] if cluster.client is None else cluster.client.models()
+    bases = [model for model in models if model.kind == "base" and ("-vl" in model.id.lower()) == vision]
+    if named is None and bases:
+        # Weights of its own before a stand-in under a hosted id.
+        bases.sort(key=lambda model: (model.stand_in is not None, model.id))
+        named = bases[0].id
+        others = f": {', '.join(model.id for model in bases[1:])}" if bases[1:] else ""
+        output.hint(f"the model is {named}, which the cluster has; --model names another one{others}")
+    if named is None:
+        return None
+    return model_facts(named, models_dir, runs_as=next((m.stand_in for m in models if m.id == named), None))
 
 
 def _flags(
@@ -217,22 +253,21 @@ class _TaskApp:
 
 
 def _ask_task_app(address: ConfigValue, settings: Config, *, trusted: bool) -> _TaskApp:
-    from synth.cli.api.task_app import NotAnAddress, TaskAppConnection, TaskAppError
+    from synth.cli.api.task_app import NotAnAddress
     from synth.cli.submission import confirm_app
-    from synth.taskapp.env_names import env_names
+    from synth.cli.task_apps.preflight import Seen, look_at
 
     url = address.text
     try:
         confirm_app(settings, address, trusted=trusted)
-        with TaskAppConnection(address, settings.environment_key) as client:
-            return _TaskApp(url, env_names(client.task_info()))
-    except TaskAppError as error:
-        [problem] = error.problems
-        # A file may be checked before its app runs; the verifier asks again.
-        return _TaskApp(url, unasked=f"{problem.where} {problem.what}: its env_name was not checked")
+        look = look_at(address, settings.environment_key)
     except NotAnAddress:
         # A problem of the file's own check.
         return _TaskApp(url)
+    # A file may be checked before its app runs; a submission looks again.
+    return _TaskApp(
+        url, look.env_names, "" if look.seen is Seen.WELL else f"{look.found}: its env_name was not checked"
+    )
 
 
 def _check_file(file: Path, flags: Flags, models_dir: Path, cluster: AskedCluster, app: _TaskApp | None) -> CheckReport:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Annotated
+from urllib.parse import quote
 
 import typer
 
 from synth.cli.connect import open_client
 from synth.cli.tui import output
 from synth.cli.tui.completion import complete_files
-from synth.cli.tui.output import Cell, Format, Output
+from synth.cli.tui.output import Cell, Format, Output, Yes
 
 _DATASET = "JSONL or Parquet of conversations or pairs, or a folder of Hugging Face's datasets."
 
@@ -113,10 +114,20 @@ def rm(
         list[str],
         typer.Argument(metavar="FILE…", help="The files' ids.", show_default=False, autocompletion=complete_files),
     ],
+    yes: Yes = False,
     fmt: Output = Format.TABLE,
 ) -> None:
-    """Delete files; prints their ids. Jobs that were verified with them keep what they need."""
+    """Delete files; prints their ids. Jobs that were verified with them keep what they need.
+
+    A file that a job has used is deleted after a confirmation only.
+    """
+    from synth.api.schemas import Job
+
     with open_client(ctx) as client:
+        for file in files if not yes else []:
+            if jobs := client.list_of(f"/files/{quote(file, safe='')}/jobs", Job):
+                others = "" if len(jobs) == 1 else f" and {len(jobs) - 1} more"
+                output.confirm(f"delete {file}, which {jobs[0].id}{others} used?", yes=yes)
         for file in files:
             client.delete_file(file)
             if fmt is Format.TABLE:

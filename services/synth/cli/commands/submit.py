@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from synth.cli.connect import Backend, EnvFiles, TrustApp, load_config, open_client, override_options
+from synth.cli.errors import UsageProblem
 from synth.cli.tui import output
 from synth.cli.tui.completion import complete_models
 from synth.cli.tui.output import Format, Output
@@ -70,7 +72,10 @@ AllowExperimental = Annotated[
     bool, typer.Option("--allow-experimental", help="Take a model that is marked experimental.")
 ]
 NoPreflight = Annotated[
-    bool, typer.Option("--no-preflight", help="Do not look at the task app first: the cluster alone decides.")
+    bool,
+    typer.Option(
+        "--no-preflight", help="Check only the file first; datasets, model and task app are left to the cluster."
+    ),
 ]
 DEFAULT_DATA = Path(".synth")
 Data = Annotated[Path, typer.Option(metavar="DIR", help="Where `synthctl up` keeps its data.")]
@@ -90,6 +95,15 @@ def submit(
     ] = None,
     validation: Annotated[Path | None, typer.Option(metavar="FILE", help="JSONL to validate on (SFT).")] = None,
     task_url: TaskUrl = None,
+    app: Annotated[
+        str | None,
+        typer.Option(
+            "--app",
+            metavar="FILE",
+            help="A task app (app.py, pkg.app, or its id) that is served while the job is followed.",
+            show_default=False,
+        ),
+    ] = None,
     seed: Annotated[int | None, typer.Option(metavar="N", help="The job's seed.")] = None,
     examples: Annotated[int | None, typer.Option(metavar="N", min=1, help="Only the first rows, for a trial.")] = None,
     set_: Set = None,
@@ -114,16 +128,30 @@ def submit(
 ) -> None:
     """Submit a job and follow it; the exit code is its outcome.
 
-    The file is checked here first: every problem with its file:line, exit 2. So is the task app of the job, as `doctor`
-    does it: one that refuses the key, or answers as no task app does, is refused. Ctrl-C detaches (exit 130): the job
-    goes on, and the message says how to watch and how to cancel it.
+    The job is checked first, as `config check` does it: its file, its datasets, and by the cluster its model and all
+    else that would refuse it. So is its task app, from here and, where it is not seen from here, by the cluster. With
+    a problem nothing is uploaded, there is no job, and the exit code is 2. Ctrl-C detaches (exit 130): the job goes on,
+    and the message says how to watch and how to cancel it.
+
+    With `--app` the task app is served for the cluster of this machine while the job is followed: when this command
+    ends before the job does, the job is cancelled.
     """
+    from synth.cli.checking.cluster import AskedCluster
+    from synth.cli.checking.job_file import require_fit
     from synth.cli.job_files import Flags, name_of, read_config
     from synth.cli.job_text.set_values import settings_of_flags
-    from synth.cli.submission import check_locally, follow_or_detach, submit_job, task_app_address
+    from synth.cli.submission import (
+        cancelled_if_left,
+        check_locally,
+        follow_or_detach,
+        submit_job,
+        task_app_address,
+    )
     from synth.cli.tui.follow import FollowOptions
 
     override_options(ctx, backend=backend, env_files=env_file)
+    if app is not None:
+        task_url = _serve(ctx, app, task_url, data=data, waits=not no_poll and follow is not False)
     settings = load_config(ctx)
     flags = Flags(
         model=model,
@@ -135,10 +163,16 @@ def submit(
         allow_experimental=allow_experimental,
         settings=settings_of_flags(set_, tag),
     )
-    job = check_locally(read_config(config), name=name_of(config), flags=flags, models_dir=data / "models")
-    for warning in job.resolved.warnings:
+    here, models_dir = settings.is_on_this_machine, data / "models"
+    job = check_locally(read_config(config), name=name_of(config), flags=flags, models_dir=models_dir if here else None)
+    if app is not None and job.task_app is None:
+        what = f"no task app plays the rollouts of this job of kind {job.kind}"
+        raise UsageProblem(what, fix="leave --app out", where="--app")
+    for warning in job.found.warnings:
         output.warn(warning)
     with open_client(ctx) as client:
+        if not no_preflight:
+            require_fit(job, models_dir, AskedCluster(client, here, needed=True))
         created = submit_job(
             client,
             settings,
@@ -149,6 +183,18 @@ def submit(
             looks=not no_preflight,
             trust_app=trust_app,
         )
-        wanted = not no_poll and (output.is_terminal() if follow is None else follow)
-        options = FollowOptions(timeout=poll_timeout, interval=poll_interval, patience=patience)
-        raise typer.Exit(follow_or_detach(client, created, follow=wanted, options=options, format=fmt))
+        wanted = app is not None or (not no_poll and (output.is_terminal() if follow is None else follow))
+        options = FollowOptions(timeout=poll_timeout, interval=poll_interval, patience=patience, detaches=app is None)
+        with contextlib.nullcontext() if app is None else cancelled_if_left(client, created.id):
+            code = follow_or_detach(client, created, follow=wanted, options=options, format=fmt)
+        raise typer.Exit(code)
+
+
+def _serve(ctx: typer.Context, app: str, task_url: str | None, *, data: Path, waits: bool) -> str:
+    """Serve the app of `--app`; returns its address."""
+    from synth.cli.deployments.temporary import serve_for_job
+
+    if task_url is not None:
+        what = "--app serves a task app, and --task-url names one that runs"
+        raise UsageProblem(what, fix="leave one of them out", where="--app")
+    return serve_for_job(ctx, app, flag="--app", data=data, waits=waits)[1]

@@ -1,4 +1,4 @@
-"""What differs between the resolved configurations of jobs. Pure functions of what the API answers."""
+"""What differs between the configurations of jobs, by the names of a job file. Pure functions."""
 
 from __future__ import annotations
 
@@ -6,16 +6,36 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
+import msgspec
+
+from synth.errors import NewerVersion
+from synth.jobs.as_file import job_file
+from synth.jobs.job_data import job_from_data
+
 #: Tables that are one value: a job's sets of seeds.
 _SEEDS = {"start", "count", "listed"}
 
 
 @dataclass(frozen=True)
 class Difference:
-    """One setting that is not the same in all jobs. key: dotted. values: by job, None where a job does not have it."""
+    """One setting that is not the same in all jobs. values: by job, None where a job does not have it.
+
+    key: as `[table].key` of a job file.
+    """
 
     key: str
     values: list[Any]
+
+
+def settings_of(resolved: Sequence[dict[str, Any] | None]) -> list[dict[str, Any]]:
+    """The settings of jobs as tables of job files; as they were resolved where one is a newer version's.
+
+    resolved: of each job, None before it is validated.
+    """
+    try:
+        return [job_file(job_from_data(config)) if config else {} for config in resolved]
+    except (NewerVersion, msgspec.ValidationError):
+        return [config or {} for config in resolved]
 
 
 def differences(configs: Sequence[dict[str, Any]]) -> list[Difference]:
@@ -23,10 +43,15 @@ def differences(configs: Sequence[dict[str, Any]]) -> list[Difference]:
 
     A setting that one job does not have and another has as null is the same.
     """
-    flat = [flatten(config) for config in configs]
+    flat = [{_name(key): value for key, value in flatten(config).items()} for config in configs]
     keys = dict.fromkeys(key for settings in flat for key in settings)
     rows = [Difference(key, [settings.get(key) for settings in flat]) for key in keys]
     return [row for row in rows if any(value != row.values[0] for value in row.values[1:])]
+
+
+def _name(key: str) -> str:
+    table, _, name = key.rpartition(".")
+    return f"[{table}].{name}" if table else name
 
 
 def flatten(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:

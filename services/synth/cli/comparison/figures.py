@@ -55,6 +55,16 @@ def figures(points: Sequence[Point], *, kind: str | None) -> dict[str, Figure]:
     return found
 
 
+def better_runs(figures_of_jobs: Sequence[Figure | None], name: str, *, kinds: Sequence[str | None]) -> set[int]:
+    """The jobs whose final value of a metric is the best; none where they are alike, or neither way is better."""
+    better = _LOSS if name == "loss" and set(kinds) == {"sft"} else COMPARED[name]
+    values = [f.final for f in figures_of_jobs if f is not None]
+    if better is None or len(set(values)) < 2:
+        return set()
+    best = max(values) if better == "higher" else min(values)
+    return {i for i, f in enumerate(figures_of_jobs) if f is not None and f.final == best}
+
+
 def drawn_metrics(figures_of_jobs: Sequence[dict[str, Figure]], kinds: Sequence[str | None]) -> list[str]:
     """The metrics whose curves are worth drawing: those of `DRAWN` that a job has; the loss only of SFT."""
     loss = any(kind == "sft" for kind in kinds)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from matplotlib.figure import Figure
 from rich.table import Table
 
+from synth.cli.figures.drawing import Line, Panel, save_figure
 from synth.cli.tui import output
 from synth.cli.tui.curves import Curve, draw
 
@@ -22,18 +22,11 @@ def save_curve(
     reward: list[float], evaluation: dict[int, float], path: Path, *, title: str, reward_label: str, held_out: str
 ) -> None:
     """The mean reward of each RL step, and that of each evaluation by its step, as a PNG."""
-    figure = Figure(figsize=(7, 4), dpi=150)
-    axes = figure.subplots()
-    steps = range(1, len(reward) + 1)
-    axes.plot(steps, reward, color="#2a6fbb", linewidth=2, marker="o", markersize=3, label="training")
-    axes.plot(*zip(*evaluation.items(), strict=True), color="#c2571a", linewidth=2, marker="s", label=held_out)
-    axes.legend(frameon=False)
-    axes.set(xlabel="RL step", ylabel=reward_label, ylim=(0, 1))
-    axes.set_title(title, loc="left")
-    axes.grid(alpha=0.25)
-    axes.spines[["top", "right"]].set_visible(False)
-    figure.tight_layout()
-    figure.savefig(path)
+    lines = [
+        Line(range(1, len(reward) + 1), reward, "training"),
+        Line(list(evaluation), list(evaluation.values()), held_out, marker="s"),
+    ]
+    save_figure([Panel(reward_label, lines, limits=(0, 1))], path, title=title, steps="RL step")
 
 
 def print_curve(reward: list[float], evaluation: dict[int, float], *, held_out: str) -> None:

@@ -9,18 +9,51 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from urllib.parse import quote
+
+import typer
 
 from synth.cli.api.task_app import TaskAppConnection, TaskAppError
 from synth.cli.config import ConfigValue
+from synth.cli.connect import get_env_files, load_config
 from synth.cli.deployments.worker import UNTIL_STDIN_ENDS
-from synth.cli.errors import CliError
+from synth.cli.errors import CliError, UsageProblem
 from synth.cli.processes import end_group
+from synth.cli.task_apps.loading import load_task_app, locate, set_environment
+from synth.cli.tui import output as messages
 from synth.runtime.lines import split_lines
 from synth.taskapp.server import GRACE_S, listen, url_of
 
 _WORKER = (sys.executable, "-P", "-m", "synth.cli.deployments.worker")
 _LOOK_S = 1.0
 _TAIL_LINES = 15
+
+
+def serve_for_job(ctx: typer.Context, app: str, *, flag: str, data: Path, waits: bool) -> tuple[str, str]:
+    """Serve an app until the command ends, for the cluster of this machine; returns its id and its address.
+
+    app: as `locate` takes it. flag: the one that names it. waits: whether the command waits for the job. Raises
+    `UsageProblem` where it does not, and for a cluster elsewhere.
+    """
+    fix = f"have it stay, and name its address with --task-url: synthctl deploy {app}"
+    if not waits:
+        what = f"the app of {flag} is served while this command waits for the job, and it is told not to wait"
+        raise UsageProblem(what, fix=fix, where="--detach")
+    backend = load_config(ctx, may_be_new=True)
+    if not backend.is_on_this_machine:
+        what = f"the app of {flag} is served on loopback, where the cluster at {backend.backend.text} cannot reach it"
+        raise UsageProblem(what, fix=fix, where=flag)
+    place = locate(app)
+    for note in set_environment(get_env_files(ctx)):
+        messages.hint(note)
+    # What would not start is told here, with its place, and not by a log.
+    loaded = load_task_app(place)
+    loaded.asgi()
+    log = data.resolve() / "deployments" / f"{quote(loaded.id, safe='')}.job.log"
+    with messages.status("starting") as show:
+        url = ctx.with_resource(serving(place, log=log, show=show))
+    messages.hint(f"{loaded.id} is served at {url} until the job has ended; its log: {log}")
+    return loaded.id, url
 
 
 @contextmanager

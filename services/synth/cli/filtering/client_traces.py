@@ -21,9 +21,11 @@ from synth.cli.filtering.sources import ReadTrace, Row, without_images
 from synth.datasets.token_estimate import tokens_in
 from synth.traces.conversations import CUT_OFF
 from synth.traces.facts import EpisodeFacts, as_object
+from synth.traces.messages import message_content
 
 _SCHEMES = ("sqlite+aiosqlite:///", "sqlite:///", "file://")
 _USER = ("user", "policy_user_prompt")
+_REPLIES = ("assistant", "policy_tool_call")
 
 
 @dataclass(frozen=True)
@@ -80,7 +82,7 @@ class _Session:
         self._metadata = as_object(_loaded(session["metadata"]))
         found = self._all("outcome_rewards", "total_reward, achievements_count, total_steps")
         self._outcome = found[0] if found else None
-        self._events = self._all("events", "event_type, output_tokens, system_state_after, metadata")
+        self._events = self._all("events", "event_type, output_tokens, system_state_after, metadata, call_records")
         # Their own filter orders by time, and then by id.
         self._messages = self._all(
             "messages", "message_type, content, timestamp, metadata", "ORDER BY timestamp ASC, id ASC"
@@ -115,7 +117,7 @@ class _Session:
         m, outcome = self._metadata, self._outcome
         steps = [e for e in self._events if e["event_type"] == "environment"]
         calls = sum(e["event_type"] == "cais" for e in self._events)
-        replies = [r for r in self._messages if r["message_type"] in ("assistant", "policy_tool_call")]
+        replies = [r for r in self._messages if r["message_type"] in _REPLIES]
         told = outcome["total_steps"] if outcome is not None else 0
         facts = EpisodeFacts(
             steps=told or len(steps) or calls or len(replies),
@@ -134,8 +136,9 @@ class _Session:
     def rows(self) -> tuple[list[Row], bool]:
         """The rows; and whether there are none since every reply was cut off, of a session that says so."""
         if self._messages:
-            pairs = list(_pairs(self._messages))
-            rows = [row for row, cut_off in pairs if not cut_off]
+            tools, replies = self._calls()
+            pairs = list(_pairs(self._messages, replies))
+            rows = [row | tools for row, cut_off in pairs if not cut_off]
             return rows, bool(pairs) and not rows
         # Older clients kept a prompt and a completion alone.
         prompt, completion = self._metadata.get("prompt"), self._metadata.get("completion")
@@ -144,17 +147,44 @@ class _Session:
         said = [{"role": "user", "content": str(prompt)}, {"role": "assistant", "content": str(completion)}]
         return [{"messages": said}], False
 
+    def _calls(self) -> tuple[Row, list[Row]]:
+        """The tools that were offered last, as a row has them, and the reply of each call of the model, in order."""
+        records: list[Row] = []
+        for event in self._events:
+            if event["event_type"] == "cais":
+                made = _loaded(event["call_records"])
+                records += [as_object(record) for record in (cast(list[Any], made) if isinstance(made, list) else [])]
+        tools = next((record["tools"] for record in reversed(records) if record.get("tools")), None)
+        return ({"tools": tools} if tools else {}), [_reply_of(record) for record in records]
+
     def _all(self, table: str, columns: str, order: str = "ORDER BY id") -> list[sqlite3.Row]:
         if table not in self._tables:
             return []
         return self._db.execute(f"SELECT {columns} FROM {table} WHERE session_id = ? {order}", (self._id,)).fetchall()
 
 
-def _pairs(messages: Sequence[sqlite3.Row]) -> Iterator[tuple[Row, bool]]:
+def _reply_of(record: Row) -> Row:
+    """The assistant's message of a recorded call; {} where none was recorded."""
+    said = record.get("output_messages")
+    messages = [as_object(message) for message in (cast(list[Any], said) if isinstance(said, list) else [])]
+    calls = record.get("output_tool_calls")
+    named = [
+        {"name": call.get("name"), "arguments": call.get("arguments_json") or "{}"}
+        for call in map(as_object, cast(list[Any], calls) if isinstance(calls, list) else [])
+    ]
+    return {"tool_calls": named} | (messages[-1] if messages else {}) if named or messages else {}
+
+
+def _pairs(messages: Sequence[sqlite3.Row], replies: Sequence[Row]) -> Iterator[tuple[Row, bool]]:
     """Each message of the user with what came before it as the system's, and with the reply that follows; and whether
     that reply was cut off.
+
+    replies: of the recorded calls of the model. Where there is one for each stored reply, it gives the tool calls of a
+    reply whose stored content is empty.
     """
     system: Any = None
+    places = [n for n, message in enumerate(messages) if message["message_type"] in _REPLIES]
+    recorded = dict(zip(places, replies, strict=True)) if len(places) == len(replies) else {}
     for place, message in enumerate(messages):
         kind = message["message_type"]
         if kind == "policy_system_prompt":
@@ -164,13 +194,15 @@ def _pairs(messages: Sequence[sqlite3.Row]) -> Iterator[tuple[Row, bool]]:
         asked = _said(message["content"])
         if not _text(asked):
             continue
-        following = (m for m in messages[place + 1 :] if m["message_type"] in ("assistant", "policy_tool_call"))
-        reply = next(following, None)
+        at = next((n for n in places if n > place), None)
+        reply = None if at is None else messages[at]
         row: list[Row] = []
         if system is not None and (text := _text(_said(system["content"]))):
             row.append({"role": "system", "content": text})
         row.append({"role": "user", "content": asked if isinstance(asked, list) else _text(asked)})
         said = _said(reply["content"]) if reply is not None else ""
+        if at is not None and not said:
+            said = message_content(recorded.get(at, {}))
         row.append({"role": "assistant", "content": said if isinstance(said, list) else _text(said)})
         ended = as_object(_loaded(reply["metadata"])).get("finish_reason") if reply is not None else None
         yield {"messages": row}, ended in CUT_OFF

@@ -76,7 +76,9 @@ def _ask(http: OriginClient, url: str, body: Body, key: ConfigValue | None) -> B
             reply = http.post(url, json=body)
         except httpx.TransportError as error:
             what = f"the model cannot be reached ({http.reason(error)})"
-            raise Unreachable(what, fix=http.fix(""), where=url) from error
+            raise Unreachable(
+                what, fix=http.fix("is it running, and is this its address?", error), where=url
+            ) from error
         if reply.status_code not in _BUSY or time.monotonic() + pause > deadline:
             break
         time.sleep(pause)

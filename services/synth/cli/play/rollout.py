@@ -170,7 +170,6 @@ def _failure(client: TaskAppConnection, status: int, text: str, answer: Body) ->
     message = str(fields.get("message") or excerpt(text))
     places = [found[1] for line in lines if (found := _PLACE.fullmatch(line))]
     if places:
-        return AppFailed(
-            f"the app raised {message.removesuffix(f' ({places[-1]})')}", where=places[-1], traceback=lines
-        )
+        raised = "the app raised " if fields.get("code") == "environment_error" else ""
+        return AppFailed(f"{raised}{message.removesuffix(f' ({places[-1]})')}", where=places[-1], traceback=lines)
     return AppFailed(f"the app failed (HTTP {status}): {message}", where=where, traceback=lines)

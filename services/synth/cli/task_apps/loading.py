@@ -60,6 +60,8 @@ def locate(named: str) -> str:
     An id is looked for in the files of the working directory and below. Raises `UsageProblem`.
     """
     source = named.partition(":")[0]
+    if source.endswith(".py") and not Path(source).is_file():
+        raise UsageProblem("there is no such file", expected=_EXPECTED, where=source)
     if source != named or source.endswith(".py") or _is_module_here(source):
         return named
     folder = Path()
@@ -98,8 +100,6 @@ def load_task_app(named: str) -> TaskApp:
 
 
 def _from_file(path: Path) -> ModuleType:
-    if not path.is_file():
-        raise UsageProblem("there is no such file", expected=_EXPECTED, where=str(path))
     # Its neighbours can be imported, as when Python runs the file.
     sys.path.insert(0, str(path.resolve().parent))
     if package := _package_of(path):

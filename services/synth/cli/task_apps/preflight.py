@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
 import httpx
 import msgspec
@@ -11,9 +12,10 @@ import msgspec
 from synth.cli.api.client import Client
 from synth.cli.api.task_app import TaskAppConnection, TaskAppError, excerpt
 from synth.cli.config import Config, ConfigValue
-from synth.cli.errors import UsageProblem
+from synth.cli.errors import CliError, NotAuthorised, Unreachable, UsageProblem
 from synth.cli.origins import is_loopback
 from synth.cli.tui import output
+from synth.taskapp.env_names import env_names, wrong_env_name
 
 #: What an app answers to a key that it does not take.
 _KEY_REFUSED = (400, 401, 403)
@@ -34,11 +36,12 @@ class Seen(StrEnum):
 
 @dataclass(frozen=True)
 class AppLook:
-    """What one task app showed. found: in words."""
+    """What one task app showed. found: in words. env_names: the environments that it lists."""
 
     seen: Seen
     found: str
     fix: str = ""
+    env_names: tuple[str, ...] = ()
 
 
 class _ClusterLook(msgspec.Struct):
@@ -50,6 +53,7 @@ class _ClusterLook(msgspec.Struct):
 
 def look_at(address: ConfigValue, key: ConfigValue | None) -> AppLook:
     """Request an app's health and its task. Raises `UsageProblem` for an address that cannot be called."""
+    names: tuple[str, ...] = ()
     with TaskAppConnection(address, key) as app:
         for path in _PATHS:
             try:
@@ -57,12 +61,15 @@ def look_at(address: ConfigValue, key: ConfigValue | None) -> AppLook:
             except TaskAppError as error:
                 [problem] = error.problems
                 return AppLook(Seen.UNKNOWN, f"{app.url}{path} {problem.what}", problem.fix)
-            if trouble := _trouble(app, path, reply):
-                return trouble
-    return AppLook(Seen.WELL, f"{address.text} answers /health and /task_info")
+            answer = _read(app, path, reply)
+            if isinstance(answer, AppLook):
+                return answer
+            names = env_names(answer)
+    return AppLook(Seen.WELL, f"{address.text} answers /health and /task_info", env_names=names)
 
 
-def _trouble(app: TaskAppConnection, path: str, reply: httpx.Response) -> AppLook | None:
+def _read(app: TaskAppConnection, path: str, reply: httpx.Response) -> AppLook | dict[str, Any]:
+    """The answer of an app that is well; else what is wrong with it."""
     where, status = app.url + path, reply.status_code
     if status in _KEY_REFUSED:
         [problem] = app.refused(path, status).problems
@@ -77,38 +84,54 @@ def _trouble(app: TaskAppConnection, path: str, reply: httpx.Response) -> AppLoo
         return AppLook(Seen.UNKNOWN, f"{where} {error.problems[0].what}", fix)
     if path == "/health" and body.get("healthy") is False:
         return AppLook(Seen.REFUSED, f"{where} says that it is not healthy", "see its log")
-    return None
+    if path == "/task_info" and not body.keys() & {"taskset", "task"}:
+        return AppLook(Seen.REFUSED, f"{where} answers without a task: {excerpt(reply.text)}", fix)
+    return body
 
 
-def preflight(address: ConfigValue, config: Config, client: Client) -> None:
+def preflight(address: ConfigValue, config: Config, client: Client, *, env_name: ConfigValue | None = None) -> None:
     """Look at a job's task app before the job is submitted, and say on stderr what was seen.
 
-    What this machine cannot see may be there for the cluster, so that it is told and nothing more: the cluster looks,
-    too. What an app refuses here is asked of the cluster, which may have another key, or another way to the app.
-    Raises `UsageProblem` where both say no, and `CliError` where the cluster cannot be asked.
+    env_name: the environment that the job names, if any. What is not well from here is asked of the cluster, which may
+    have another key, or another way to the app: its word decides. Raises `UsageProblem` where it says no, and where the
+    app has no such environment.
     """
     url, key = address.text, config.environment_key
     if is_loopback(url) and not config.is_on_this_machine:
-        output.warn(f"the task app {url} is at the cluster's own loopback: it was not looked at from this machine")
-        return
-    with output.status(f"looking at {url}"):
-        look = look_at(address, key)
+        look = AppLook(Seen.UNKNOWN, f"{url} is at the cluster's own loopback", "serve it where the cluster reaches it")
+    else:
+        with output.status(f"looking at {url}"):
+            look = look_at(address, key)
     if look.seen is Seen.WELL:
         takes = f", and takes {key.label}" if key else "; no ENVIRONMENT_API_KEY is set"
         output.hint(f"task app: {look.found}{takes}")
-        return
-    if look.seen is Seen.UNKNOWN:
-        output.warn(f"the task app was not seen from this machine: {look.found}; the cluster looks at it, too")
+        if env_name is not None and (
+            wrong := wrong_env_name(env_name.text or None, look.env_names, where=env_name.origin, url=url)
+        ):
+            raise UsageProblem.of([wrong])
         return
     if key is not None:
         # As a submission does it: this key is then among those that the cluster tries.
         client.add_environment_key(key.text, url)
-    with output.status("asking the cluster to look at it"):
-        other = client.request(
-            "POST", "/rl/verify_task_app", _ClusterLook, json={"endpoint_base_url": url}, timeout=_CLUSTER_S
-        )
+    try:
+        with output.status("asking the cluster to look at it"):
+            other = client.request(
+                "POST", "/rl/verify_task_app", _ClusterLook, json={"endpoint_base_url": url}, timeout=_CLUSTER_S
+            )
+    except UsageProblem:
+        raise
+    except CliError as error:
+        if look.seen is Seen.REFUSED or isinstance(error, NotAuthorised | Unreachable):
+            raise
+        output.warn(f"task app: {look.found}; the cluster looks at it later ({error.problems[0].what})")
+        return
     if other.any_ok:
         output.hint(f"task app: {look.found}; {other.detail}, says the cluster")
         return
-    fix = f"{other.detail}; {look.fix}; or submit it all the same with --no-preflight"
-    raise UsageProblem(look.found, expected="a task app that the cluster can use", fix=fix)
+    anyway = "--no-preflight submits it all the same"
+    raise UsageProblem(
+        look.found,
+        expected=f"a task app that the cluster can use; the cluster reports: {other.detail}",
+        fix=f"{look.fix}{' ' if look.fix.endswith('?') else '; '}{anyway}" if look.fix else anyway,
+        where=address.label,
+    )

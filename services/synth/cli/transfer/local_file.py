@@ -42,7 +42,8 @@ def is_regular(path: Path, *, expected: str) -> bool:
     try:
         mode = path.stat().st_mode
     except FileNotFoundError:
-        raise UsageProblem("there is no such file", expected=expected, where=where) from None
+        fix = "" if path.is_absolute() else "a path is relative to the folder in which the command runs"
+        raise UsageProblem("there is no such file", expected=expected, fix=fix, where=where) from None
     except OSError as error:
         raise UsageProblem(f"cannot be read ({error.strerror})", expected=expected, where=where) from error
     if stat.S_ISREG(mode) or stat.S_ISDIR(mode):

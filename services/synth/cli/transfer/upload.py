@@ -95,15 +95,17 @@ def check_readable(path: Path) -> None:
             raise UsageProblem.of(error.problems) from error
         return
     if file.stat().st_size == 0:
-        raise UsageProblem("the file is empty", expected="a JSONL file of conversations", where=str(path))
+        raise UsageProblem("the file is empty", expected='lines such as {"messages": […]}', where=str(path))
 
 
 def line_problems(kept: list[LineProblem], bad_lines: int | None, name: str) -> list[Problem]:
     """The problems of a file by line, and how many more lines have some. kept: the first problems."""
-    problems = [
-        Problem(what=f"{p.path}: {p.reason}" if p.path not in ("", "$") else p.reason, where=f"{name}:{p.line}")
-        for p in kept
-    ]
+    problems: list[Problem] = []
+    for p in kept:
+        what, _, rest = p.reason.partition("; expected ")
+        expected, _, fix = rest.partition("; ")
+        what = f"{p.path}: {what}" if p.path not in ("", "$") else what
+        problems.append(Problem(what=what, expected=expected, fix=fix, where=f"{name}:{p.line}"))
     more = (bad_lines or 0) - len({p.line for p in kept})
     if more > 0:
         problems.append(Problem(what=f"{more} more lines have problems", where=name))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -12,7 +13,7 @@ from synth.cli.api.stream import EventFollower
 from synth.cli.errors import ExitCode
 from synth.cli.tui import output
 from synth.cli.tui.output import Format
-from synth.cli.tui.progress import Progress, describe_new, exit_code
+from synth.cli.tui.progress import Progress, describe_new, exit_code, failure
 from synth.errors import Problem
 from synth.jobs.lifecycle import State
 
@@ -22,11 +23,13 @@ class FollowOptions:
     """How a job is followed. timeout: seconds, then `TimedOut`; None for no end.
 
     interval: seconds between looks where events cannot be streamed. patience: seconds that the cluster may be away.
+    detaches: whether the job goes on after Ctrl-C.
     """
 
     timeout: float | None = None
     interval: float = 1.0
     patience: float = 600.0
+    detaches: bool = True
 
     def follower(self, client: Client, job_id: str, *, after: int = 0) -> EventFollower:
         """Start to follow a job; the timeout runs from here on. Outages are said on stderr."""
@@ -71,7 +74,8 @@ def follow_job(
         else:
             _follow_lines(follower, progress, emit)
     except KeyboardInterrupt:
-        _detached(job_id, progress.state)
+        if options.detaches:
+            _detached(job_id, progress.state)
         return ExitCode.INTERRUPTED
     return _outcome(client, progress, format)
 
@@ -83,7 +87,8 @@ def wait_for_job(client: Client, job_id: str, *, options: FollowOptions) -> tupl
             pass
     except KeyboardInterrupt:
         job = client.job(job_id)
-        _detached(job_id, job.state)
+        if options.detaches:
+            _detached(job_id, job.state)
         return job, ExitCode.INTERRUPTED
     job = client.job(job_id)
     return job, exit_code(job.state)
@@ -109,12 +114,29 @@ def _follow_live(follower: EventFollower, progress: Progress) -> None:
         live.refresh()
 
 
+#: After these no rollout of the batch fails any more.
+_ENDS_OF_BATCHES = ("rollout.batch", "eval.completed", "rollout.blocked", "train.step", "job.paused")
+
+
 def _follow_lines(follower: EventFollower, progress: Progress, emit: Callable[[str], None]) -> None:
-    """Print a line for each event; repeats of the last line are counted instead."""
+    """Print a line for each event; repeats of the last line are counted instead.
+
+    Rollouts that fail the same way are one line, and how many more there were when their batch is done.
+    """
     last, repeats = "", 0
+    alike: Counter[str] = Counter()
     for event in follower.events():
         shown = progress.shown
         progress.apply(event)
+        if what := failure(event):
+            if progress.failures[what] > 1:
+                alike[what] += 1
+                continue
+        elif event.type in _ENDS_OF_BATCHES or progress.over:
+            for what, times in alike.items():
+                more = "one more rollout" if times == 1 else f"{times} more rollouts"
+                emit(f"          … {more} failed the same way: {what}")
+            alike.clear()
         for line in describe_new(event, shown=shown):
             if line == last:
                 repeats += 1
@@ -137,12 +159,18 @@ def show_outcome(job: Job) -> None:
     if job.state == "succeeded":
         if job.reason:
             output.message(job.reason)
+        if job.verdict:
+            output.message(job.verdict.text())
+            if job.verdict.next:
+                output.hint(f"try next: {job.verdict.next}")
         if job.model:
             output.hint(f"talk to it: synthctl chat {job.model}")
     elif job.state == "cancelled":
         output.message(f"{job.id} was cancelled")
     else:
         output.show_problems(job.problems or [Problem(what=f"{job.id} {job.state}" + _code(job))])
+        if job.state == State.FAILED and job.step:
+            output.hint(f"go on from its last checkpoint: synthctl jobs resume {job.id}")
 
 
 def _code(job: Job) -> str:

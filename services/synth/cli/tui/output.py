@@ -44,8 +44,19 @@ class Cell(str):
 
     def __new__(cls, text: str, raw: object) -> Cell:
         cell = super().__new__(cls, text)
-        cell.raw = str(raw)
+        # A difference of two figures is 0.3, not 0.30000000000000004.
+        cell.raw = str(round(raw, 12) if isinstance(raw, float) else raw)
         return cell
+
+
+#: The names in a pipe of the columns whose raw values differ from what people read: moments, seconds, bytes.
+RAW_COLUMNS = {
+    "age": "created_at",
+    "ends in": "ends_at",
+    "size": "bytes",
+    "took": "seconds",
+    "up": "up_seconds",
+}
 
 
 class Format(StrEnum):
@@ -109,7 +120,7 @@ def confirm(question: str, *, yes: bool) -> None:
     if yes:
         return
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
-        raise UsageProblem("nobody is there to confirm this", fix="say --yes", where=question)
+        raise UsageProblem(f"{question} there is no terminal on which to confirm it", fix="pass --yes")
     try:
         sure = typer.confirm(printable(question), err=True)
     except typer.Abort:
@@ -198,7 +209,7 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, wrap: 
     """
     if is_terminal():
         return out().print(table(columns, rows, wrap=wrap))
-    for row in (columns, *rows):
+    for row in ([RAW_COLUMNS.get(column, column) for column in columns], *rows):
         print_line("\t".join(_raw(cell) for cell in row))
     return None
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any, cast
 
 import msgspec
 
+from synth.api.job_clock import TURN_WAIT, JobClock
 from synth.api.schemas import EventView
 from synth.cli.errors import ExitCode
 from synth.cli.tui.output import number
@@ -34,10 +36,13 @@ Batch = tuple[str, int]
 class Progress:
     """The state of a job after its events so far. Times are unix seconds; `reached`: lifecycle fact → when.
 
+    clock: how long it was queued and ran.
+
     step: the last durable one. trained: the newest one of this attempt. shown: the newest one of any attempt, so that a
     step that is trained again, or that becomes durable, is not taken for another one. steps_seen: the first and the
-    last step that was seen, with their times. evaluated_step: whose model was evaluated last, 0 for the source; None
-    before. away: why the cluster cannot be asked now, "" while it can.
+    last step that was seen, with their times; began: the step that this attempt began behind, and when, if that was
+    seen. failures: how often rollouts failed, by what was wrong. evaluated_step: whose model was evaluated last, 0 for
+    the source; None before. away: why the cluster cannot be asked now, "" while it can.
     """
 
     job_id: str
@@ -47,20 +52,23 @@ class Progress:
     source: str = ""
     model: str | None = None
     reached: dict[str, float] = field(default_factory=dict[str, float])
+    clock: JobClock = field(default_factory=JobClock)
     step: int = 0
     trained: int = 0
     shown: int = 0
     steps: int = 0
     attempt: int = 0
     steps_seen: list[tuple[int, float]] = field(default_factory=list[tuple[int, float]])
+    began: list[tuple[int, float]] = field(default_factory=list[tuple[int, float]])
     reward: Series = field(default_factory=Series)
     loss: Series = field(default_factory=Series)
     values: dict[str, float] = field(default_factory=dict[str, float])
+    validation: Series = field(default_factory=Series)
     evaluation: Series = field(default_factory=Series)
     evaluated_step: int | None = None
     wanted: dict[Batch, int] = field(default_factory=dict[Batch, int])
     done: dict[Batch, int] = field(default_factory=dict[Batch, int])
-    failed: int = 0
+    failures: Counter[str] = field(default_factory=Counter[str])
     waiting: str = ""
     warning: str = ""
     away: str = ""
@@ -80,18 +88,27 @@ class Progress:
 
     @property
     def seconds_left(self) -> float | None:
-        """Seconds to the last step at the pace so far; None while there is no pace."""
-        if len(self.steps_seen) < 2 or self.trained >= self.steps:
-            return None
-        (first, since), (last, now) = self.steps_seen
-        return (now - since) / (last - first) * (self.steps - last) if last > first else None
+        """Seconds to the last step, from the newest one on, at the pace so far; None while there is no pace."""
+        return None if self.pace is None or self.trained >= self.steps else self.pace * (self.steps - self.trained)
 
     @property
-    def created_at(self) -> float | None:
-        return self.reached.get("job.created")
+    def pace(self) -> float | None:
+        """Seconds of a step: from the first that was seen to the newest. Of one step alone, from the start on."""
+        seen = self.steps_seen if len(self.steps_seen) > 1 else [*self.began, *self.steps_seen]
+        if len(seen) < 2 or seen[-1][0] <= seen[0][0]:
+            return None
+        (first, since), (last, now) = seen
+        return (now - since) / (last - first)
+
+    @property
+    def failed(self) -> int:
+        """Rollouts that failed."""
+        return self.failures.total()
 
     def apply(self, event: EventView) -> None:
         """Take in the next event."""
+        if event.type != "train.step":
+            self.clock = self.clock.add(event.type, event.time)
         if event.type.startswith("job."):
             self._lifecycle(event)
         else:
@@ -117,18 +134,21 @@ class Progress:
                 if self.kind == "eval":
                     self.wanted[("eval", 0)] = len(job.get("seeds") or [])
                 self.warning = str((data.get("warnings") or [""])[-1])
+            case "job.verified":
+                self.waiting = ""
             case "job.started":
                 self.attempt = int(data.get("attempt") or 1)
                 self.waiting = ""
                 # What no checkpoint covers is trained again.
                 self.trained = self.step
+                self.began = [(self.step, event.time.timestamp())]
                 if self.attempt > 1 and before in (State.STARTED, State.CANCELLING, State.PAUSING):
                     self.warning = f"attempt {self.attempt}: an earlier owner of the job died"
             case "job.resumed":
                 self.asked_to_resume = True
             case "job.paused" | "job.parked":
                 # The pace before the pause says nothing of the time left.
-                self.steps_seen, self.waiting = [], ""
+                self.steps_seen, self.began, self.waiting = [], [], ""
             case "job.succeeded":
                 self.model = data.get("model")
             case _:
@@ -139,6 +159,8 @@ class Progress:
         match event.type:
             case "train.step" if data:
                 self.step = int(data["step"])
+                turn_wait_s = _numbers(data.get("values")).get(TURN_WAIT, 0.0)
+                self.clock = self.clock.add_step(self.step, event.time, turn_wait_s=turn_wait_s)
                 self._take_step(self.step, data, event)
                 self._forget_batches("train", self.step)
             case "train.progressed" if data:
@@ -152,8 +174,10 @@ class Progress:
                 self._count_rollout(data)
             case "rollout.failed":
                 self._count_rollout(data)
-                self.failed += 1
-                self.warning = f"a rollout failed: {(data.get('problem') or {}).get('what', '')}"
+                what = failure(event)
+                self.failures[what] += 1
+                times = self.failures[what]
+                self.warning = f"{'a rollout' if times == 1 else f'{times} rollouts'} failed: {what}"
             case "rollout.blocked":
                 self.warning = f"rollouts stopped: {(data.get('problem') or {}).get('what', '')}"
             case "eval.completed":
@@ -167,14 +191,14 @@ class Progress:
                 self.warning = _warning_text(data)
             case "train.resumed":
                 self.trained = self.step = max(self.step, int(data.get("step") or 0))
-                self.steps_seen = []
+                self.steps_seen, self.began = [], [(self.step, event.time.timestamp())]
                 if self.state is State.STARTED and not self.asked_to_resume:
                     self.warning = f"resumed behind step {data.get('step')} by attempt {data.get('attempt')}"
                 self.asked_to_resume = False
             case "queue.waiting":
-                position = int(data.get("position") or 1)
-                place = f", {position - 1} before it" if position > 1 else ""
-                self.waiting = f"no free {data.get('need')} worker in pool {data.get('pool')}{place}"
+                self.waiting = _waiting(data)
+            case "policy.loaded" if self.state is State.VERIFIED:
+                self.waiting = ""
             case _:
                 pass
 
@@ -191,6 +215,8 @@ class Progress:
             self.reward.add(self.values["reward_mean"])
         if "loss" in self.values:
             self.loss.add(self.values["loss"])
+        if "validation_loss" in self.values:
+            self.validation.add(self.values["validation_loss"])
 
     def _count_rollout(self, data: dict[str, Any]) -> None:
         batch = self._batch_of(data)
@@ -218,6 +244,11 @@ def exit_code(state: str | None) -> ExitCode:
             return ExitCode.JOB_CANCELLED
         case _:
             return ExitCode.JOB_FAILED
+
+
+def failure(event: EventView) -> str:
+    """Why a rollout failed; "" for an event that is no failure of one."""
+    return str((_fields(event).get("problem") or {}).get("what", "")) if event.type == "rollout.failed" else ""
 
 
 def describe_new(event: EventView, *, shown: int) -> list[str]:
@@ -278,7 +309,7 @@ def describe(event: EventView) -> str | None:
         case "policy.loaded":
             return f"policy {data.get('version')} serves on {data.get('replica')}"
         case "queue.waiting":
-            return f"waiting for a {data.get('need')} worker (position {data.get('position')})"
+            return f"waiting: {_waiting(data)}"
         case "rollout.requested" if data:
             wanted = len(data.get("seeds") or ()) * int(data.get("group_size") or 1)
             batch = "an evaluation" if data.get("mode") == "eval" else f"iteration {data.get('iteration')}"
@@ -288,6 +319,26 @@ def describe(event: EventView) -> str | None:
             return f"batch {data.get('iteration')}: {data.get('sequences')} sequences, {groups}"
         case type:
             return type.replace(".", " ").replace("_", " ").removeprefix("job ")
+
+
+_WAITS = {
+    "validator": "for its configuration to be checked",
+    "verifier": "for its task app, files and model to be checked",
+    "inference": "for inference to load its model",
+    "trainer": "for a trainer",
+    "rollouts": "for a rollouts worker",
+}
+
+
+def waiting_text(need: str, pool: str, position: int) -> str:
+    """What a job waits for, and its place in the queue."""
+    before = position - 1
+    place = "it is next" if not before else f"{before} job{'s' * (before != 1)} before it"
+    return f"{_WAITS.get(need, f'for {need}')}{'' if pool == 'default' else f' in pool {pool}'}, {place}"
+
+
+def _waiting(data: dict[str, Any]) -> str:
+    return waiting_text(str(data.get("need")), str(data.get("pool")), int(data.get("position") or 1))
 
 
 def _rollout_text(type: str, data: dict[str, Any]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from datetime import UTC, datetime
 
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.constrain import Constrain
@@ -28,7 +29,6 @@ _FIGURES = (
     ("ppo_kl", "kl"),
     ("entropy", "entropy"),
     ("grad_norm", "grad norm"),
-    ("validation_loss", "validation loss"),
     ("lr", "lr"),
 )
 _ENDINGS = {State.FAILED: "✗ failed", State.REJECTED: "✗ rejected", State.CANCELLED: "■ cancelled"}
@@ -70,8 +70,8 @@ class JobView:
         right = Text(str(p.state.value if p.state else "…"), style=style_of(p.state or ""))
         if p.attempt > 1:
             right.append(f" · attempt {p.attempt}", style="yellow")
-        if p.created_at is not None:
-            right.append(f" · {duration(self._until() - p.created_at)}", style="dim")
+        if times := self._times():
+            right.append(f" · {times}", style="dim")
         if sum(part.cell_len + GAP for part in left) + right.cell_len > width:
             return flow([*left, right], width)
         grid = Table.grid(expand=False, padding=(0, GAP, 0, 0))
@@ -127,23 +127,36 @@ class JobView:
         # The result of an evaluation job is printed as a table of its own.
         at = "" if p.evaluated_step is None else f"at step {p.evaluated_step}"
         curves = [("reward", p.reward, ""), ("evaluation", Series() if p.kind == "eval" else p.evaluation, at)]
-        curves.append(("loss", p.loss, ""))
+        curves += [("loss", p.loss, ""), ("validation", p.validation, "of the loss")]
         rows += [_spark(label, series, width, note=note) for label, series, note in curves if series.values]
         if shown := [(n, p.values[key]) for key, n in _FIGURES if key in p.values]:
-            pairs = [Text(f"{name} ", style="dim").append(number(value), style="default") for name, value in shown]
-            rows.append(_row("now", flow(pairs, width - _LABEL)))
+            pairs = [_named(name, value) for name, value in shown]
+            rows.append(_row("last step", flow(pairs, width - _LABEL)))
         if p.model:
             rows.append(_row("model", Text(p.model, style="bold green")))
         return rows
 
-    def _until(self) -> float:
-        p = self.progress
-        ends = [t for fact, t in p.reached.items() if p.over and fact != "job.created"]
-        return max(ends) if ends else time.time()
+    def _times(self) -> str:
+        """How long the job ran, and how long it was queued; "" where nothing is known of it."""
+        times, now = self.progress.clock.times, datetime.now(UTC)
+        queued, ran = times.queued(now), times.ran(now)
+        parts = [f"ran {duration(ran)}"] if self.progress.clock.runs else []
+        # A worker that is free takes a moment, too.
+        parts += [f"queued {duration(queued)}"] if not parts or queued >= 1 else []
+        return ", ".join(parts) if self.progress.reached else ""
 
     def _left(self) -> str:
-        left = self.progress.seconds_left
-        return "" if left is None or self.progress.over else f"{duration(left)} left"
+        p = self.progress
+        left, pace = p.seconds_left, p.pace
+        if left is None or pace is None or p.over or not p.steps_seen:
+            return ""
+        # A step that takes longer than those before it is late, and says nothing of the others.
+        since = max(0.0, time.time() - p.steps_seen[-1][1])
+        return f"about {duration(left - min(since, pace))} left"
+
+
+def _named(name: str, value: float, style: str = "default") -> Text:
+    return Text(f"{name} ", style="dim").append(number(value), style=style)
 
 
 def _row(label: str, value: Text) -> Labelled:
@@ -161,9 +174,9 @@ def _bar(label: str, done: int, of: int, width: int, *, note: str = "") -> Label
 def _spark(label: str, series: Series, width: int, *, note: str = "") -> Labelled:
     """A series as bars from the run's beginning on, its last value, its lowest and highest. note: said behind them."""
     room = max(8, min(50, width - _LABEL - 34))
-    parts = [Text(sparkline(series.values, width=room), style="cyan"), Text(number(series.last), style="bold")]
+    parts = [Text(sparkline(series.values, width=room), style="cyan"), _named("now", series.last, "bold")]
     if len(series.values) > 1:
-        parts.append(Text(f"{number(series.low)} … {number(series.high)}", style="dim"))
+        parts += [_named("min", series.low), _named("max", series.high)]
     if note:
         parts.append(Text(note, style="dim"))
     return _row(label, flow(parts, width - _LABEL))

@@ -2,26 +2,52 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
+from dataclasses import KW_ONLY, dataclass
 from datetime import UTC, datetime
+
+import msgspec
 
 from synth.bus.history.job_log import JobHistory, append_decided
 from synth.bus.kv.secrets import ApiKey
 from synth.errors import Problem
-from synth.events import JobCancelRequested, JobPauseRequested, JobResumed, JobWithdrawn
+from synth.events import Continuation, JobCancelRequested, JobCreated, JobPauseRequested, JobResumed, JobWithdrawn
 from synth.events.catalogue import Event
 from synth.gateway.commands.quotas import check_gpu_seconds
+from synth.gateway.commands.submit import submit_job
 from synth.gateway.deps import Gateway
 from synth.gateway.errors import ApiError
+from synth.gateway.read_model.event_log import read_last
 from synth.gateway.read_model.projection import JobRow
+from synth.ids import job_id_for
 from synth.jobs.lifecycle import TERMINAL, State
 
 _OWNED = (State.STARTED, State.PAUSING, State.CANCELLING)
 #: A cancellation that is asked for again so soon is the same one: a double click, or a client's retry.
 _SAME_REQUEST_S = 1.0
+_WAITING = (State.CREATED, State.VALIDATED, State.VERIFIED)
+
+#: The name of a state in the words of the API that the caller speaks.
+StateName = Callable[[State], str]
 
 
-async def cancel_job(gateway: Gateway, caller: ApiKey, id: str) -> JobRow:
+@dataclass(frozen=True)
+class _CommandRefusal:
+    """The states in which a command is refused. fix_of_waiting: for a job that has not started yet."""
+
+    applies_to: Callable[[State], bool]
+    named: StateName
+    _: KW_ONLY
+    expected: str
+    fix_of_waiting: str = ""
+
+    def problem(self, id: str, state: State) -> Problem:
+        fix = self.fix_of_waiting if state in _WAITING else ""
+        return Problem(what=f"the job is {self.named(state)}", expected=self.expected, fix=fix, where=id)
+
+
+async def cancel_job(gateway: Gateway, caller: ApiKey, id: str, *, named: StateName = str) -> JobRow:
     """Withdraw a job that nobody owns, or ask its owner to stop. Repeating it asks the owner again; an end is a 409."""
 
     def decide(history: JobHistory) -> Event | None:
@@ -31,9 +57,8 @@ async def cancel_job(gateway: Gateway, caller: ApiKey, id: str) -> JobRow:
         return kind(requested_by=caller.key_id)
 
     done = TERMINAL - {State.CANCELLED}
-    return await _append_decision(
-        gateway, caller, id, decide, is_refused=lambda state: state in done, expected="a job that has not ended"
-    )
+    refusal = _CommandRefusal(lambda state: state in done, named, expected="a job that has not ended")
+    return await _append_decision(gateway, caller, id, decide, refusal)
 
 
 def _was_just_asked(history: JobHistory) -> bool:
@@ -41,47 +66,84 @@ def _was_just_asked(history: JobHistory) -> bool:
     return bool(asked) and (datetime.now(UTC) - asked[-1]).total_seconds() < _SAME_REQUEST_S
 
 
-async def pause_job(gateway: Gateway, caller: ApiKey, id: str) -> JobRow:
+async def pause_job(gateway: Gateway, caller: ApiKey, id: str, *, named: StateName = str) -> JobRow:
     """Ask the owner of a started job to let go of it. Repeating it changes nothing; any other state is a 409."""
 
     def decide(history: JobHistory) -> Event | None:
         return JobPauseRequested(requested_by=caller.key_id) if history.state is State.STARTED else None
 
     fine = (State.STARTED, State.PAUSING, State.PAUSED)
-    return await _append_decision(
-        gateway, caller, id, decide, is_refused=lambda state: state not in fine, expected="a job that runs"
+    refusal = _CommandRefusal(
+        lambda state: state not in fine,
+        named,
+        expected="a job that is running",
+        fix_of_waiting="pause it once it runs; a job that waits holds no worker, and can be cancelled",
     )
+    return await _append_decision(gateway, caller, id, decide, refusal)
 
 
-async def resume_job(gateway: Gateway, caller: ApiKey, id: str) -> JobRow:
-    """Make a paused job's tasks due again. Of a job that already goes on it changes nothing; else it is a 409.
+async def resume_job(gateway: Gateway, caller: ApiKey, id: str, *, named: StateName = str) -> JobRow:
+    """Make a paused job's tasks due again, or submit a job that goes on from the last checkpoint of a failed one.
 
-    Raises a 429 where the organisation's jobs may take no more GPU-seconds.
+    Returns the job that goes on. Of a job that already goes on it changes nothing; else it is a 409. Raises a 429 where
+    the organisation's jobs may take no more GPU-seconds.
     """
-    if (await gateway.job(caller.org, id)).job.state is State.PAUSED:
+    row = await gateway.job(caller.org, id)
+    if row.job.state is State.FAILED:
+        return await _continue_job(gateway, caller, row)
+    if row.job.state is State.PAUSED:
         check_gpu_seconds(gateway, caller.org)
 
     def decide(history: JobHistory) -> Event | None:
         return JobResumed(requested_by=caller.key_id) if history.state is State.PAUSED else None
 
-    def is_refused(state: State | None) -> bool:
+    def is_refused(state: State) -> bool:
         return state not in (State.PAUSED, State.VERIFIED, State.STARTED)
 
-    return await _append_decision(gateway, caller, id, decide, is_refused=is_refused, expected="a paused job")
+    return await _append_decision(
+        gateway, caller, id, decide, _CommandRefusal(is_refused, named, expected="a paused or failed job")
+    )
+
+
+async def _continue_job(gateway: Gateway, caller: ApiKey, failed: JobRow) -> JobRow:
+    """Submit a job that continues a failed one from its checkpoint, unless one that has not ended does so."""
+    id, org = failed.job.id, caller.org
+    route = f"/api/jobs/{id}/resume"
+    # Each continuation has the next number. A deleted one keeps its number: its id cannot be used again.
+    number = 0
+    for number in itertools.count():
+        later = job_id_for(org, route, str(number))
+        row = gateway.read_model.job(org, later)
+        if row is None and not gateway.read_model.is_deleted(org, later):
+            break
+        if row is not None and row.job.state not in TERMINAL:
+            return row
+    newest = next(iter(gateway.read_model.checkpoints(id)), None)
+    checkpoint = gateway.read_model.checkpoint(org, newest.model) if newest is not None else None
+    created = await read_last(gateway.bus, JobCreated, org, id)
+    if checkpoint is None or created is None or not isinstance(created.event, JobCreated):
+        days = gateway.settings.failed_checkpoint_days
+        kept = "" if days is None else f": it is kept for {days:g} days (SYNTH_FAILED_CHECKPOINT_DAYS)"
+        problem = Problem(
+            what=f"the job failed, and has no checkpoint to go on from{kept}",
+            expected="a failed job with a checkpoint, or a paused job",
+            fix=f"submit it again: synthctl jobs config {id} > again.toml",
+            where=id,
+        )
+        raise ApiError(409, problem.text(), problems=[problem])
+    known = checkpoint.checkpoint
+    continues = Continuation(job=id, model=known.model, step=known.step, version=known.step, tree=checkpoint.tree)
+    again = msgspec.structs.replace(created.event, continues=continues, created_by=caller.key_id, body_sha256="")
+    row, _ = await submit_job(gateway, org, again, route=route, key=str(number))
+    return row
 
 
 async def _append_decision(
-    gateway: Gateway,
-    caller: ApiKey,
-    id: str,
-    decide: Callable[[JobHistory], Event | None],
-    *,
-    is_refused: Callable[[State | None], bool],
-    expected: str,
+    gateway: Gateway, caller: ApiKey, id: str, decide: Callable[[JobHistory], Event | None], refusal: _CommandRefusal
 ) -> JobRow:
     await gateway.job(caller.org, id)
     history, seq = await append_decided(gateway.bus, caller.org, id, decide)
-    if seq is None and is_refused(history.state):
-        problem = Problem(what=f"the job is {history.state}", expected=expected, where=id)
+    if seq is None and history.state is not None and refusal.applies_to(history.state):
+        problem = refusal.problem(id, history.state)
         raise ApiError(409, problem.text(), problems=[problem])
     return await gateway.job_at(caller.org, id, seq or history.last_seq)

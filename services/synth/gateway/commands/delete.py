@@ -97,6 +97,8 @@ class _Needs:
         for uri in row.data_uris:
             self.data.setdefault(uri, row.created_seq)
         self.trees.update(row.source_trees)
+        if row.continued_tree is not None:
+            self.trees.add(row.continued_tree)
 
     def may_verify(self, item: Trash) -> bool:
         """Whether a job that came before the deletion may still be verified with what was deleted."""

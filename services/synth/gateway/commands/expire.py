@@ -1,4 +1,5 @@
-"""Removes traces that are kept for too long or are too many. Every gateway does so: twice is no error.
+"""Removes traces that are kept for too long or are too many, and checkpoints of jobs that failed too long ago. Every
+gateway does so: twice is no error.
 
 What has expired follows from the log and the settings, so a read model that is made anew finds it again.
 """
@@ -8,6 +9,8 @@ from __future__ import annotations
 from datetime import datetime
 
 from synth.blobs import BlobStore
+from synth.bus.publish import Publisher
+from synth.events import ModelDeleted
 from synth.gateway.read_model.store import ReadModel
 from synth.gateway.read_model.tables.traces import mark_expired, traces_to_expire
 from synth.gateway.settings import GatewaySettings
@@ -35,3 +38,13 @@ async def expire_traces(model: ReadModel, blobs: BlobStore, settings: GatewaySet
     mark_expired(model.db, [seq for seq, _ in due])
     log.info("traces removed", traces=len(due))
     return len(due) == _AT_ONCE
+
+
+async def expire_checkpoints(model: ReadModel, publisher: Publisher, settings: GatewaySettings, now: datetime) -> None:
+    """Delete the checkpoints of jobs that failed too long ago. What a live job goes on from stays until its end."""
+    if settings.failed_checkpoint_days is None:
+        return
+    before = now.timestamp() - settings.failed_checkpoint_days * 86_400
+    for org, job_id, checkpoint in model.checkpoints_of_failed(before=before, limit=_AT_ONCE):
+        id = checkpoint.checkpoint.model
+        await publisher.once(ModelDeleted(model=id, tree=checkpoint.tree, requested_by=""), org=org, key=job_id, id=id)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from functools import cached_property
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from synth.settings import Settings
 
 _Count = Annotated[int, Field(ge=0)]
 _Seconds = Annotated[float | None, Field(ge=0)]
@@ -31,10 +32,8 @@ class OrgLimits(BaseModel):
     gpu_days: Annotated[int, Field(ge=1)]
 
 
-class LimitSettings(BaseSettings):
+class LimitSettings(Settings):
     """The limits of organisations."""
-
-    model_config = SettingsConfigDict(env_prefix="SYNTH_", extra="ignore")
 
     org_requests_per_s: float = Field(default=1000.0, gt=0)
     """Requests a second of one organisation at this gateway, on average; more is a 429 that says when to come again.
@@ -57,8 +56,8 @@ class LimitSettings(BaseSettings):
     """Those of them that nobody has started yet."""
 
     org_file_bytes: int = Field(default=1 << 40, ge=0)
-    """Bytes of the files that one organisation has uploaded and not deleted. Checked before an upload, so that uploads
-    at the same time may exceed it by their sizes."""
+    """Bytes of the files that one organisation has uploaded and not deleted, and of stored logs of its jobs. Checked
+    before an upload, so that uploads at the same time may exceed it by their sizes."""
 
     org_files_pending: int = Field(default=500, ge=0)
     """Files of one organisation that are uploaded and not checked yet. The files service is given 5,000 of all
@@ -80,14 +79,19 @@ class LimitSettings(BaseSettings):
     org_gpu_days: int = Field(default=30, ge=1)
     """The days, in UTC and with the present one, over which `SYNTH_ORG_GPU_SECONDS` counts."""
 
-    org_limits: dict[str, dict[str, float | None]] = {}
+    org_limits: dict[str, dict[str, float | None]] = Field(default_factory=dict[str, dict[str, float | None]])
     """Other limits for single organisations, as JSON by organisation id and by the names above without `ORG_`:
     `{"org_…": {"jobs_live": 50, "requests_per_s": 20}}`."""
 
     @model_validator(mode="after")
     def _check_overrides(self) -> LimitSettings:
         for org in self.org_limits:
-            self.limits_of(org)
+            try:
+                self.limits_of(org)
+            except ValidationError as error:
+                first = error.errors()[0]
+                name = ".".join(str(part) for part in ("SYNTH_ORG_LIMITS", org, *first["loc"]))
+                raise ValueError(f"{name}: {first['msg']}") from None
         return self
 
     @cached_property

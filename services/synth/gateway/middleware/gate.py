@@ -9,7 +9,7 @@ from __future__ import annotations
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from synth.gateway.auth import authenticate_early
+from synth.gateway.auth import HANDSHAKE_PATH, authenticate_early
 from synth.gateway.chat_proxy.paths import is_chat_path
 from synth.gateway.errors import KNOWN_ERRORS, respond
 from synth.gateway.passage import PASSAGE, Passage
@@ -18,6 +18,8 @@ from synth.runtime.json_bodies import check_json_values
 from synth.runtime.off_loop import OffLoop
 
 _STREAMED = "/files"
+#: The largest body of a caller without a key.
+_OPEN_BYTES = 4096
 _FIX = "put data into files, and name them"
 
 
@@ -51,21 +53,24 @@ class Gate:
             await self._with_body(request, scope, receive, send_with_limits)
 
     async def _with_body(self, request: Request, scope: Scope, receive: Receive, send: Send) -> None:
+        path = scope["path"].rstrip("/")
+        open_to_all = path.startswith(f"{HANDSHAKE_PATH}/")
         try:
-            caller = await authenticate_early(request)
+            org = "" if open_to_all else (await authenticate_early(request)).org
         except KNOWN_ERRORS as error:
             await respond(request, error)(scope, receive, send)
             return
-        if scope["path"].rstrip("/").endswith(_STREAMED):
+        limit = min(self._max_bytes, _OPEN_BYTES) if open_to_all else self._max_bytes
+        if path.endswith(_STREAMED):
             await self._app(scope, receive, send)
             return
-        with self._memory.hold(caller.org) as held:
+        with self._memory.hold(org) as held:
             try:
                 body = await read_body(
-                    request, self._memory, held, limit=self._max_bytes, setting="SYNTH_MAX_JSON_BYTES", fix=_FIX
+                    request, self._memory, held, limit=limit, setting="SYNTH_MAX_JSON_BYTES", fix=_FIX
                 )
                 await check_json_values(
-                    body, self._off_loop, limit=self._max_values, setting="SYNTH_MAX_JSON_VALUES", org=caller.org
+                    body, self._off_loop, limit=self._max_values, setting="SYNTH_MAX_JSON_VALUES", org=org
                 )
             except KNOWN_ERRORS as error:
                 await respond(request, error)(scope, receive, send)

@@ -127,12 +127,14 @@ def job_succeeded(e: JobSucceeded) -> str:
     result = f"{e.model} is ready" if e.model else "done"
     steps = f" after {e.steps} steps" if e.steps else ""
     why = f" ({e.reason})" if e.reason else ""
-    return f"{result}{steps}{why}" + (f": {figures}" if figures else "")
+    verdict = f"; {e.verdict.text()}" if e.verdict else ""
+    return f"{result}{steps}{why}" + (f": {figures}" if figures else "") + verdict
 
 
 def job_succeeded_data(e: JobSucceeded) -> Data:
     data: Data = {"fine_tuned_model": e.model, "steps": e.steps, "values": e.values}
-    return data | ({"reason": e.reason} if e.reason else {})
+    data |= {"reason": e.reason} if e.reason else {}
+    return data | ({"verdict": msgspec.to_builtins(e.verdict)} if e.verdict else {})
 
 
 def train_step(e: TrainStep) -> str:

@@ -2,8 +2,9 @@
 
 Rules of the Synth API's clients that the table keeps. A job has exactly one terminal event, `workflow.*` for SFT and
 `rl.job.*` for the rest; no other event bears a name that a client takes for an end; a cancelled job ends by its status
-alone. A printer of RL events drops each that holds one of two words anywhere, so these are broken up. An event that
-is not shown does not count as a sign of life (`projection.JobRow.last_shown_at`).
+alone. A printer of RL events drops each that holds one of two words anywhere, so these are broken up. Another printer
+takes `[word]` in a message for its markup and drops it, so the bracket is broken off. An event that is not shown does
+not count as a sign of life (`projection.JobRow.last_shown_at`).
 """
 
 from __future__ import annotations
@@ -169,6 +170,9 @@ EVENT_DESCRIPTIONS: dict[str, EventDescription | None] = {
     "blob.expired": None,
     "model.deleted": None,
     "model.leased": None,
+    "train.logged": None,
+    "collection.logged": None,
+    "policy.logged": None,
     "job.deleted": None,
     "letter.retried": None,
     "letter.dropped": None,
@@ -206,6 +210,9 @@ _METRICS = {
 }
 _OURS = {theirs: ours for ours, theirs in _METRICS.items()}
 _BROKEN_UP = re.compile("(?<=mod)(?=al)|(?<=hatc)(?=het)", re.IGNORECASE)
+#: Where rich begins to read a tag.
+_TAG = re.compile(r"(?<=\[)(?=[a-z#/@])", re.IGNORECASE)
+_BREAK = "\u200b"
 
 
 def describe_event(recorded: Recorded, kind: str | None) -> DescribedEvent | None:
@@ -221,6 +228,7 @@ def describe_event(recorded: Recorded, kind: str | None) -> DescribedEvent | Non
             description.message if isinstance(description.message, str) else description.message(event),
             description.data(event),
         )
+    message = _TAG.sub(_BREAK, message)
     if kind == "sft":
         validated = isinstance(event, TrainStep) and "validation_loss" in event.values
         return DescribedEvent(
@@ -255,7 +263,7 @@ def our_metric(theirs: str) -> str:
 def _break_up_words(value: Any) -> Any:
     """The same value with an invisible break inside the words that make the client drop a line."""
     if isinstance(value, str):
-        return _BROKEN_UP.sub("\u200b", value)
+        return _BROKEN_UP.sub(_BREAK, value)
     if isinstance(value, dict):
         return {_break_up_words(k): _break_up_words(v) for k, v in cast(dict[Any, Any], value).items()}
     if isinstance(value, list):

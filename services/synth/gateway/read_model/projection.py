@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from synth.api.job_clock import TURN_WAIT, JobClock
 from synth.api.schemas import File, Job, JudgeTotals
 from synth.bus.recorded import Recorded
 from synth.events import (
@@ -32,6 +33,7 @@ from synth.events import (
     JobSucceeded,
     JobValidated,
     JobVerified,
+    Logged,
     ModelDeleted,
     ModelPublished,
     PolicyLoaded,
@@ -40,6 +42,7 @@ from synth.events import (
     RolloutFailed,
     RolloutJudged,
     TrainProgressed,
+    TrainResumed,
     TrainStep,
     TrainWarned,
     trees_of,
@@ -52,8 +55,10 @@ class JobRow(msgspec.Struct, frozen=True, kw_only=True):
     """A job, and what only the gateway needs to know of it.
 
     state_since: the time of its last lifecycle fact. last_shown_at: the time of its last event that is shown.
+    clock: how long it was queued and ran. waiting: what was said of its place in the queue, since its last other fact.
     data_uris: the blobs of the files that it was verified with. source_trees: the manifests of the model that it was
-    verified with, and of those below it.
+    verified with, and of those below it. continued_tree: the manifest of the checkpoint that it goes on from.
+    log_bytes: of the stored logs of services about it.
     """
 
     job: Job
@@ -61,10 +66,14 @@ class JobRow(msgspec.Struct, frozen=True, kw_only=True):
     created_seq: int
     state_since: datetime
     last_shown_at: datetime
+    clock: JobClock = JobClock()
+    waiting: QueueWaiting | None = None
     ended_seq: int | None = None
     policy_loaded: bool = False
     data_uris: list[str] = []
     source_trees: list[str] = []
+    continued_tree: str | None = None
+    log_bytes: int = 0
 
 
 class FileRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -108,11 +117,18 @@ def apply_to_job(row: JobRow | None, recorded: Recorded) -> JobRow | None:
         row = msgspec.structs.replace(row, last_shown_at=time)
     if isinstance(event, Heartbeat):
         return _replace(row, recorded)
+    if isinstance(event, Logged):
+        return msgspec.structs.replace(_replace(row, recorded), log_bytes=event.bytes)
     if isinstance(event, QueueWaiting):
-        return _replace(row, recorded, waiting=event)
+        return msgspec.structs.replace(_replace(row, recorded), waiting=event)
     if recorded.type.startswith("job."):
         row = _transition(row, recorded)
-    row = _replace(row, recorded, updated_at=time, waiting=None, **_facts(row.job, recorded))
+    elif isinstance(event, TrainStep):
+        row = _tick(row, row.clock.add_step(event.step, time, turn_wait_s=event.values.get(TURN_WAIT, 0.0)))
+    else:
+        row = _tick(row, row.clock.add(recorded.type, time))
+    row = _replace(row, recorded, updated_at=time, **_facts(row.job, recorded))
+    row = msgspec.structs.replace(row, waiting=None)
     if isinstance(event, JobVerified):
         uris = [ref.uri for ref in (event.training_data, event.validation_data) if ref is not None]
         trees = [*trees_of(event.source), *trees_of(event.teacher)]
@@ -172,12 +188,26 @@ def _create_row(event: JobCreated, recorded: Recorded) -> JobRow:
         training_file=event.training_file,
         validation_file=event.validation_file,
         metadata=event.metadata,
+        linked_job_id=event.continues.job if event.continues is not None else None,
         created_at=recorded.time,
         updated_at=recorded.time,
         last_seq=recorded.seq,
     )
     time = recorded.time
-    return JobRow(job=job, org=recorded.org, created_seq=recorded.seq, state_since=time, last_shown_at=time)
+    row = JobRow(
+        job=job,
+        org=recorded.org,
+        created_seq=recorded.seq,
+        state_since=time,
+        last_shown_at=time,
+        continued_tree=event.continues.tree.uri if event.continues is not None else None,
+    )
+    return _tick(row, row.clock.add(recorded.type, time))
+
+
+def _tick(row: JobRow, clock: JobClock) -> JobRow:
+    job = row.job if clock.times is row.clock.times else msgspec.structs.replace(row.job, times=clock.times)
+    return msgspec.structs.replace(row, clock=clock, job=job)
 
 
 def _replace(row: JobRow, recorded: Recorded, **changes: Any) -> JobRow:
@@ -190,9 +220,10 @@ def _transition(row: JobRow, recorded: Recorded) -> JobRow:
         return row
     job = msgspec.structs.replace(row.job, state=state)
     row = msgspec.structs.replace(row, job=job, state_since=recorded.time)
+    row = _tick(row, row.clock.add(recorded.type, recorded.time))
     if state not in TERMINAL:
         return row
-    ended = msgspec.structs.replace(job, ended_at=recorded.time, provisional_step=None)
+    ended = msgspec.structs.replace(row.job, ended_at=recorded.time, provisional_step=None)
     return msgspec.structs.replace(row, job=ended, ended_seq=recorded.seq)
 
 
@@ -223,7 +254,7 @@ def _facts(job: Job, recorded: Recorded) -> dict[str, Any]:
         case JobResumed():
             return {"problems": [], "code": None}
         case JobSucceeded() as e:
-            return {"model": e.model or job.model, "reason": e.reason}
+            return {"model": e.model or job.model, "reason": e.reason, "verdict": e.verdict}
         case JobFailed() as e:
             return {"problems": [e.problem], "code": e.code}
         case TrainProgressed(steps=[]):
@@ -243,6 +274,8 @@ def _facts(job: Job, recorded: Recorded) -> dict[str, Any]:
             }
         case TrainWarned() as e:
             return {"warned": job.warned | {e.rule: e}}
+        case TrainResumed() as e:
+            return {"step": max(job.step, e.step)}
         case EvalCompleted() as e:
             return {"eval": e.values}
         case ModelPublished() as e:

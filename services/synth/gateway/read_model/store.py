@@ -16,17 +16,17 @@ import msgspec
 
 from synth.api.schemas import Checkpoint, Point
 from synth.bus.recorded import Recorded
-from synth.events import BlobExpired, JobCreated, JobDeleted, JobValidated, ModelDeleted, ModelPublished
+from synth.events import BlobExpired, JobCreated, JobDeleted, JobValidated, Logged, ModelDeleted, ModelPublished
 from synth.gateway.read_model import database_file
 from synth.gateway.read_model.artifacts import CheckpointRow, ModelRow, project_checkpoint, project_model
 from synth.gateway.read_model.filters import JobFilter
 from synth.gateway.read_model.projected_file import ProjectedFile
 from synth.gateway.read_model.projection import FileRow, JobRow, Trash, apply_to_file, apply_to_job
 from synth.gateway.read_model.tables import device_time, job_metrics, judged_rewards, newer_events, traces
-from synth.jobs.lifecycle import TERMINAL
+from synth.jobs.lifecycle import TERMINAL, State
 from synth.models import parse_finetuned
 
-_VERSION = 18
+_VERSION = 19
 _SCHEMA = f"""
 CREATE TABLE jobs (
     id TEXT PRIMARY KEY, org TEXT NOT NULL, created INTEGER NOT NULL, state TEXT NOT NULL, kind TEXT,
@@ -133,6 +133,25 @@ class ReadModel(ProjectedFile):
         condition, values = wanted.sql_condition()
         return self._page("jobs", JobRow, f"org = ? AND {condition}", [org, *values], limit=limit, before=before)
 
+    def first_equal(self, org: str, id: str, *, within_s: float) -> str | None:
+        """The first job of this organisation with the submission of job `id`, of those of the seconds before it."""
+        job, texts = self.job(org, id), self.texts(id)
+        if job is None or texts is None:
+            return None
+        since = job.job.created_at.timestamp() - within_s
+        query = (
+            "SELECT jobs.id, created_at, body_sha256 FROM jobs JOIN texts ON texts.id = jobs.id "
+            "WHERE org = ? AND created < ? ORDER BY created DESC"
+        )
+        first = None
+        # Read row by row, from the newest, as far as the time goes.
+        for other, created_at, digest in self._db.execute(query, (org, job.created_seq)):
+            if created_at < since:
+                break
+            if digest == texts.body_sha256:
+                first = other
+        return first
+
     def file(self, org: str, id: str) -> FileRow | None:
         """A file of this organisation."""
         row = self.find("files", FileRow, id)
@@ -202,6 +221,15 @@ class ReadModel(ProjectedFile):
             msgspec.structs.replace(c, values=dict(self._db.execute(values, (job_id, c.step)).fetchall())) for c in rows
         ]
 
+    def checkpoints_of_failed(self, *, before: float, limit: int) -> list[tuple[str, str, CheckpointRow]]:
+        """Checkpoints of jobs that failed before this moment (Unix time), with their organisations and jobs."""
+        found = self._db.execute(
+            "SELECT jobs.org, jobs.id, checkpoints.row FROM checkpoints JOIN jobs ON jobs.id = checkpoints.job "
+            "WHERE state = ? AND unixepoch(json_extract(CAST(jobs.row AS TEXT), '$.job.ended_at')) < ? LIMIT ?",
+            (State.FAILED, before, limit),
+        ).fetchall()
+        return [(org, job, msgspec.json.decode(row, type=CheckpointRow)) for org, job, row in found]
+
     def checkpoint(self, org: str, model: str) -> CheckpointRow | None:
         """The checkpoint of a job of this organisation that serves under this id."""
         named = parse_finetuned(model)
@@ -215,6 +243,10 @@ class ReadModel(ProjectedFile):
     def points(self, job_id: str, *, after_step: int, name: str | None, steps: int) -> tuple[list[Point], bool]:
         """`job_metrics.measured_points`: a job's metrics by the step that they were measured at."""
         return job_metrics.measured_points(self._db, job_id, after_step=after_step, name=name, steps=steps)
+
+    def metric_names(self, job_id: str) -> list[str]:
+        """The names of a job's metrics, sorted."""
+        return job_metrics.metric_names(self._db, job_id)
 
     def published_points(
         self,
@@ -279,11 +311,15 @@ class ReadModel(ProjectedFile):
             return
         batch.jobs[event.key] = row = apply_to_job(batch.job(event.key), event)
         if row is None:
+            if isinstance(event.event, Logged):
+                # It was written while the job was deleted.
+                self.put_trash(Trash(folder=f"jobs/{event.key}", org=event.org, deleted_seq=event.seq))
             return
         device_time.record_holding(self._db, event, batch.sightings, state=row.job.state)
         fact = event.event
         if isinstance(fact, JobCreated | JobValidated | ModelPublished):
-            named = {row.job.training_file, row.job.validation_file, row.job.source_model, row.job.model} - {None}
+            named = {row.job.training_file, row.job.validation_file, row.job.source_model, row.job.model}
+            named = {*named, row.job.linked_job_id} - {None}
             self._db.executemany("INSERT OR IGNORE INTO uses VALUES (?, ?)", [(what, event.key) for what in named])
         if isinstance(fact, JobCreated):
             values = (event.key, fact.config, fact.body_sha256)

@@ -26,9 +26,10 @@ def count_jobs(model: ReadModel, org: str) -> JobCounts:
 
 
 def stored_bytes(model: ReadModel, org: str) -> int:
-    """The bytes of an organisation's files, as they were uploaded."""
-    total = "SELECT COALESCE(SUM(json_extract(CAST(row AS TEXT), '$.file.bytes')), 0) FROM files WHERE org = ?"
-    return model.db.execute(total, (org,)).fetchone()[0]
+    """Return the bytes of an organisation's files, as they were uploaded, and of the stored logs of its jobs."""
+    files = "SELECT COALESCE(SUM(json_extract(CAST(row AS TEXT), '$.file.bytes')), 0) FROM files WHERE org = ?"
+    logs = "SELECT COALESCE(SUM(json_extract(CAST(row AS TEXT), '$.log_bytes')), 0) FROM jobs WHERE org = ?"
+    return sum(model.db.execute(total, (org,)).fetchone()[0] for total in (files, logs))
 
 
 def pending_files(model: ReadModel, org: str) -> int:

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from pydantic import Field, SecretStr
-from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from synth.settings import Settings
 
 #: A key's feeds are ended by their names, so that these must be few whatever the setting once was.
 MOST_FEEDS = 16
 
 
-class SubscriberSettings(BaseSettings):
+class SubscriberSettings(Settings):
     """Bus keys (`synthctl keys create --bus`), their connections and their feeds."""
-
-    model_config = SettingsConfigDict(env_prefix="SYNTH_", extra="ignore")
 
     nats_issuer_seed: SecretStr | None = None
     """The seed of the account key that vouches for bus keys at nats-server, whose configuration has its public key

@@ -146,6 +146,7 @@ class Completion:
         self._conversation = conversation
         self._prompt = prompt
         self._prompt_ids = prompt.ids
+        self._images_dropped = shown.dropped
         self._options = ReplyOptions(
             id=f"chatcmpl-{secrets.token_hex(12)}",
             model=binding.model,
@@ -167,6 +168,7 @@ class Completion:
             must_call=must_call,
             grammars=grammars,
             default_max_tokens=default_max_tokens(binding, limits),
+            vocabulary=binding.engine.vocabulary,
         )
         # Before a stream begins, because what has begun has status 200.
         clamp_max_tokens(
@@ -219,13 +221,16 @@ class Completion:
         self._refuse_if_closed()
         if any(choice.aborted for choice in self._choices):
             return Response(status_code=_CLIENT_CLOSED_REQUEST)
-        tokenizer = self._chat.tokenizer
+        # Thousands of tokens, each with the likeliest ones beside it, take a while.
+        body = await asyncio.to_thread(self._body, replies) if self._options.logprobs else self._body(replies)
+        return Response(body, media_type="application/json")
+
+    def _body(self, replies: Sequence[ParsedReply]) -> bytes:
         choices = [
-            choice_json(i, reply, choice.deltas, self._options, tokenizer)
+            choice_json(i, reply, choice.deltas, self._options, self._chat.tokenizer)
             for i, (choice, reply) in enumerate(zip(self._choices, replies, strict=True))
         ]
-        body = completion_json(choices, self._usage(replies), self._options, self._prompt_ids)
-        return Response(msgspec.json.encode(body), media_type="application/json")
+        return msgspec.json.encode(completion_json(choices, self._usage(replies), self._options, self._prompt_ids))
 
     async def stream(self, receive: Receive, send: Send) -> None:
         """Sample and reply as server-sent events; an error after the first byte is the stream's last event."""
@@ -292,7 +297,8 @@ class Completion:
         recording = choice.recording
         if recording is not None and not recording.settled:
             record = await make_record(self._prompt, choice.deltas, self._chat, malformed_call=reply.malformed_call)
-            recording.finish(replace(record, chat=recording.chat(self._conversation, reply.message)))
+            chat = recording.chat(self._conversation, reply.message)
+            recording.finish(replace(record, chat=chat, images_dropped=self._images_dropped))
             # The app's text lacks the stop string, so the turn cannot be continued token by token as it was sampled.
             if last.finish_reason != "abort" and last.stop_text in (None, CALL_END):
                 reply_ids = [token_id for delta in choice.deltas for token_id in delta.token_ids]
@@ -313,7 +319,7 @@ class Completion:
                 record = await make_record(self._prompt, choice.deltas, self._chat)
                 reply, _ = choice.parser.close("abort")
                 chat = choice.recording.chat(self._conversation, reply.message)
-                choice.recording.finish(replace(record, chat=chat))
+                choice.recording.finish(replace(record, chat=chat, images_dropped=self._images_dropped))
                 return
         except SynthError:
             pass  # what ended the stream too: its grammar cannot be followed

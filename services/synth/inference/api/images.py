@@ -47,11 +47,12 @@ LEFT_OUT = Counter("synth_chat_images_left_out", "Images beyond what a message m
 @dataclass(frozen=True, slots=True)
 class ShownImages:
     """The messages of a request with every image named by its blob, and the images, by that name. warnings: what was
-    left out."""
+    dropped. dropped: how many images."""
 
     messages: list[Message]
     images: Mapping[str, EngineImage] = field(default_factory=dict[str, EngineImage])
     warnings: tuple[str, ...] = ()
+    dropped: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +94,7 @@ class ChatImages:
         with every image that cannot be had, each by its place, and for more images than a request or the context holds;
         `Transient` when the time is over.
         """
-        messages, warnings = _leave_out(messages, most, in_prompt)
+        messages, warnings, dropped = _leave_out(messages, most, in_prompt)
         # Where an image may not stand it is refused before any is fetched.
         template_messages(messages, thinks=False, sees=True)
         places: dict[str, str] = {}
@@ -107,7 +108,7 @@ class ChatImages:
         except TimeoutError:
             raise Transient(f"the images of the request were not read in the {seconds:.1f} s that it had") from None
         named = [_with_uris(message, by_address) for message in messages]
-        return ShownImages(named, {one.shown.uri: one for one in by_address.values()}, warnings)
+        return ShownImages(named, {one.shown.uri: one for one in by_address.values()}, warnings, dropped)
 
     async def _read_all(self, reader: _Reader, places: dict[str, str], *, context: int) -> dict[str, EngineImage]:
         """The images at these addresses, some at a time; no more are read once they cannot all be shown."""
@@ -213,10 +214,11 @@ class _Reader:
 
 def _leave_out(
     messages: list[Message], most: int | None, in_prompt: int | None
-) -> tuple[list[Message], tuple[str, ...]]:
-    """The messages with at most `most` images each, their first ones, and the latest `in_prompt` of all of them; and a
-    sentence for each that had more."""
+) -> tuple[list[Message], tuple[str, ...], int]:
+    """The messages with at most `most` images each, their first ones, and the latest `in_prompt` of all of them; a
+    sentence for each that had more; and how many images were dropped."""
     kept: list[Message] = []
+    dropped = 0
     warnings: list[str] = []
     left = in_prompt
     for i, message in reversed(list(enumerate(messages))):
@@ -229,11 +231,12 @@ def _leave_out(
             left -= shown - gone - beyond
         if gone + beyond:
             LEFT_OUT.inc(gone + beyond)
+            dropped += gone + beyond
             log.debug("images left out", message=i, images=shown, beyond_message=gone, beyond_prompt=beyond)
             limits = [f"a message may show {most}"] * (gone > 0) + [f"a prompt the latest {in_prompt}"] * (beyond > 0)
             warnings.append(f"messages[{i}] shows {shown} images, and {', '.join(limits)}: the others are left out")
         kept.append(message)
-    return kept[::-1], tuple(reversed(warnings))
+    return kept[::-1], tuple(reversed(warnings)), dropped
 
 
 def _addresses(message: Message, place: str) -> list[tuple[str, str]]:

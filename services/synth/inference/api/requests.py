@@ -88,6 +88,10 @@ class ChatRequest(msgspec.Struct, kw_only=True):
     seed: int | None = None
     n: int | None = None
     logprobs: bool | None = None
+    top_logprobs: int | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
     return_token_ids: bool | None = None
     tools: Annotated[list[dict[str, Any]], Tool] | None = None
     functions: Annotated[list[dict[str, Any]], ToolFunction] | None = None
@@ -235,6 +239,13 @@ def _problems(r: ChatRequest, max_choices: int) -> list[Problem]:
         (not -(1 << 63) <= (r.seed or 0) < 1 << 63, wrong("seed", r.seed, "a 64-bit integer")),
         (r.thinking_mode not in (None, *_THINKING_MODES), wrong("thinking_mode", r.thinking_mode, "think or no_think")),
         (len(stop_strings(r)) > _MAX_STOP_STRINGS, wrong("stop", r.stop, f"at most {_MAX_STOP_STRINGS} strings")),
+        (not 0 <= (r.top_logprobs or 0) <= 20, wrong("top_logprobs", r.top_logprobs, "0 to 20")),
+        (not -2 <= (r.frequency_penalty or 0) <= 2, wrong("frequency_penalty", r.frequency_penalty, "-2 to 2")),
+        (not -2 <= (r.presence_penalty or 0) <= 2, wrong("presence_penalty", r.presence_penalty, "-2 to 2")),
+        (
+            bool(r.top_logprobs) and not r.logprobs,
+            wrong("top_logprobs", r.top_logprobs, '"logprobs": true beside it', "add it, or leave `top_logprobs` out"),
+        ),
         ("" in stop_strings(r), wrong("stop", r.stop, "strings that are not empty")),
     ]
     found += [
@@ -340,6 +351,7 @@ def build_sampling_params(request: ChatRequest, job: JobSampling | None, *, defa
             top_k=job.top_k,
             banned=job.banned,
             stop=stop_strings(request),
+            top_logprobs=request.top_logprobs or 0,
         )
     temperature = 1.0 if request.temperature is None else request.temperature
     return SamplingParams(
@@ -350,6 +362,9 @@ def build_sampling_params(request: ChatRequest, job: JobSampling | None, *, defa
         top_k=max(0, request.top_k or 0),
         stop=stop_strings(request),
         seed=request.seed,
+        frequency_penalty=request.frequency_penalty or 0.0,
+        presence_penalty=request.presence_penalty or 0.0,
+        top_logprobs=request.top_logprobs or 0,
     )
 
 

@@ -164,13 +164,19 @@ def _call_json(call: MessageToolCall) -> dict[str, Any]:
 def _logprobs(deltas: Sequence[ReplyDelta], tokenizer: Tokenizer) -> dict[str, Any]:
     """One entry for each of `token_ids`; a forced token has logprob 0 and is marked as not sampled."""
     content: list[dict[str, Any]] = []
+    known: dict[int, tuple[str, list[int]]] = {}
+
+    def described(token_id: int, logprob: float) -> dict[str, Any]:
+        if token_id not in known:
+            known[token_id] = tokenizer.text_of(token_id), list(tokenizer.bytes_of(token_id))
+        text, its_bytes = known[token_id]
+        return {"token": text, "logprob": logprob, "bytes": its_bytes}
+
     for delta in deltas:
-        for token_id, logprob in zip(delta.token_ids, delta.logprobs, strict=True):
-            entry: dict[str, Any] = {
-                "token": tokenizer.text_of(token_id),
-                "logprob": logprob,
-                "bytes": list(tokenizer.bytes_of(token_id)),
-                "top_logprobs": [],
-            }
+        # A forced token was drawn among none.
+        likeliest = delta.top_logprobs or [[]] * len(delta.token_ids)
+        for token_id, logprob, others in zip(delta.token_ids, delta.logprobs, likeliest, strict=True):
+            entry = described(token_id, logprob)
+            entry["top_logprobs"] = [described(*other) for other in others]
             content.append(entry if delta.sampled else entry | {"sampled": False})
     return {"content": content, "refusal": None}

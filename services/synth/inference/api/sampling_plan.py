@@ -6,6 +6,7 @@ job wants that (decision 25), because forced tokens are not the policy's.
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -32,10 +33,14 @@ from synth.inference.api.requests import (
 from synth.inference.chat.generation import GenerationPlan
 from synth.inference.chat.prompts import ChatFormat
 
-# A name that needs no escaping in the tool call format of any family.
 _THINKING = {True: '"think"', False: '"no_think"'}
 _UNREAD = "this model's chat template teaches no format of tool calls that is read"
+# A name that needs no escaping in the tool call format of any family.
 _PLAIN_NAME = re.compile(r"[\w./:-]{1,128}", re.ASCII)
+# Without leading zeros, so that a token is named once.
+_TOKEN_ID = re.compile("0|[1-9][0-9]{0,9}")
+# How many of a field's wrong entries an error names.
+_NAMED = 20
 
 
 def build_conversation(request: ChatRequest, job: JobSampling | None = None) -> Conversation:
@@ -77,15 +82,21 @@ def build_sampling_plan(
     must_call: tuple[str, ...],
     grammars: OutputGrammars,
     default_max_tokens: int,
+    vocabulary: int,
 ) -> GenerationPlan:
     """How the reply to a prompt is sampled. thinking: of its conversation. must_call: see `forced_functions`.
 
-    default_max_tokens: of a reply that neither the request nor a job bounds.
+    default_max_tokens: of a reply that neither the request nor a job bounds. vocabulary: of the model. Raises
+    `UserError` for a `logit_bias` that cannot be.
     """
     family, (asked, budget) = chat.family, _thinking(request, job)
     params = build_sampling_params(request, job, default_max_tokens=default_max_tokens)
     return GenerationPlan(
-        params=replace(params, banned=tuple(dict.fromkeys((*params.banned, *chat.media)))),
+        params=replace(
+            params,
+            banned=tuple(dict.fromkeys((*params.banned, *chat.media))),
+            logit_bias=_logit_bias(request, vocabulary) if job is None else (),
+        ),
         thinks=thinking and family.thinks,
         opening=chat.opening(prompt_ids),
         # With a budget of 0, reasoning that the template opens is closed at once.
@@ -124,6 +135,23 @@ def find_ineffective(request: ChatRequest, job: JobSampling | None, family: Fami
     return tuple(warnings)
 
 
+def _logit_bias(request: ChatRequest, vocabulary: int) -> tuple[tuple[int, float], ...]:
+    biases = request.logit_bias or {}
+    problems = list(itertools.islice(_wrong_biases(biases, vocabulary), _NAMED))
+    if problems:
+        raise UserError(problems)
+    return tuple((int(token), bias) for token, bias in biases.items())
+
+
+def _wrong_biases(biases: dict[str, float], vocabulary: int) -> Iterator[Problem]:
+    for token, bias in biases.items():
+        if not _TOKEN_ID.fullmatch(token) or int(token) >= vocabulary:
+            expected, fix = f"an id of 0 to {vocabulary - 1}", "take the ids from this model's own tokenizer"
+            yield Problem(what=f"there is no token {token[:20]!r}", expected=expected, fix=fix, where="logit_bias")
+        elif not -100 <= bias <= 100:
+            yield Problem(what=f"the bias of the token {token} is {bias}", expected="-100 to 100", where="logit_bias")
+
+
 def _unread_tools(request: ChatRequest, family: Family) -> bool:
     """Whether the model may call tools, and its family writes no calls that can be read."""
     return family.calls is None and bool(offered_tools(request))
@@ -160,10 +188,13 @@ def _overruled_by_job(request: ChatRequest, job: JobSampling | None) -> Iterator
         ("top_p", request.top_p, job.top_p),
         ("top_k", None if request.top_k is None else max(0, request.top_k), job.top_k),
         ("seed", request.seed, None),
+        ("frequency_penalty", request.frequency_penalty or None, None),
+        ("presence_penalty", request.presence_penalty or None, None),
+        ("logit_bias", request.logit_bias or None, None),
     ):
         if wish is not None and wish != ours:
             reason = "a rollout has none" if ours is None else f"the job's is {ours}"
-            yield f"{name} {wish} has no effect: {reason}"
+            yield f"{name}{'' if isinstance(wish, dict) else f' {wish}'} has no effect: {reason}"
 
 
 def _must_call(request: ChatRequest) -> tuple[str, ...] | Problem:

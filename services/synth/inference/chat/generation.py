@@ -22,7 +22,7 @@ from synth.chat.marks import THINK, THINK_CLOSING, THINK_END
 from synth.chat.replies.reader import Opening
 from synth.chat.tools import Tools
 from synth.inference.engines.limits import ContextOverflow, cut_off_delta
-from synth.inference.engines.protocol import Delta, Engine, EngineImage, FinishReason, SamplingParams
+from synth.inference.engines.protocol import Delta, Engine, EngineImage, FinishReason, SamplingParams, TopLogprobs
 from synth.inference.engines.sampling_time import SamplingTime
 from synth.inference.tokenizers import StreamDecoder, Tokenizer
 
@@ -47,6 +47,7 @@ class ReplyDelta:
     stop_text: str | None = None
     grammar: Grammar | None = None
     out_of_time: bool = False
+    top_logprobs: list[TopLogprobs] = field(default_factory=list[TopLogprobs])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,7 +165,7 @@ class Generation:
                             yield emitted
             ended_turn = last.finish_reason == "stop" and last.stop_text is None
             if ended_turn and plan.must_answer:
-                last, budget = _without_last(last), 0
+                last, budget = last.first(-1), 0
             elif self._is_over(last, room):
                 for emitted in self._emit(last, finished=True):
                     yield emitted
@@ -232,7 +233,7 @@ class Generation:
                 yield emitted
             return
         # The grammar ends with the end of the turn, which comes after the call.
-        for emitted in self._emit(_without_last(last), grammar=grammar):
+        for emitted in self._emit(last.first(-1), grammar=grammar):
             yield emitted
         ends = self._plan.one_call or calls.alone
         self._forced += calls.after_arguments + (calls.closing if ends else "")
@@ -249,7 +250,7 @@ class Generation:
             if len(grown) == len(text) or not any(head.startswith(grown) for head in heads):
                 break
             n, text = k, grown
-        return Delta(name.token_ids[:n], name.logprobs[:n], name.versions[:n]), text
+        return name.first(n), text
 
     async def _answer(self) -> AsyncGenerator[ReplyDelta]:
         plan = self._plan
@@ -278,14 +279,16 @@ class Generation:
             yield cut_off_delta(_EMPTY)
             return
         name = f"{self._request_id}-{number}"
+        ids = [*self._ids, *self._tokenizer.encode(self._forced)]
         deltas = self._engine.generate(
-            [*self._ids, *self._tokenizer.encode(self._forced)],
+            ids,
             replace(
                 params,
                 max_tokens=limit,
                 stop=(*params.stop, *(stop for stop in stops if stop not in params.stop)),
                 seed=derive_seed(params.seed, number),
                 grammar=grammar,
+                reply_tokens=len(ids) - self._prompt_length,
             ),
             request_id=name,
             time=self._time,
@@ -311,7 +314,7 @@ class Generation:
             yield from self._emit_forced(None)
         length = self._first_call.ends(delta.token_ids) if self._first_call is not None else None
         if length is not None:
-            delta, finished = _first(delta, length), True
+            delta, finished = delta.first(length, "abort" if delta.finish_reason == "abort" else "stop"), True
         self._ids += delta.token_ids
         self._tokens_left -= len(delta.token_ids)
         if delta.token_ids:
@@ -373,16 +376,5 @@ def derive_seed(seed: int | None, number: int) -> int | None:
 def _reply_delta(delta: Delta, finish_reason: FinishReason | None) -> ReplyDelta:
     stop_text = delta.stop_text if finish_reason is not None else None
     out_of_time = delta.out_of_time and finish_reason is not None
-    return ReplyDelta(
-        delta.token_ids, delta.logprobs, delta.versions, True, finish_reason, stop_text, out_of_time=out_of_time
-    )
-
-
-def _first(delta: Delta, length: int) -> Delta:
-    """Return the first tokens of a delta, with which the reply ends."""
-    finish: FinishReason = "abort" if delta.finish_reason == "abort" else "stop"
-    return Delta(delta.token_ids[:length], delta.logprobs[:length], delta.versions[:length], finish)
-
-
-def _without_last(delta: Delta) -> Delta:
-    return Delta(delta.token_ids[:-1], delta.logprobs[:-1], delta.versions[:-1])
+    parts = delta.token_ids, delta.logprobs, delta.versions, True, finish_reason, stop_text
+    return ReplyDelta(*parts, out_of_time=out_of_time, top_logprobs=delta.top_logprobs)

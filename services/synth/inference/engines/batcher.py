@@ -309,12 +309,8 @@ class Batcher:
         for i, request in enumerate(requests):
             if request.generator is not None:
                 uniform_N[i] = torch.rand((), dtype=torch.float64, generator=request.generator)
-        token_N, logp_N = sample_tokens(logits_NV, batch.sampling_of(start), uniform_N.to(self._device))
-        at = (torch.arange(start, start + n, device=self._device), batch.length[start:])
-        batch.tokens[at] = token_N
-        batch.logprobs[at] = logp_N
-        batch.versions[at] = self.version
-        batch.ints[1, start : start + n] = token_N
+        token_N, logp_N, likeliest = sample_tokens(logits_NV, batch.sampling_of(start), uniform_N.to(self._device))
+        batch.append(start, token_N, logp_N, likeliest, self.version)
         self._counters.sampled_tokens += n
 
         stopped_N = self._stops_V[token_N]
@@ -361,7 +357,8 @@ class Batcher:
     ) -> None:
         ids, logprobs, versions = self._batch.sampled(request, since=request.sent)
         request.sent += len(ids)
-        request.deliver(Delta(ids, logprobs, versions, finish, stop_text))
+        top = request.take_likeliest()
+        request.deliver(Delta(ids, logprobs, versions, finish, stop_text, top_logprobs=top))
 
     def _remove(self, gone: list[int]) -> None:
         if not gone:

@@ -7,7 +7,7 @@ that sampled it, and the version of that policy.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from synth.inference.grammar.tokens import Grammar
 
 FinishReason = Literal["stop", "length", "abort"]
+TopLogprobs = list[tuple[int, float]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +30,10 @@ class SamplingParams:
     tokens, which would stand for images that are not there. stop: strings that end the text.
     seed: makes the draws independent of what else is in the batch; None: the engine's own random stream.
     grammar: what the completion may say: every token is drawn among those that it allows.
+    logit_bias: pairs of a token id and what is added to its logit. frequency_penalty, presence_penalty: taken off a
+    token's logit for each time that the reply has it, and once if the reply has it. All three come before temperature.
+    reply_tokens: how many of the prompt's last tokens are the reply so far, which the penalties count too.
+    top_logprobs: how many of the likeliest tokens each delta lists for each of its tokens.
     """
 
     max_tokens: int
@@ -39,6 +44,16 @@ class SamplingParams:
     stop: tuple[str, ...] = ()
     seed: int | None = None
     grammar: Grammar | None = None
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    reply_tokens: int = 0
+    top_logprobs: int = 0
+
+    @property
+    def penalised(self) -> bool:
+        """Whether the logits depend on the tokens of the reply so far."""
+        return self.frequency_penalty != 0 or self.presence_penalty != 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,12 +68,14 @@ class EngineImage:
 class Delta:
     """Newly sampled tokens of one completion; the three lists are parallel.
 
-    logprobs: nats, float32 values, under the distribution that the token was drawn from: after temperature, bans,
-    grammar, top-k and top-p, renormalised (greedy: the plain softmax with the bans and the grammar). versions: the
-    policy version of each token.
+    logprobs: nats, float32 values, under the distribution that the token was drawn from: after bias, penalties,
+    temperature, bans, grammar, top-k and top-p, renormalised (greedy: without temperature, top-k and top-p). versions:
+    the policy version of each token.
     finish_reason: set on the last delta only; "abort" when the request was aborted. out_of_time: it is "length" because
     the time for sampling was over.
     stop_text: the stop string that ended it; its tokens are among the token ids.
+    top_logprobs: for each token, the likeliest tokens of the same distribution and their logprobs, likeliest first;
+    those that could not have been drawn are left out. Empty where none were requested.
     """
 
     token_ids: list[int]
@@ -67,6 +84,12 @@ class Delta:
     finish_reason: FinishReason | None = None
     stop_text: str | None = None
     out_of_time: bool = False
+    top_logprobs: list[TopLogprobs] = field(default_factory=list[TopLogprobs])
+
+    def first(self, length: int, finish_reason: FinishReason | None = None) -> Delta:
+        """Return the first tokens alone; with a negative length, all but the last ones."""
+        parts = self.token_ids[:length], self.logprobs[:length], self.versions[:length]
+        return Delta(*parts, finish_reason, top_logprobs=self.top_logprobs[:length])
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
@@ -10,8 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from synth.inference.engines.protocol import Delta, SamplingParams
-from synth.inference.engines.sampling import SamplingTensors
+from synth.inference.engines.protocol import Delta, SamplingParams, TopLogprobs
+from synth.inference.engines.sampling import Penalties, SamplingTensors
 
 if TYPE_CHECKING:
     from synth.inference.engines.image_prompts import ImagePrompt
@@ -26,7 +27,7 @@ class SequenceRequest:
     prompt_key: the prompt's ids as bytes, and its images' digests. generator: of a request with a seed of its own.
     admitted: the engine's thread calls it when the request joins the batch.
     grammar: how far it has come in the grammar of a constrained one. images: those of its prompt, kept as long as it
-    runs.
+    runs. likeliest: of each token that was not delivered yet, the likeliest tokens and their logprobs, if requested.
     """
 
     id: str
@@ -40,6 +41,7 @@ class SequenceRequest:
     generator: torch.Generator | None = None
     grammar: GrammarState | None = None
     images: ImagePrompt | None = None
+    likeliest: list[tuple[Tensor, Tensor]] = field(default_factory=list[tuple[Tensor, Tensor]])
     admitted: Callable[[], None] = lambda: None
 
     @property
@@ -51,6 +53,16 @@ class SequenceRequest:
     def checked_each_step(self) -> bool:
         """Whether every new token may need a delivery: it streams, has stop strings, or a grammar that may fail."""
         return self.stream or bool(self.params.stop) or self.grammar is not None
+
+    def take_likeliest(self) -> list[TopLogprobs]:
+        """Return the likeliest tokens of what was not delivered yet, as in `Delta`."""
+        taken, self.likeliest = self.likeliest, []
+        if not taken:
+            return []
+        ids = torch.stack([ids for ids, _ in taken]).tolist()
+        logprobs = torch.stack([logprobs for _, logprobs in taken]).tolist()
+        pairs = [zip(*position, strict=True) for position in zip(ids, logprobs, strict=True)]
+        return [[(token, logprob) for token, logprob in position if logprob > -math.inf] for position in pairs]
 
 
 @dataclass(eq=False, slots=True)
@@ -121,8 +133,9 @@ class RunningBatch:
             request.row = start + i
             p, params = len(request.prompt_ids), request.params
             shift = request.images.shift if request.images is not None else 0
-            ints.append((p, 0, p + params.max_tokens - 1, params.top_k, shift))
-            floats.append((params.temperature, params.top_p))
+            greedy = params.temperature == 0
+            ints.append((p, 0, p + params.max_tokens - 1, 0 if greedy else params.top_k, shift))
+            floats.append((params.temperature, 1.0 if greedy else params.top_p))
             self.tokens[request.row, :p] = torch.tensor(request.prompt_ids, device=self.device)
         self.requests.extend(newcomers)
         stop = len(self)
@@ -158,7 +171,7 @@ class RunningBatch:
     def sampling_of(self, start: int) -> SamplingTensors:
         """The sampling settings of rows `start` …; those of all rows are cached until a request joins or leaves."""
         if start == 0 and self.sampling is not None:
-            return self._constrained(self.sampling, start)
+            return self._in_this_step(self.sampling, start)
         requests = self.requests[start:]
         pairs = [(i, token) for i, r in enumerate(requests) for token in r.params.banned]
         banned = torch.tensor(pairs, device=self.device).T if pairs else None
@@ -169,20 +182,67 @@ class RunningBatch:
             top_k_N=self.ints[3, start:stop],
             banned=(banned[0], banned[1]) if banned is not None else None,
             greedy=any(r.params.temperature == 0 for r in requests),
-            filtered=any(r.params.top_p < 1 or r.params.top_k > 0 for r in requests),
+            filtered=any(r.params.temperature > 0 and (r.params.top_p < 1 or r.params.top_k > 0) for r in requests),
+            bias=self._bias(requests),
+            penalties=self._penalties(requests),
+            listed=self._listed(requests),
         )
         if start == 0:
             self.sampling = sampling
-        return self._constrained(sampling, start)
+        return self._in_this_step(sampling, start)
 
-    def _constrained(self, sampling: SamplingTensors, start: int) -> SamplingTensors:
-        """The settings with the tokens that the grammars of rows `start` … allow next, which differ in each step."""
+    def _bias(self, requests: list[SequenceRequest]) -> tuple[Tensor, Tensor, Tensor] | None:
+        biases = [(i, token, bias) for i, r in enumerate(requests) for token, bias in r.params.logit_bias]
+        if not biases:
+            return None
+        rows, tokens, values = zip(*biases, strict=True)
+        at = torch.tensor([rows, tokens], device=self.device)
+        return at[0], at[1], torch.tensor(values, dtype=torch.float32, device=self.device)
+
+    def _penalties(self, requests: list[SequenceRequest]) -> Penalties | None:
+        penalised = [(i, r) for i, r in enumerate(requests) if r.params.penalised]
+        if not penalised:
+            return None
+        ints = [(i, len(r.prompt_ids) - r.params.reply_tokens) for i, r in penalised]
+        floats = [(r.params.frequency_penalty, r.params.presence_penalty) for _, r in penalised]
+        row_K, start_K = torch.tensor(ints, device=self.device).T
+        frequency_K, presence_K = torch.tensor(floats, dtype=torch.float32, device=self.device).T
+        return Penalties(row_K, frequency_K, presence_K, start_K)
+
+    def _listed(self, requests: list[SequenceRequest]) -> tuple[Tensor, int] | None:
+        listed = [(i, r.params.top_logprobs) for i, r in enumerate(requests) if r.params.top_logprobs]
+        if not listed:
+            return None
+        rows, most = zip(*listed, strict=True)
+        return torch.tensor(rows, device=self.device), max(most)
+
+    def _in_this_step(self, sampling: SamplingTensors, start: int) -> SamplingTensors:
+        """The settings with what differs in each step: what the grammars of rows `start` … allow, and their tokens."""
+        if sampling.penalties is not None:
+            stop = len(self)
+            sampling = replace(sampling, history=(self.tokens[start:stop], self.ints[0, start:stop]))
         constrained = [(i, r.grammar) for i, r in enumerate(self.requests[start:]) if r.grammar is not None]
         if not constrained:
             return sampling
         rows = torch.tensor([i for i, _ in constrained], device=self.device)
         allowed = torch.from_numpy(np.stack([grammar.allowed() for _, grammar in constrained])).to(self.device)
         return replace(sampling, allowed=(rows, allowed))
+
+    def append(
+        self, start: int, token_N: Tensor, logp_N: Tensor, likeliest: tuple[Tensor, Tensor] | None, version: int
+    ) -> None:
+        """Write the next tokens of rows `start` … to their history. likeliest: see `sample_tokens`."""
+        stop = start + len(token_N)
+        at = (torch.arange(start, stop, device=self.device), self.ints[0, start:stop])
+        self.tokens[at] = token_N
+        self.logprobs[at] = logp_N
+        self.versions[at] = version
+        self.ints[1, start:stop] = token_N
+        if likeliest is not None:
+            listed = [r for r in self.requests[start:] if r.params.top_logprobs]
+            for request, token_M, logp_M in zip(listed, *likeliest, strict=True):
+                most = request.params.top_logprobs
+                request.likeliest.append((token_M[:most], logp_M[:most]))
 
     def sampled(self, request: SequenceRequest, *, since: int = 0) -> tuple[list[int], list[float], list[int]]:
         """Token ids, logprobs and versions of a running request's sampled tokens, from the `since`-th on.

@@ -9,12 +9,41 @@ from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True)
+class Penalties:
+    """The penalties of the K rows that have any.
+
+    row_K int64. frequency_K, presence_K float32. start_K int64: the position of the first token that counts.
+    """
+
+    row_K: Tensor
+    frequency_K: Tensor
+    presence_K: Tensor
+    start_K: Tensor
+
+    def apply(self, logits_NV: Tensor, token_NT: Tensor, length_N: Tensor) -> Tensor:
+        """Return the logits less `count * frequency + (count > 0) * presence`, by OpenAI's formula.
+
+        token_NT int64: the tokens so far, of which each row has length_N.
+        """
+        at_T = torch.arange(token_NT.shape[1], device=token_NT.device)
+        counted_KT = (at_T >= self.start_K[:, None]) & (at_T < length_N[self.row_K, None])
+        logits_KV = logits_NV[self.row_K]
+        count_KV = torch.zeros_like(logits_KV).scatter_add_(1, token_NT[self.row_K], counted_KT.to(logits_KV.dtype))
+        logits_KV -= self.frequency_K[:, None] * count_KV
+        logits_KV -= self.presence_K[:, None] * (count_KV > 0)
+        return logits_NV.index_put((self.row_K,), logits_KV)
+
+
+@dataclass(frozen=True, slots=True)
 class SamplingTensors:
     """The sampling settings of N rows.
 
     temperature_N float32 (0: greedy), top_p_N float32 (1: off), top_k_N int64 (0: off).
     banned: (row, token id) index pairs, each int64 [K], or None. allowed: the rows that have a grammar, int64 [K], and
-    which tokens it allows in each, bool [K, V]; or None.
+    which tokens it allows in each, bool [K, V]; or None. bias: (row, token id) index pairs and what is added to the
+    logit, float32 [K]; or None. penalties: None if no row has any. history: the tokens so far, int64 [N, T], and how
+    many each row has, int64 [N]; read for penalties alone. listed: the rows whose likeliest tokens are listed, int64
+    [K], and how many M at most; or None.
     greedy: whether any row is greedy. filtered: whether any has top-p or top-k. A pass that no row needs is skipped.
     """
 
@@ -25,18 +54,30 @@ class SamplingTensors:
     greedy: bool
     filtered: bool
     allowed: tuple[Tensor, Tensor] | None = None
+    bias: tuple[Tensor, Tensor, Tensor] | None = None
+    penalties: Penalties | None = None
+    history: tuple[Tensor, Tensor] | None = None
+    listed: tuple[Tensor, int] | None = None
 
 
-def sample_tokens(logits_NV: Tensor, sampling: SamplingTensors, uniform_N: Tensor) -> tuple[Tensor, Tensor]:
+def sample_tokens(
+    logits_NV: Tensor, sampling: SamplingTensors, uniform_N: Tensor
+) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor] | None]:
     """Sample one token for each row: int64 [N] token ids and float32 [N] logprobs (nats).
 
+    Third, of the rows that are `listed`, the likeliest tokens, int64 [K, M], and their logprobs, float32 [K, M].
     logits_NV: [N, V], any float dtype. uniform_N: float64 in [0, 1), one draw a row.
-    The logprob is under the distribution that the token was drawn from (see `Delta`); for greedy rows, the softmax.
+    The logprobs are under the distribution that the token was drawn from (see `Delta`); for greedy rows, the softmax.
 
     Inverse-CDF sampling needs one uniform number a row, whatever the vocabulary, which makes a seeded request cheap and
     independent of its neighbours. The CDF is float64, because float32 loses the tail of a 150k vocabulary.
     """
     logits_NV = logits_NV.float()
+    if sampling.bias is not None:
+        rows, tokens, bias_K = sampling.bias
+        logits_NV = logits_NV.index_put((rows, tokens), bias_K, accumulate=True)
+    if sampling.penalties is not None and sampling.history is not None:
+        logits_NV = sampling.penalties.apply(logits_NV, *sampling.history)
     if sampling.banned is not None:
         logits_NV = logits_NV.index_put(sampling.banned, logits_NV.new_tensor(-torch.inf))
     if sampling.allowed is not None:
@@ -58,7 +99,12 @@ def sample_tokens(logits_NV: Tensor, sampling: SamplingTensors, uniform_N: Tenso
     token_N = torch.searchsorted(cdf_NV, point_N1, right=True).squeeze(1).clamp_(max=cdf_NV.shape[1] - 1)
     if sampling.greedy:
         token_N = torch.where(sampling.temperature_N > 0, token_N, logits_NV.argmax(dim=-1))
-    return token_N, logp_NV.gather(1, token_N[:, None]).squeeze(1)
+    likeliest = None
+    if sampling.listed is not None:
+        rows, most = sampling.listed
+        logp_KM, token_KM = logp_NV[rows].topk(min(most, logp_NV.shape[1]), dim=-1)
+        likeliest = token_KM, logp_KM
+    return token_N, logp_NV.gather(1, token_N[:, None]).squeeze(1), likeliest
 
 
 def _keep_top(logp_NV: Tensor, top_p_N: Tensor, top_k_N: Tensor) -> Tensor:

@@ -6,8 +6,6 @@ import asyncio
 import time
 from dataclasses import dataclass, field
 
-import structlog
-
 from synth.blobs import BlobStore
 from synth.bus.connection import Connection
 from synth.bus.history.job_log import read_job
@@ -57,35 +55,34 @@ class ServeTaskOwner:
 
     async def run(self, task: Task, lease: Lease) -> None:
         """Own one serve task until its job has ended or is paused."""
-        with structlog.contextvars.bound_contextvars(job=task.job_id):
-            history = await read_job(self.bus, task.org, task.job_id)
-            if history.status.is_over(task.term):
-                return
-            job = job_from_data(history.need(JobValidated).job)
-            assert isinstance(job, RlJob | EvalJob)
-            sampling = JobSampling.of(job)
-            served = ServedJob(
-                org=task.org,
-                job_id=task.job_id,
-                source=history.need(JobVerified).source,
-                sampling=sampling,
-                lora=lora_shape(job) if isinstance(job, RlJob) else None,
-                expects_new_weights=isinstance(job, RlJob),
-                teacher=history.need(JobVerified).teacher,
-            )
-            if task.job_id in self.serving:
-                raise Transient("this process serves the job already: it is another one's turn", delay=_REQUEUE_DELAY_S)
-            self.serving.add(task.job_id)
-            served_task = _ServedTask(self, served, task)
-            try:
-                await served_task.serve_until_over(lease)
-            except Permanent as error:
-                await self.refuse(task, str(error), train=served.expects_new_weights)
-            finally:
-                self.serving.discard(task.job_id)
-                self.router.jobs.pop(task.job_id, None)
-                await self.router.model_pool.release(task.job_id)
-                self.changed.set()
+        history = await read_job(self.bus, task.org, task.job_id)
+        if history.status.is_over(task.term):
+            return
+        job = job_from_data(history.need(JobValidated).job)
+        assert isinstance(job, RlJob | EvalJob)
+        sampling = JobSampling.of(job)
+        served = ServedJob(
+            org=task.org,
+            job_id=task.job_id,
+            source=history.need(JobVerified).source,
+            sampling=sampling,
+            lora=lora_shape(job) if isinstance(job, RlJob) else None,
+            expects_new_weights=isinstance(job, RlJob),
+            teacher=history.need(JobVerified).teacher,
+        )
+        if task.job_id in self.serving:
+            raise Transient("this process serves the job already: it is another one's turn", delay=_REQUEUE_DELAY_S)
+        self.serving.add(task.job_id)
+        served_task = _ServedTask(self, served, task)
+        try:
+            await served_task.serve_until_over(lease)
+        except Permanent as error:
+            await self.refuse(task, str(error), train=served.expects_new_weights)
+        finally:
+            self.serving.discard(task.job_id)
+            self.router.jobs.pop(task.job_id, None)
+            await self.router.model_pool.release(task.job_id)
+            self.changed.set()
 
     async def give_up(self, task: Task, reason: str) -> None:
         """Announce for a dead letter that its policy cannot be served, so that the owner of the job ends it."""

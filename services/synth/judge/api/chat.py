@@ -22,6 +22,7 @@ from synth.judge.failures import JudgeTrouble, away, refused, unreadable
 from synth.judge.metrics import CALL_SECONDS, CALLS
 from synth.judge.prompts.answers import UnusableAnswer
 from synth.judge.usage import UsageCount
+from synth.outbound.failures import reason_of
 from synth.outbound.http_guard import AddressRefused
 from synth.outbound.reply_body import ReplyTooLarge, ReplyUndecodable, read_body
 from synth.runtime import logs
@@ -234,7 +235,7 @@ class JudgeChat:
             raise self._no_answer(endpoint, f"it did not answer within {timeout_s:g} s", counts=counts) from error
         except httpx.HTTPError as error:
             CALLS.labels(outcome="none").inc()
-            raise self._no_answer(endpoint, f"it cannot be reached ({type(error).__name__}: {error})") from error
+            raise self._no_answer(endpoint, f"it cannot be reached: {reason_of(error)}") from error
         finally:
             CALL_SECONDS.observe(time.monotonic() - started)
             if not answered:

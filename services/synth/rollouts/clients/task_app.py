@@ -9,6 +9,7 @@ import httpx
 
 from synth.base_url import under
 from synth.jobs.resolved import RolloutSettings
+from synth.outbound.failures import reason_of
 from synth.outbound.http_guard import GuardPolicy, guarded_client
 from synth.outbound.reply_body import ReplyTooLarge, ReplyUndecodable, read_body
 from synth.rollouts.collection.types import CollectRequest, RolloutSpec
@@ -70,7 +71,7 @@ class TaskAppClient:
         except ReplyUndecodable as error:
             return TaskAppReply(0, str(error))
         except httpx.HTTPError as error:
-            return TaskAppReply(0, f"{type(error).__name__}: {error}")
+            return TaskAppReply(0, f"the call failed: {reason_of(error)}")
         unread = UnreadAnswer(content, (cid, *([self._key] if self._key else [])), self._max_answer_depth)
         answered = TaskAppReply(reply.status_code, None, unread=unread)
         return answered if answered.size > INLINE_BYTES else answered.read()

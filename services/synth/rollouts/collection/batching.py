@@ -68,7 +68,7 @@ class ScoredRollout:
 
     turn_rewards: what each call of the model earned, which add up to the reward. sources: the sums that it was made of,
     without their weights, by their key in `[rubric.weights]`. steps_missing: see `Rewarded`. cut_off: its last reply is
-    not whole.
+    not whole. images_dropped: over all its calls, those that the model was not shown.
     """
 
     rollout_id: str
@@ -82,6 +82,7 @@ class ScoredRollout:
     sources: dict[str, float] = field(default_factory=dict[str, float])
     steps_missing: bool = False
     cut_off: bool = False
+    images_dropped: int = 0
 
 
 def group_has_signal(members: list[ScoredRollout], credit: CreditRules) -> bool:

@@ -38,8 +38,16 @@ def collection_metrics(
         "completion_unique_rate": len({(r.group, _sampled(r)) for r in rollouts}) / len(rollouts),
         "branch_breaks": float(sum(max(0, len(r.branches) - 1) for r in rollouts)),
         "rollouts_cut_off": float(sum(r.cut_off for r in rollouts)),
+        **_image_metrics(rollouts),
         **_teacher_metrics(rollouts),
     }
+
+
+def _image_metrics(rollouts: list[ScoredRollout]) -> dict[str, float]:
+    """The images that were not shown to the model, over all calls; nothing where no model sees."""
+    dropped = sum(r.images_dropped for r in rollouts)
+    seen = dropped or any(branch.processor for r in rollouts for branch in r.branches)
+    return {"images_dropped": float(dropped)} if seen else {}
 
 
 def _teacher_metrics(rollouts: list[ScoredRollout]) -> dict[str, float]:

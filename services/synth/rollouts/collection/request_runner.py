@@ -205,6 +205,7 @@ class RequestRunner:
                     traced=result.traced,
                     failures=ours.failures,
                     cut_off=is_cut_off(result.records),
+                    images_dropped=sum(record.images_dropped for record in result.records),
                 )
             if tries >= self._max_tries:
                 problem, transcript = result.score.problem, result.transcript

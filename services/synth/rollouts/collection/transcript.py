@@ -64,6 +64,7 @@ def _turn(record: CompletionRecord) -> TranscriptTurn:
         reply=chat.reply,
         finish_reason=record.finish_reason,
         malformed_call=record.malformed_call,
+        images_dropped=record.images_dropped,
         prompt_tokens=len(record.prompt_ids),
         sampled_tokens=len(sampled),
         versions=(int(sampled.min()), int(sampled.max())) if len(sampled) else None,

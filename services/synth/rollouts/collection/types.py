@@ -92,7 +92,8 @@ class CompletedRollout:
     """A finished rollout, to be made durable. seconds: from the first try to the last reply. tries: at least 1.
 
     calls: how often it called the model. transcript: of its last try; traced: whether that is whole.
-    failures: why the tries before it failed. cut_off: its last reply is not whole.
+    failures: why the tries before it failed. cut_off: its last reply is not whole. images_dropped: over all its calls,
+    those that the model was not shown.
     """
 
     spec: RolloutSpec
@@ -105,6 +106,7 @@ class CompletedRollout:
     traced: bool = False
     failures: list[Problem] = field(default_factory=list[Problem])
     cut_off: bool = False
+    images_dropped: int = 0
 
 
 @dataclass(frozen=True)

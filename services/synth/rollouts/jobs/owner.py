@@ -13,7 +13,6 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 import msgspec
-import structlog
 
 from synth.blobs import BlobStore
 from synth.bus.connection import Connection
@@ -73,18 +72,17 @@ class CollectTaskOwner:
 
     async def run(self, task: Task, lease: Lease) -> None:
         """Own one collect task until its job has ended or is paused."""
-        with structlog.contextvars.bound_contextvars(job=task.job_id):
-            history = await read_job(self.bus, task.org, task.job_id)
-            if history.status.is_over(task.term):
-                return
-            job = job_from_data(history.need(JobValidated).job)
-            if isinstance(job, RlJob):
-                fence = await self._start_collection(task)
-                await run_owned(self.bus, fence, self._collect(history, job, lease, fence))
-                return
-            assert isinstance(job, EvalJob)
-            open_context = functools.partial(self._open_context, history, job, lease)
-            await evaluate(self.bus, history, job, lease, self.settings.replica, open_context)
+        history = await read_job(self.bus, task.org, task.job_id)
+        if history.status.is_over(task.term):
+            return
+        job = job_from_data(history.need(JobValidated).job)
+        if isinstance(job, RlJob):
+            fence = await self._start_collection(task)
+            await run_owned(self.bus, fence, self._collect(history, job, lease, fence))
+            return
+        assert isinstance(job, EvalJob)
+        open_context = functools.partial(self._open_context, history, job, lease)
+        await evaluate(self.bus, history, job, lease, self.settings.replica, open_context)
 
     async def _start_collection(self, task: Task) -> Fence:
         return await start_collection(self.bus, task.org, task.job_id, worker=self.settings.replica)

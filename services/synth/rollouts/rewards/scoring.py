@@ -22,6 +22,9 @@ from synth.trajectories import CompletionRecord, RewardSources, at_last_turn
 #: Words in the errors of the published task apps when the policy failed, not the environment.
 _POLICY_FAILURES = ("no tool calls", "no_tool_calls", "policy_step_failed", "policy_failure")
 
+#: Errors of our SDK that the policy never causes, whatever it sampled last: no model, and an episode without a reward.
+_NEVER_THE_POLICYS = ("inference_unavailable", "bad_outcome")
+
 #: Advantages are fp32, and their standard deviation squares the rewards: larger ones would overflow.
 LARGEST_REWARD = 1e30
 
@@ -239,7 +242,7 @@ def _is_policy_failure(reply: TaskAppReply, records: list[CompletionRecord]) -> 
 
     A completion that was cut off, or whose tool call cannot be read, is one that an agent may fail on in its own way.
     """
-    if not records or _says_unavailable(reply.body):
+    if not records or _sdk_code(reply.body) in _NEVER_THE_POLICYS:
         return False
     if records[-1].finish_reason == "length" or records[-1].malformed_call:
         return True
@@ -252,11 +255,11 @@ def _is_policy_failure(reply: TaskAppReply, records: list[CompletionRecord]) -> 
     return any(words in text for words in _POLICY_FAILURES)
 
 
-def _says_unavailable(body: Any) -> bool:
-    """Whether the app's SDK says that the model could not be reached, whatever came before."""
+def _sdk_code(body: Any) -> Any:
+    """The code of an error of the app's SDK; None for another body."""
     detail: Any = body.get("detail") if isinstance(body, dict) else None
     error: Any = detail.get("error") if isinstance(detail, dict) else None
-    return isinstance(error, dict) and error.get("code") == "inference_unavailable"
+    return error.get("code") if isinstance(error, dict) else None
 
 
 def _environment_failed(url: str, what: str, expected: str) -> EnvironmentFailed:

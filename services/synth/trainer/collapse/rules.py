@@ -198,6 +198,7 @@ class CollapseDetector:
         self._reward = _RewardTrend(self._window)
         self._drift = JudgeDrift(self._window)
         self._signal = LearningSignal(solved_after=solved_after, stages=stages, taught=taught)
+        self._images_dropped = False
 
     def add(self, step: int, values: Values) -> list[TrainWarned]:
         """The warnings of the next step, in the order of the rules."""
@@ -214,6 +215,9 @@ class CollapseDetector:
         found = [
             warned for state in self._rule_states if (warned := state.add(step, values, learned=learned or solved))
         ]
+        if not self._images_dropped and values.get("images_dropped"):
+            self._images_dropped = True
+            found.append(_dropped_images(step, values["images_dropped"]))
         if signal is None:
             return found
         if signal.action == "advance":
@@ -229,6 +233,24 @@ class CollapseDetector:
     def at_the_end(self, step: int) -> TrainWarned | None:
         """The warning of a job whose last step this was and in which nothing was trained."""
         return self._signal.at_the_end(step)
+
+
+def _dropped_images(step: int, count: float) -> TrainWarned:
+    """The one warning of a job whose model is not shown every image."""
+    what = f"{count:.0f} images of the rollouts of iteration {step} were dropped, and the model was not shown them"
+    return TrainWarned(
+        step=step,
+        rule="images_dropped",
+        value=count,
+        threshold=0.0,
+        over=1,
+        action="warn",
+        problem=Problem(
+            what=what,
+            expected="at most as many images as a message and a prompt may show",
+            fix="have the task app send fewer, or raise [model] max_images_per_message",
+        ),
+    )
 
 
 def _rule_states(settings: WatchSettings) -> list[_RuleState]:

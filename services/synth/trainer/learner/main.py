@@ -20,6 +20,7 @@ from typing import NoReturn
 import msgspec
 import torch
 
+from synth.estimates.verdict import Verdict
 from synth.events import Canary
 from synth.images.processor import is_vision_folder
 from synth.trainer.config import RlTrainConfig, SftTrainConfig, TrainConfig, parse_train_config
@@ -220,7 +221,8 @@ def train_sft(start: Start, config: SftTrainConfig, channel: OwnerChannel) -> No
             turns.give_up_if_awaited()
     trainer.use_best()
     best = trainer.state.best
-    _finish(checkpoints, work, channel, best_step=trainer.state.step if best is None else best[1])
+    best_step = trainer.state.step if best is None else best[1]
+    _finish(checkpoints, work, channel, best_step=best_step, verdict=trainer.verdict())
 
 
 def _encode(
@@ -295,11 +297,14 @@ def _pause(checkpoints: CheckpointSaver, channel: OwnerChannel) -> None:
     channel.send(Paused(step=checkpoints.state.step))
 
 
-def _finish(checkpoints: CheckpointSaver, work: Path, channel: OwnerChannel, *, best_step: int) -> None:
+def _finish(
+    checkpoints: CheckpointSaver, work: Path, channel: OwnerChannel, *, best_step: int, verdict: Verdict | None = None
+) -> None:
     checkpoints.save_uncovered()
     state = checkpoints.state
     channel.send_progress("export", 0, 1)
     folder = work / "model"
     state.policy.write_model(folder)
     checkpoints.wait()
-    channel.send(Done(model=str(folder), kind=state.policy.kind, step=state.step, best_step=best_step))
+    done = Done(model=str(folder), kind=state.policy.kind, step=state.step, best_step=best_step, verdict=verdict)
+    channel.send(done)

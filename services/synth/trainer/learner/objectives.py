@@ -28,7 +28,7 @@ from synth.trainer.learner.data.sft_dataset import SftDataset
 from synth.trainer.learner.distributed.process_group import add_metrics
 from synth.trainer.learner.losses.base import sequence_index
 from synth.trainer.learner.losses.dpo import DpoOutput, dpo_loss, preference_accuracy
-from synth.trainer.learner.model.mean_nll import mean_nll
+from synth.trainer.learner.model.mean_nll import measure_nll
 from synth.trainer.learner.model.policy import Policy
 from synth.trainer.learner.step_result import ProgressCallback
 from synth.trainer.learner.training_state import TrainingState
@@ -49,8 +49,12 @@ class Objective(Protocol):
         """Compute the gradient of these rows' loss. Returns its metrics over all ranks: loss, trained_tokens, …"""
         ...
 
-    def validate(self) -> dict[str, float]:
-        """The metrics of the validation rows, without dropout, over all ranks: loss, …"""
+    def validate(self) -> tuple[dict[str, float], Tensor]:
+        """Measure the validation rows, without dropout, over all ranks.
+
+        Returns the metrics, loss among them, and float64 [R, 2] on the CPU: the loss of each row times its weight in
+        the mean, and that weight.
+        """
         ...
 
 
@@ -103,15 +107,15 @@ class NllObjective:
             self._progress("train", done, len(micro_batches))
         return group.reduce_metrics(sums)
 
-    def validate(self) -> dict[str, float]:
+    def validate(self) -> tuple[dict[str, float], Tensor]:
         """As `Objective`."""
         assert self._validation is not None
-        loss = mean_nll(
+        loss, rows_R2 = measure_nll(
             self._policy,
             self._validation.sequences,
             progress=lambda done, of: self._progress("validate", done, of),
         )
-        return {"loss": loss}
+        return {"loss": loss}, rows_R2
 
 
 @dataclass(frozen=True)
@@ -157,9 +161,9 @@ class DpoObjective:
 
     def prepare(self) -> None:
         """Compute the reference's log-probabilities, unless the state has them from a checkpoint."""
-        if self._state.reference:
+        if "data" in self._state.reference:
             return
-        self._state.reference = {"data": self._score(self._data)}
+        self._state.reference["data"] = self._score(self._data)
         if self._validation is not None:
             self._state.reference["validation"] = self._score(self._validation)
 
@@ -186,17 +190,24 @@ class DpoObjective:
         return _means(sums, len(indices)) | {"trained_tokens": tokens}
 
     @torch.no_grad()
-    def validate(self) -> dict[str, float]:
+    def validate(self) -> tuple[dict[str, float], Tensor]:
         """As `Objective`, with the same metrics as a step."""
         assert self._validation is not None
         reference = self._state.reference["validation"]
         sums: dict[str, float] = {}
+        loss_R = torch.zeros(len(self._validation), dtype=torch.float64)
         with _evaluating(self._policy):
             for batch in self._all_batches(self._validation, "validate"):
                 logp_P2 = batch.sum_sides(self._policy.logprobs(batch.micro)[0])
                 if not batch.micro.dummy:
-                    add_metrics(sums, _pair_sums(self._loss(logp_P2, reference[batch.pairs]), logp_P2))
-        return _means(self._policy.process_group.reduce_metrics(sums), len(self._validation))
+                    out = self._loss(logp_P2, reference[batch.pairs])
+                    loss_R[batch.pairs] = out.loss_P.double().cpu()
+                    add_metrics(sums, _pair_sums(out, logp_P2))
+        group = self._policy.process_group
+        # Each pair was measured by one rank, and is 0 on the others.
+        group.all_reduce_([loss_R])
+        metrics = _means(group.reduce_metrics(sums), len(self._validation))
+        return metrics, torch.stack([loss_R, torch.ones_like(loss_R)], dim=1)
 
     def _loss(self, logp_P2: Tensor, reference_P2: Tensor) -> DpoOutput:
         return dpo_loss(

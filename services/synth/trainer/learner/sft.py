@@ -11,6 +11,7 @@ import math
 import time
 from pathlib import Path
 
+from synth.estimates.verdict import Verdict, compare_losses
 from synth.trainer.config import SftTrainConfig
 from synth.trainer.errors import TrainingFailed
 from synth.trainer.learner.data.packing import SequenceSource
@@ -24,6 +25,9 @@ from synth.trainer.learner.rng import DrawOrder, reseed
 from synth.trainer.learner.step_result import ProgressCallback, StepResult
 from synth.trainer.learner.training_state import TrainingState
 from synth.weights.tensor_file import load_tensors, save_tensors
+
+#: The validation losses of each row, in `TrainingState.reference`: of the source, of the last weights and of the best.
+_SOURCE_ROWS, _LAST_ROWS, _BEST_ROWS = "source_rows", "last_rows", "best_rows"
 
 
 class SftTrainer:
@@ -64,6 +68,8 @@ class SftTrainer:
     def step(self) -> StepResult:
         """One optimizer step over `batch_size` rows or pairs. Raises `TrainingFailed` (nan_loss, nan_gradient)."""
         self._objective.prepare()
+        if self.validation is not None and self.state.step == 0 and self.config.validation_every:
+            self.state.reference[_SOURCE_ROWS] = self._objective.validate()[1]
         started = time.perf_counter()
         step = self.state.step + 1
         lr = learning_rate(self.config, step, self.total)
@@ -121,6 +127,14 @@ class SftTrainer:
             best, _ = load_tensors(self._best_file)
             self.policy.load_trainable_state_dict(best)
 
+    def verdict(self) -> Verdict | None:
+        """Compare the validation loss of the final weights with the source's, row by row; None without a validation."""
+        rows = self.state.reference
+        final = _BEST_ROWS if self.config.best_metric else _LAST_ROWS
+        if _SOURCE_ROWS not in rows or final not in rows:
+            return None
+        return compare_losses(rows[_SOURCE_ROWS].tolist(), rows[final].tolist())
+
     def _indices(self, step: int) -> list[int]:
         epoch, batch_index = divmod(step - 1, self._steps_per_epoch)
         if self._order[0] != epoch:
@@ -133,11 +147,13 @@ class SftTrainer:
         if self.validation is None or not every or (step % every and step != self.total):
             return {}
         started = time.perf_counter()
-        measured = self._objective.validate()
+        measured, rows = self._objective.validate()
+        self.state.reference[_LAST_ROWS] = rows
         loss = measured["loss"]
         if self.config.best_metric and (self.state.best is None or loss < self.state.best[0]):
             assert self._best_file is not None
             self.state.best = (loss, step)
+            self.state.reference[_BEST_ROWS] = rows
             best = self.policy.trainable_state_dict()
             if self._process_group.is_main:
                 save_tensors(self._best_file, best)

@@ -72,8 +72,8 @@ class TrainingState:
 
     step: steps done. reports: the metrics of each step that no checkpoint stores yet. probe: some sequences of the last
     batch, whose loss a resumed run must reproduce. probe_temperature: that at which the probe is scored. best: the
-    lowest validation loss and its step. canary: the canary's token ids. reference: what a job compares its policy with
-    that has no reference model at hand, by name.
+    lowest validation loss and its step. canary: the canary's token ids. reference: by name, what a job compares its
+    policy with: the source's log-probabilities of DPO's pairs, and the validation losses of each row.
     """
 
     policy: Policy
@@ -158,7 +158,7 @@ class TrainingState:
         snapshot.bodies.update({f"{IMAGES}/{image.name}": image.read_bytes() for image in self._probe_images()})
         snapshot.tensors[PROBE] = {} if self.probe is None else sequences_to_tensors(self.probe)
         if self.reference:
-            snapshot.tensors[REFERENCE] = self.reference
+            snapshot.tensors[REFERENCE] = dict(self.reference)
         snapshot.copies.update({source.name: source.open("rb") for source in self.policy.copied_files()})
         if best_file is not None:
             snapshot.copies[BEST] = best_file.open("rb")

@@ -20,11 +20,12 @@ from synth.blobs import BlobMissing, BlobStore
 from synth.bus.connection import Connection
 from synth.bus.history.model_leases import leased_trees
 from synth.bus.publish import Fence, Publisher
-from synth.errors import SynthError
+from synth.errors import Problem, SynthError
 from synth.events import (
     BlobExpired,
     BlobRef,
     CheckpointSaved,
+    Continuation,
     ModelPublished,
     ModelRef,
     PolicyPublished,
@@ -34,7 +35,8 @@ from synth.events import (
 )
 from synth.runtime import logs
 from synth.trainer.owner.collapse_watch import CollapseWatch
-from synth.trainer.owner.history import AttemptHistory
+from synth.trainer.owner.errors import JobFailure
+from synth.trainer.owner.history import AttemptHistory, read_policy
 from synth.trainer.owner.provisional_steps import ProvisionalSteps
 from synth.trainer.protocol import Ready, Saved, Stepped
 
@@ -129,6 +131,25 @@ class Announcer:
         async with self._step_published:
             self._published_step = k
             self._step_published.notify_all()
+
+    async def announce_continued_policy(self, continues: Continuation, work_dir: Path) -> None:
+        """Publish the policy of another job's checkpoint, which the engines of this one have yet to serve.
+
+        Raises `JobFailure` where its weights are gone.
+        """
+        version, attempt = continues.version, self._fence.attempt
+        if any(known >= version for _, known in self._announced.weights):
+            return
+        policy = await read_policy(self._bus, self._fence.org, continues)
+        if policy is None:
+            what = f"the weights that {continues.job} served after step {continues.step} have expired"
+            fix = f"train from its checkpoint: [model] source = {continues.model!r}"
+            raise JobFailure("not_continued", Problem(what=what, fix=fix))
+        file = await self._blobs.fetch(policy.weights, work_dir / f"continued-{version}.safetensors")
+        ref = await self._blobs.put_file(f"{self._prefix}/policy-{version}.safetensors", file)
+        event = PolicyPublished(version=version, attempt=attempt, kind=policy.kind, weights=ref, canary=policy.canary)
+        await self._publisher.fenced(event, fence=self._fence, id=f"{attempt}:{version}")
+        self._announced.weights[attempt, version] = ref
 
     async def publish_model(self, ref: ModelRef, *, kind: str, step: int) -> None:
         """Publish the finished model."""

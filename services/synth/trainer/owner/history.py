@@ -10,13 +10,16 @@ from synth.events import (
     BlobExpired,
     BlobRef,
     CheckpointSaved,
+    Continuation,
     EvalCompleted,
     ModelPublished,
+    ModelRef,
     PolicyPublished,
     RolloutBatched,
     RolloutRequested,
     TrainStep,
 )
+from synth.trainer.collapse.learning_signal import STAGE
 
 _FACTS = (
     "train.step",
@@ -46,6 +49,8 @@ class AttemptHistory:
     evaluated: set[int] = field(default_factory=set)
     model: ModelPublished | None = None
     expired_last: list[str] = field(default_factory=list)
+    continues: Continuation | None = None
+    """The checkpoint of another job that this one begins behind."""
     seq: int = 0
 
     def add_request(self, event: RolloutRequested) -> None:
@@ -54,9 +59,17 @@ class AttemptHistory:
         if event.mode == "train":
             self.stages[event.iteration] = event.stage
 
+    def batch_values(self, step: int) -> dict[str, float]:
+        """The collector's metrics of a step's batch and the stage of its seeds; none for SFT."""
+        if step not in self.batches:
+            return {}
+        return self.batches[step].values | {STAGE: float(self.stages.get(step, 0))}
 
-async def read_history(bus: Connection, org: str, job_id: str) -> AttemptHistory:
-    """Read the log of a training job.
+
+async def read_history(
+    bus: Connection, org: str, job_id: str, *, continues: Continuation | None = None
+) -> AttemptHistory:
+    """Read the log of a training job. continues: where it begins; None for its source model.
 
     To be called after this attempt's own `job.started`, when no earlier attempt can add to the log any more.
     """
@@ -85,4 +98,36 @@ async def read_history(bus: Connection, org: str, job_id: str) -> AttemptHistory
                 announced.expired_last = uris
     announced.weights = {key: ref for key, ref in announced.weights.items() if ref.uri not in expired}
     announced.checkpoints = [c for c in announced.checkpoints if c.tree.uri not in expired]
+    if continues is not None:
+        announced.continues = continues
+        announced.last_step = max(announced.last_step, continues.step)
+        announced.checkpoint = announced.checkpoint or _checkpoint_of(continues)
     return announced
+
+
+async def read_policy(bus: Connection, org: str, continues: Continuation) -> PolicyPublished | None:
+    """The weights that the other job published of its checkpoint; None where they have expired."""
+    facts = [f"{fact}.{org}.{continues.job}" for fact in ("policy.published", "blob.expired")]
+    published: dict[str, PolicyPublished] = {}
+    for recorded in await replay(bus, facts, whole=True):
+        match recorded.event:
+            case PolicyPublished(version=continues.version) as event:
+                published[event.weights.uri] = event
+            case BlobExpired(uris=uris):
+                for uri in uris:
+                    published.pop(uri, None)
+            case _:
+                continue
+    return next(reversed(published.values()), None)
+
+
+def _checkpoint_of(continues: Continuation) -> CheckpointSaved:
+    """The checkpoint as one of the job's own. It is not among those that the job may delete."""
+    return CheckpointSaved(
+        step=continues.step,
+        version=continues.version,
+        attempt=0,
+        tree=continues.tree,
+        size=continues.tree.size,
+        model=ModelRef(id=continues.model),
+    )

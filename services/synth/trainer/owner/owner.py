@@ -43,12 +43,11 @@ class TrainTaskOwner:
 
     async def run(self, task: Task, lease: Lease) -> None:
         """Own one train task until its job has ended or is paused."""
-        with structlog.contextvars.bound_contextvars(job=task.job_id):
-            ownership = await self._take(task, devices=self._devices)
-            if ownership is None:
-                return
-            with structlog.contextvars.bound_contextvars(attempt=ownership.fence.attempt):
-                await self._run_attempt(ownership, lease)
+        ownership = await self._take(task, devices=self._devices)
+        if ownership is None:
+            return
+        with structlog.contextvars.bound_contextvars(attempt=ownership.fence.attempt):
+            await self._run_attempt(ownership, lease)
 
     async def give_up(self, task: Task, reason: str) -> None:
         """The task is a dead letter: end its job, so that nobody waits for it in vain.
@@ -77,13 +76,14 @@ class TrainTaskOwner:
     async def _run_attempt(self, ownership: Ownership, lease: Lease) -> None:
         history, fence = ownership.history, ownership.fence
         lease.progress("read the log", deadline=60)
-        announced = await read_history(self.bus, fence.org, fence.job_id)
+        validated = history.need(JobValidated)
+        announced = await read_history(self.bus, fence.org, fence.job_id, continues=validated.continues)
         requested = ownership.requested_ending(step=announced.last_step)
         if requested is not None:
             await ownership.end(requested, step=announced.last_step)
             return
         work_dir = self.settings.work_dir / fence.job_id / f"attempt-{fence.attempt}"
-        job = job_from_data(history.need(JobValidated).job)
+        job = job_from_data(validated.job)
         assert isinstance(job, RlJob | SftJob)
         attempt = Attempt(self.bus, self.blobs, self.settings, history, fence, announced, lease, work_dir)
         try:

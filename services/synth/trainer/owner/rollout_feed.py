@@ -49,10 +49,13 @@ class RolloutFeed:
                 )
             )
 
-    async def request_evaluation(self, k: int) -> None:
-        """Request an evaluation of the policy after step k, when one is due; step 0 is the source model."""
+    async def request_evaluation(self, k: int, *, last: bool = False) -> None:
+        """Request an evaluation of the policy after step k, if one is due; step 0 is the source model.
+
+        last: whether k is the final step, which every job with evaluations evaluates.
+        """
         evaluation = self._job.evaluation
-        if evaluation is None or k % evaluation.every_n_iters:
+        if evaluation is None or (k % evaluation.every_n_iters and not last):
             return
         self._requested_evaluations.add(k)
         await self._announcer.request_rollouts(

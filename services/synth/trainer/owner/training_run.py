@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from synth.bus.publish import Publisher
 from synth.errors import Problem, Transient
+from synth.estimates.verdict import Verdict
 from synth.events import (
     BlobRef,
     DataProgress,
@@ -25,18 +26,18 @@ from synth.events import (
 from synth.jobs.resolved import RlJob, SftJob, lora_shape
 from synth.models import checkpoint_name
 from synth.runtime import logs
-from synth.trainer.collapse.learning_signal import NO_LEARNING_SIGNAL, STAGE
+from synth.trainer.collapse.learning_signal import NO_LEARNING_SIGNAL
 from synth.trainer.errors import CHECKPOINT_FAILED, NO_TURN
 from synth.trainer.owner.announcer import Announcer
 from synth.trainer.owner.attempt import Attempt
 from synth.trainer.owner.checkpoint_retention import steps_to_keep
 from synth.trainer.owner.collapse_watch import CollapseWatch
 from synth.trainer.owner.errors import JobFailure
-from synth.trainer.owner.history import AttemptHistory
 from synth.trainer.owner.learner_config import build_start
 from synth.trainer.owner.processes.learner_process import LearnerPool, LearnerProcess, LearnerStopped
 from synth.trainer.owner.provisional_steps import ProvisionalSteps
 from synth.trainer.owner.rollout_feed import RolloutFeed
+from synth.trainer.owner.verdict import explain_validation, read_verdict
 from synth.trainer.protocol import (
     TOKENISE,
     Done,
@@ -101,6 +102,7 @@ class _TrainingRun:
     provisional: ProvisionalSteps
     reason: str = ""
     """Why the job succeeds, where it has not simply done all of its steps."""
+    verdict: Verdict | None = None
 
     @classmethod
     async def open(
@@ -141,10 +143,12 @@ class _TrainingRun:
             watch=watch,
             provisional=provisional,
         )
-        reports = {k: _batch_values(announced, k) | values for k, values in ready.reports.items()}
+        reports = {k: announced.batch_values(k) | values for k, values in ready.reports.items()}
         await announcer.delete_expired_blobs()
         if announced.checkpoint is not None:
             await announcer.announce_resume(ready, reports)
+        if announced.continues is not None and isinstance(job, RlJob):
+            await announcer.announce_continued_policy(announced.continues, attempt.work_dir)
         log.info("training", step=ready.step, of=ready.total, resumed=announced.checkpoint is not None)
         values = reports.get(ready.step, {})
         return cls(attempt, job, learner, ready, announcer, verified, values, watch, provisional)
@@ -277,16 +281,6 @@ def _pause_reason(run: _TrainingRun) -> str:
     return demand.problem.text()
 
 
-def _batch_values(announced: AttemptHistory, step: int) -> dict[str, float]:
-    """What is known of a step's batch beside what the learner says: the collector's metrics, and its seeds' stage.
-
-    None for SFT.
-    """
-    if step not in announced.batches:
-        return {}
-    return announced.batches[step].values | {STAGE: float(announced.stages.get(step, 0))}
-
-
 def _evaluated_every(job: RlJob | SftJob) -> int:
     """Steps between two that are evaluated; 0 where none is."""
     if isinstance(job, SftJob):
@@ -307,6 +301,8 @@ async def _train_sft(run: _TrainingRun) -> Done | Paused:
             run.values = message.values
             run.attempt.lease.progress("publish", deadline=run.attempt.settings.model_io_s)
             await run.announcer.announce_step(message, message.values, kind=run.job.weights_kind)
+        if isinstance(message, Done) and message.verdict is not None:
+            run.verdict = explain_validation(message.verdict, run.job, run.values)
         return message
     finally:
         forward_pause.cancel()
@@ -325,6 +321,7 @@ async def _train_rl(run: _TrainingRun, job: RlJob) -> Done | Paused:
         # Step 0 is the source model, which the steps after it are compared with. At a later step, the previous attempt
         # may have died between the step and the request of its evaluation.
         await feed.request_evaluation(run.ready.step)
+        last_step = run.ready.step
         for k in range(run.ready.step + 1, job.iterations + 1):
             if run.demand is not None:
                 # The policy has solved its last seeds: what was collected ahead of that is not trained.
@@ -336,18 +333,21 @@ async def _train_rl(run: _TrainingRun, job: RlJob) -> Done | Paused:
             await run.learner.send(TrainBatch(iteration=k, batch=str(path)))
             stepped = await run.recv(Stepped)
             published = time.monotonic()
-            run.values = _batch_values(run.attempt.announced, k) | stepped.values | {"wait_seconds": waited}
+            run.values = run.attempt.announced.batch_values(k) | stepped.values | {"wait_seconds": waited}
             run.attempt.lease.progress("publish", deadline=run.attempt.settings.model_io_s)
             await run.announcer.announce_step(stepped, run.values, kind=job.weights_kind)
+            last_step = k
             await feed.request_evaluation(k)
             await run.announcer.expire_weights(keep_versions=job.max_staleness + 2, pinned=feed.pinned_versions())
             log.info("step", step=k, publish_seconds=round(time.monotonic() - published, 4))
             run.raise_for_collapse()
+        await feed.request_evaluation(last_step, last=True)
         await run.wait_unless_paused(feed.wait_evaluations())
         await run.learner.send(Finish())
         done = await run.recv(Done)
         await run.all_stored()
         run.reason = await run.reason_of_end()
+        run.verdict = await read_verdict(run.attempt, job, last_step)
         return done
     except _PauseRequested:
         await run.learner.send(Pause())
@@ -367,7 +367,7 @@ async def _publish_model(run: _TrainingRun, done: Done) -> JobSucceeded:
         tree = await run.announcer.store_model(Path(done.model))
         ref = _model_ref(job, run.verified.source, id, tree)
         await run.announcer.publish_model(ref, kind=done.kind, step=done.best_step)
-    return JobSucceeded(steps=done.step, model=id, values=run.values, reason=run.reason)
+    return JobSucceeded(steps=done.step, model=id, values=run.values, reason=run.reason, verdict=run.verdict)
 
 
 def _model_ref(job: RlJob | SftJob, source: ModelRef, id: str, tree: BlobRef) -> ModelRef:

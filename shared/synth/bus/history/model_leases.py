@@ -19,7 +19,16 @@ from synth.bus.history.model_refs import find_model
 from synth.bus.publish import Publisher
 from synth.bus.replay import replay
 from synth.errors import Problem, SynthError, UserError
-from synth.events import BlobExpired, CheckpointSaved, JobDeleted, ModelDeleted, ModelLeased, ModelPublished, trees_of
+from synth.events import (
+    BlobExpired,
+    CheckpointSaved,
+    Continuation,
+    JobDeleted,
+    ModelDeleted,
+    ModelLeased,
+    ModelPublished,
+    trees_of,
+)
 from synth.events.catalogue import subject_of
 from synth.jobs.resolved import Job, RlJob
 from synth.models import Registry, parse_finetuned
@@ -29,15 +38,30 @@ log = logs.get("model_leases")
 
 
 async def lease_models(
-    bus: Connection, org: str, job_id: str, job: Job, registry: Registry, *, origins: Mapping[str, str]
+    bus: Connection,
+    org: str,
+    job_id: str,
+    job: Job,
+    registry: Registry,
+    *,
+    origins: Mapping[str, str],
+    continues: Continuation | None = None,
 ) -> None:
-    """Lease what a job starts from and is taught by, where jobs made it. origins: where its file says what.
+    """Lease what a job starts from, is taught by and goes on from, where jobs made it.
+
+    origins: where its file says what.
 
     Raises `UserError` for what is not there.
     """
     teacher = job.distillation.teacher if isinstance(job, RlJob) and job.distillation is not None else None
     problems: list[Problem] = []
-    for model_id, where in ((job.model, None), (teacher, origins.get("distillation.teacher", "teacher"))):
+    checkpoint = continues.model if continues is not None else None
+    needed = (
+        (job.model, None),
+        (teacher, origins.get("distillation.teacher", "teacher")),
+        (checkpoint, f"the checkpoint of {continues.job}" if continues is not None else None),
+    )
+    for model_id, where in needed:
         try:
             if model_id is not None and parse_finetuned(model_id) is not None:
                 await _lease(bus, org, job_id, model_id, registry)

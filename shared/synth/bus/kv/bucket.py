@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import msgspec
 from nats.aio.msg import Msg
-from nats.js.errors import KeyNotFoundError, KeyWrongLastSequenceError
+from nats.js.errors import APIError, KeyNotFoundError, KeyWrongLastSequenceError
 from nats.js.kv import KeyValue
 
 from synth.bus.connection import Connection
@@ -23,6 +23,8 @@ from synth.service_secrets import Keyring, Purpose, ServiceSecrets
 #: Before each key of the bucket, as a subject.
 SUBJECTS = f"$KV.{SECRETS}."
 
+#: The code of NATS for a write that another one preceded.
+WRONG_LAST_SEQUENCE = 10071
 _MAX_RACES = 10
 _BUCKET_S = 10.0
 
@@ -94,6 +96,16 @@ class SecretsBucket:
         bucket = await self._bus.js.key_value(SECRETS)
         for key in keys:
             await bucket.delete(key)
+
+    async def _take(self, key: str) -> bool:
+        """Remove a record. Returns False if it is gone or is changed meanwhile."""
+        bucket = await self._bus.js.key_value(SECRETS)
+        try:
+            return await bucket.delete(key, last=(await bucket.get(key)).revision)
+        except APIError as error:
+            if isinstance(error, KeyNotFoundError) or error.err_code == WRONG_LAST_SEQUENCE:
+                return False
+            raise
 
     async def _create(self, key: str, record: msgspec.Struct | str) -> bool:
         """Write a record where there is none; False where there is one."""

@@ -14,14 +14,13 @@ import msgspec
 from nats.js.errors import APIError, KeyNotFoundError, KeyWrongLastSequenceError
 from nats.js.kv import KeyValue
 
-from synth.bus.kv.bucket import SUBJECTS, Sealed, SecretsBucket, seal_text, unseal_text
+from synth.bus.kv.bucket import SUBJECTS, WRONG_LAST_SEQUENCE, Sealed, SecretsBucket, seal_text, unseal_text
 from synth.bus.kv.environment_keys import CHAT_GRANTS, EnvironmentKey
 from synth.bus.kv.secrets import SecretStore
 from synth.bus.server.topology import SECRETS
 from synth.errors import Conflict, InvalidKey, Problem, UserError
 from synth.service_secrets import Purpose
 
-_WRONG_LAST_SEQUENCE = 10071
 _MAX_RACES = 10
 
 
@@ -123,7 +122,7 @@ async def _move(bucket: KeyValue, place: str, target: str) -> None:
         try:
             await bucket.delete(place, last=entry.revision)
         except APIError as error:
-            if error.err_code != _WRONG_LAST_SEQUENCE:
+            if error.err_code != WRONG_LAST_SEQUENCE:
                 raise
             continue
         return

@@ -65,6 +65,14 @@ class JudgeKey(msgspec.Struct, frozen=True, kw_only=True):
     origin: str
 
 
+class DeviceApproval(msgspec.Struct, frozen=True, kw_only=True):
+    """An approval of a machine that requests keys of an organisation. by_hash: the digest of the approver's API key."""
+
+    org: OrgId
+    by_hash: str
+    expires_at: datetime
+
+
 class SecretStore(EnvironmentKeyStore):
     """Reads and (in the gateway) writes the secrets of all organisations."""
 
@@ -199,6 +207,25 @@ class SecretStore(EnvironmentKeyStore):
         assert record is not None
         return record
 
+    # -- machines that request keys --
+
+    async def approve_device(self, user_code: str, approval: DeviceApproval) -> bool:
+        """Store an approval, and remove those that expired unused. Returns False if this code has an approval."""
+        now = datetime.now(UTC)
+        for entry in await self._entries("device.*"):
+            if msgspec.json.decode(entry.data, type=DeviceApproval).expires_at <= now:
+                await self._delete([entry.subject.removeprefix(SUBJECTS)])
+        return await self._create(_device(user_code), approval)
+
+    async def device_approval(self, user_code: str) -> DeviceApproval | None:
+        """Return the approval of this code; None if it has none, or an expired one."""
+        approval = await self._get(_device(user_code), DeviceApproval)
+        return None if approval is None or approval.expires_at <= datetime.now(UTC) else approval
+
+    async def take_device_approval(self, user_code: str) -> bool:
+        """Remove the approval of this code. Returns False if another call removed it first."""
+        return await self._take(_device(user_code))
+
     # -- keys of judges' APIs --
 
     async def put_judge_key(self, org: str, name: str, key: str, *, origin: str) -> None:
@@ -245,6 +272,11 @@ def _record(
         created_by=by,
         expires_at=expires_at,
     )
+
+
+def _device(user_code: str) -> str:
+    # The code opens an organisation, so the bucket holds its hash alone.
+    return f"device.{key_hash(user_code)}"
 
 
 def _place(org: str, digest: str) -> str:

@@ -34,6 +34,7 @@ from synth.bus.connection import Connection
 from synth.bus.dead_letters import publish_dead_letter, tell_who_waits
 from synth.bus.kv.task_failures import TaskFailures
 from synth.bus.server.topology import ACK_WAIT_S, HEARTBEAT_S, WORK, task_queue_name
+from synth.bus.tasks.attempt_logs import AttemptLogs
 from synth.bus.tasks.choice import TaskChoice
 from synth.bus.tasks.lease import Lease
 from synth.bus.tasks.pull import pull
@@ -68,6 +69,7 @@ class TaskWorker:
         capacity: int,
         failures: int,
         suspicion: SuspicionSettings,
+        attempt_logs: AttemptLogs,
         run: Callable[[Task, Lease], Awaitable[None]],
         give_up: Callable[[Task, str], Awaitable[None]] | None = None,
         spare: int = 0,
@@ -89,6 +91,7 @@ class TaskWorker:
         self._choice = TaskChoice(bus, kind, pool, send_on=self._send_on)
         self._failures = failures
         self._solitude = Solitude(suspicion)
+        self._attempt_logs = attempt_logs
         self._run = run
         self._give_up = give_up
         self._ack_wait = ACK_WAIT_S
@@ -232,6 +235,16 @@ class TaskWorker:
         await msg.term()
 
     async def _run_task(self, lease: Lease) -> None:
+        try:
+            async with self._attempt_logs.record(lease.task) as attempt_log:
+                attempt_log.finished = await self._finish(lease)
+        finally:
+            self._held.pop(lease.task.subject, None)
+            if lease.failures.owed:
+                self._owed.append(lease.failures)
+
+    async def _finish(self, lease: Lease) -> bool:
+        """Do a task. Returns whether it is done; False if it is handed back, or another worker has it."""
         task = lease.task
         log.info("task taken", task=task.subject, job=task.job_id)
         try:
@@ -245,6 +258,7 @@ class TaskWorker:
             await lease.done()
             await lease.failures.forget()
             log.info("task done", task=task.subject, job=task.job_id)
+            return True
         except asyncio.CancelledError:
             if not lease.was_let_go:
                 await lease.failures.forgive()
@@ -271,10 +285,7 @@ class TaskWorker:
             log.exception("task failed, will be retried", task=task.subject, job=task.job_id)
             await lease.failures.fail()
             await lease.give_back(self._bus.nc, _BUG_PAUSE_S)
-        finally:
-            self._held.pop(task.subject, None)
-            if lease.failures.owed:
-                self._owed.append(lease.failures)
+        return False
 
     async def _make_room(self, suspect: Lease) -> None:
         """Hand back every other task. Raises `Transient` when one does not end."""

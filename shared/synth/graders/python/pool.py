@@ -17,6 +17,7 @@ from typing import Any
 
 import msgspec
 
+from synth.graders.python.settings import PythonPoolSettings
 from synth.runtime.child_process import end_child
 
 _CHILD = Path(__file__).with_name("child.py")
@@ -92,6 +93,17 @@ class PythonPool:
             finally:
                 # Also what it has started.
                 await end_child(process, group=True)
+
+
+def open_pool(settings: PythonPoolSettings) -> PythonPool | None:
+    """The pool of a service; None where the operator has not allowed graders that are code."""
+    if not settings.python_graders:
+        return None
+    return PythonPool(
+        at_once=settings.python_graders_at_once,
+        timeout_s=settings.python_grader_timeout_s,
+        memory_bytes=settings.python_grader_memory_bytes,
+    )
 
 
 async def _read(stream: asyncio.StreamReader) -> bytes:

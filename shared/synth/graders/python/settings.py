@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from pydantic import Field
-from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from synth.settings import Settings
 
 
-class PythonGraderSettings(BaseSettings):
+class PythonGraderSettings(Settings):
     """Settings of every service that reads graders."""
-
-    model_config = SettingsConfigDict(env_prefix="SYNTH_", extra="ignore")
 
     python_graders: bool = False
     """Whether graders of type `python` are run. THERE IS NO SANDBOX: with it, whoever has a key of this cluster's API
-    runs any code as the user of the rollouts service, on its machine, with its files and its network, and can so read
-    the secrets of this cluster. The time, memory and output of a process are bounded, and it is given no environment
-    variables; nothing else holds it. Set it, for the gateway, the validator and the rollouts service alike, only where
-    you would give everybody with a key a shell."""
+    runs any code as the users of the rollouts service and of the gateway, on their machines, with their files and their
+    network, and can so read the secrets of this cluster. The time, memory and output of a process are bounded, and it
+    is given no environment variables; nothing else holds it. Set it, for the gateway, the validator and the rollouts
+    service alike, only where you would give everybody with a key a shell."""
 
 
 class PythonPoolSettings(PythonGraderSettings):
@@ -29,4 +28,5 @@ class PythonPoolSettings(PythonGraderSettings):
     """Bytes of memory that one process of a `python` grader may map."""
 
     python_graders_at_once: int = Field(default=4, ge=1)
-    """Processes of `python` graders at one time, over all jobs of a rollouts service."""
+    """Processes of `python` graders at one time: of a rollouts service over all its jobs, of a gateway over all calls
+    of `graders.run`."""

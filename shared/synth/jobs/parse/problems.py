@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import functools
 import json
+import tomllib
 import types
 from collections.abc import Iterable
 from typing import Any, Union, get_args, get_origin
@@ -81,8 +82,21 @@ def bad_value(error: ErrorDetails, config: type[BaseModel], document: Document) 
     name = next((part for part in reversed(path) if isinstance(part, str)), "the file")
     if error["type"] == "missing":
         return Problem(what=f"the key {name!r} is missing", expected=description or "", where=where)
-    what = f"{name} = {_shown(error['input'])} will not do"
-    return Problem(what=what, expected=_expected(error), fix=description or "", where=where)
+    what, fix = f"{name} = {_shown(error['input'])} is not valid", _without_quotes(name, error) or description
+    return Problem(what=what, expected=_expected(error), fix=fix or "", where=where)
+
+
+def _without_quotes(name: str, error: ErrorDetails) -> str | None:
+    """The fix of a number or a truth value that is written as text."""
+    text = error["input"]
+    if error["type"] not in ("int_type", "float_type", "bool_type") or not isinstance(text, str) or "\n" in text:
+        return None
+    try:
+        value = tomllib.loads(f"value = {text.strip()}")["value"]
+    except tomllib.TOMLDecodeError:
+        return None
+    fits = {"int_type": (int,), "float_type": (int, float), "bool_type": (bool,)}[error["type"]]
+    return f"write it without quotes: {name} = {text.strip()}" if type(value) in fits else None
 
 
 def _section_with(key: str, config: type[BaseModel]) -> str | None:
@@ -122,7 +136,7 @@ def _description(config: type[BaseModel], path: Path) -> str | None:
         found = info.description
         default = info.get_default(call_default_factory=True)
         if found and not info.is_required() and default not in (None, {}) and table_of(info.annotation) is None:
-            found += f"; {json.dumps(default)} when not said"
+            found += f"; default {json.dumps(default)}"
         current = table_of(info.annotation)
     name = next((part for part in reversed(path) if isinstance(part, str)), "")
     return f"{name}: {found}" if found else None

@@ -4,21 +4,15 @@ from __future__ import annotations
 
 import datetime
 import math
-import re
 import tomllib
 from dataclasses import dataclass, field
 from typing import Any, Literal, cast
 
 from synth.errors import Problem, UserError
+from synth.jobs.parse.scanner import MAX_DEPTH, Path, TooDeep, scan_lines
+from synth.jobs.parse.syntax import syntax_problem
 
-Path = tuple[str | int, ...]
-
-_AT_LINE = re.compile(r"(?<!\s)\s*\(at (?:line (\d+), column (\d+)|end of document)\)$")
-_BARE = re.compile(r"[A-Za-z0-9_-]+")
-_SPACE = " \t"
 _INT64 = 2**63
-#: Parts of one dotted key. tomllib's time grows with the cube of it: 41 KB of `a.a.a…` would cost 12 seconds.
-_MAX_DEPTH = 32
 #: Tables and lists within each other: whatever reads a job goes down as deep as it is.
 _MAX_NESTING = 64
 #: Numbers that are no numbers, of which each is named.
@@ -105,7 +99,7 @@ def read_toml(
     try:
         return _document(tomllib.loads(text), name, lines, "toml", flags or {})
     except tomllib.TOMLDecodeError as error:
-        raise UserError(_syntax_problem(str(error), text, name)) from error
+        raise UserError(syntax_problem(str(error), text, name)) from error
     except RecursionError as error:
         raise UserError(Problem(what="this TOML is nested too deeply to read", where=name)) from error
     except ValueError as error:
@@ -115,9 +109,9 @@ def read_toml(
 def _lines(text: str, name: str) -> dict[Path, int]:
     try:
         return scan_lines(text)
-    except _TooDeep as deep:
+    except TooDeep as deep:
         problem = Problem(
-            what=f"a key of more than {_MAX_DEPTH} parts",
+            what=f"a key of more than {MAX_DEPTH} parts",
             expected="keys of a few parts, such as training.lora.r",
             where=f"{name}:{deep.line}",
         )
@@ -144,20 +138,6 @@ def _decode(body: bytes, name: str) -> str:
                 where=f"{name}:{line}",
             )
         ) from error
-
-
-def _syntax_problem(message: str, text: str, name: str) -> Problem:
-    found = _AT_LINE.search(message)
-    what = _AT_LINE.sub("", message)
-    lines = text.split("\n")
-    line = int(found[1]) if found and found[1] else len(lines)
-    source = lines[min(line, len(lines)) - 1].strip()
-    shown = f": `{source[:60]}`" if source else ""
-    return Problem(
-        what=f"not valid TOML, {what[:1].lower()}{what[1:]}{shown}",
-        expected='lines such as key = "value" below a [section]',
-        where=f"{name}:{line}",
-    )
 
 
 def _document(
@@ -202,138 +182,9 @@ def _plain(value: Any, path: Path, problems: list[tuple[Path, str]]) -> Any:
     return value
 
 
-def scan_lines(text: str) -> dict[Path, int]:
-    """The line of each key and table header of valid TOML (keys inside an inline table: that of the table)."""
-    return _Scanner(text).run()
-
-
 class _TooNested(Exception):
     """A value that lies too deep. path: its place."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
         self.path = path
-
-
-class _TooDeep(Exception):
-    """A dotted key that would cost too much to read. line: where, from 1."""
-
-    def __init__(self, line: int) -> None:
-        super().__init__(line)
-        self.line = line
-
-
-class _Scanner:
-    """Walks the statements of a document up to its first mistake, which tomllib will name; values are only skipped."""
-
-    def __init__(self, text: str) -> None:
-        self.text = text
-        self.at = 0
-        self.line = 1
-        self._counted_to = 0
-        self.lines: dict[Path, int] = {}
-        self.elements: dict[Path, int] = {}
-
-    def run(self) -> dict[Path, int]:
-        table: Path = ()
-        while self._to_statement():
-            line = self._line()
-            if self.text[self.at] == "[":
-                table = self._header(line)
-            else:
-                path = table
-                for key in self._keys():
-                    path = (*path, key)
-                    self.lines.setdefault(path, line)
-                self.at += 1  # the equals sign
-                self._skip_value()
-        return self.lines
-
-    def _line(self) -> int:
-        # From where was counted last: from the beginning each time, a long file would cost the square of its length.
-        self.line += self.text.count("\n", self._counted_to, self.at)
-        self._counted_to = self.at
-        return self.line
-
-    def _to_statement(self) -> bool:
-        while self.at < len(self.text):
-            if self.text[self.at] == "#":
-                self._to_line_end()
-            elif self.text[self.at] in " \t\n":
-                self.at += 1
-            else:
-                return True
-        return False
-
-    def _to_line_end(self) -> None:
-        end = self.text.find("\n", self.at)
-        self.at = len(self.text) if end < 0 else end
-
-    def _header(self, line: int) -> Path:
-        array = self.text.startswith("[[", self.at)
-        self.at += 2 if array else 1
-        path: Path = ()
-        keys = self._keys()
-        for i, key in enumerate(keys):
-            path = (*path, key)
-            last = i == len(keys) - 1
-            if array and last:
-                self.elements[path] = self.elements.get(path, -1) + 1
-            if path in self.elements:
-                path = (*path, self.elements[path])
-            if last:
-                self.lines[path] = line
-            else:
-                self.lines.setdefault(path, line)
-        self._to_line_end()
-        return path
-
-    def _keys(self) -> list[str]:
-        keys: list[str] = []
-        while True:
-            self._skip(_SPACE)
-            if self.text[self.at] in "\"'":
-                start = self.at
-                self._skip_string()
-                keys.append(str(tomllib.loads(f"k = {self.text[start : self.at]}")["k"]))
-            else:
-                bare = _BARE.match(self.text, self.at)
-                keys.append(bare[0] if bare else "")
-                self.at += len(keys[-1])
-            self._skip(_SPACE)
-            if self.text[self.at : self.at + 1] != ".":
-                return keys
-            if len(keys) == _MAX_DEPTH:
-                raise _TooDeep(self._line())
-            self.at += 1
-
-    def _skip(self, characters: str) -> None:
-        while self.at < len(self.text) and self.text[self.at] in characters:
-            self.at += 1
-
-    def _skip_string(self) -> None:
-        quote = self.text[self.at]
-        fence = quote * 3 if self.text.startswith(quote * 3, self.at) else quote
-        self.at += len(fence)
-        while not self.text.startswith(fence, self.at):
-            if self.at >= len(self.text):
-                raise IndexError("a string without its end")
-            self.at += 2 if quote == '"' and self.text[self.at] == "\\" else 1
-        self.at += len(fence)
-        # Up to two quotes may stand right before the closing fence of a multi-line string.
-        if len(fence) == 3:
-            self._skip(quote)
-
-    def _skip_value(self) -> None:
-        depth = 0
-        while self.at < len(self.text):
-            c = self.text[self.at]
-            if c in "\"'":
-                self._skip_string()
-            elif c == "#":
-                self._to_line_end()
-            elif c == "\n" and depth == 0:
-                return
-            else:
-                depth += (c in "[{") - (c in "]}")
-                self.at += 1

@@ -53,7 +53,7 @@ UNSUPPORTED: dict[str, dict[str, UnsupportedKey]] = {
         "smoke": UnsupportedKey(_CLIENT),
     },
     "sft": {
-        "compute": UnsupportedKey(_MACHINES),
+        **_each("compute", "gpu_type topology", UnsupportedKey(_MACHINES)),
         "data.topology": UnsupportedKey(_MACHINES, ({},)),
         "job.poll_seconds": UnsupportedKey("jobs are followed, not polled"),
         "job.description": UnsupportedKey("it is a note for readers; [tags] stay with the job"),

@@ -244,7 +244,7 @@ class ResolveContext:
                 path,
                 "there is no task app",
                 expected='an address such as "http://127.0.0.1:8001"',
-                fix="set it here, or pass --task-url",
+                fix="set it here, or pass --task-url or --app",
             )
             return ""
         if fault := base_url_fault(url):

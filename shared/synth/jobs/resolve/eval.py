@@ -217,7 +217,7 @@ def _sampling(
     top_k = context.first("rollout.sampling.top_k", [(policy, "top_k") for policy in policies])
     return Sampling(
         temperature=context.first("rollout.sampling.temperature", temperatures),
-        max_tokens=smallest_limit(limits, context),
+        max_tokens=smallest_limit(limits, spec, context),
         top_p=context.first("rollout.sampling.top_p", [(policy, "top_p") for policy in policies]),
         top_k=max(top_k, 0),
         thinking=resolve_thinking([section, *policies], spec, context),

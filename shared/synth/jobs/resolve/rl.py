@@ -26,7 +26,7 @@ from synth.jobs.resolve.sampling import max_tokens_per_call, resolve_threshold, 
 from synth.jobs.resolve.source import agreed_model
 from synth.jobs.resolve.task_app import POLICY_KEYS, REWARD_KEYS, GivenKey, given_keys, merge_given, with_sight
 from synth.jobs.resolve.vision import IMAGE_WISHES, check_images, resolve_vision
-from synth.jobs.resolve.watch import resolve_curriculum, resolve_watch
+from synth.jobs.resolve.watch import check_enough, resolve_curriculum, resolve_watch
 from synth.jobs.resolved import EvaluationSettings, GradedRows, Mode, RlJob, RolloutSettings
 from synth.jobs.schema.rl import EvaluationSection, RlConfig, WeightSyncSection
 from synth.jobs.seeds import Seeds
@@ -76,7 +76,8 @@ def resolve_rl(config: RlConfig, context: ResolveContext, *, uploaded: bool) -> 
     lora = context.lora_settings(mode, [config.lora, training.lora], spec, rl=True)
     iterations = _iterations(config, context)
     held_out = set(evaluation.seeds) if evaluation and not (graded and graded.validation_file) else set[int]()
-    train_seeds = _train_seeds(config, held_out, context)
+    batch_size = _batch_size(config, context)
+    train_seeds = _train_seeds(config, held_out, batch_size, context)
     if spec is None:
         return None
     return RlJob(
@@ -86,7 +87,7 @@ def resolve_rl(config: RlConfig, context: ResolveContext, *, uploaded: bool) -> 
         lora=lora,
         label=context.first("label", [(config.model, "label"), (config.policy, "label")]),
         iterations=iterations,
-        batch_size=_batch_size(config, context),
+        batch_size=batch_size,
         group_size=context.take("group_size", training, "group_size"),
         minibatches=_minibatches(config, context),
         loss=loss,
@@ -123,7 +124,7 @@ def resolve_rl(config: RlConfig, context: ResolveContext, *, uploaded: bool) -> 
         topology=topology,
         rollout=rollout,
         train_seeds=train_seeds,
-        curriculum=resolve_curriculum(config, held_out, context),
+        curriculum=resolve_curriculum(config, held_out, batch_size, context),
         evaluation=evaluation,
         watch=resolve_watch(training.watch, context),
         solved_after=resolve_solved_after(config, context),
@@ -273,7 +274,7 @@ def _rollout(config: RlConfig, spec: ModelSpec | None, context: ResolveContext) 
         ops=context.first("rollout.ops", [(section, "ops"), (training, "ops")]),
         env_config=env_config,
         policy_config=with_sight(policy_config, spec),
-        sampling=training_sampling(config, max_tokens_per_call(config, context), spec, context),
+        sampling=training_sampling(config, max_tokens_per_call(config, spec, context), spec, context),
         max_concurrent_rollouts=_concurrency(config, context),
         failure_reward=context.take("rollout.failure_reward", section, "failure_reward"),
         rollout_timeout_s=context.take("rollout.rollout_timeout_s", section, "rollout_timeout_s"),
@@ -340,9 +341,11 @@ def _evaluation(
     )
 
 
-def _train_seeds(config: RlConfig, held_out: set[int], context: ResolveContext) -> Seeds:
+def _train_seeds(config: RlConfig, held_out: set[int], groups: int, context: ResolveContext) -> Seeds:
+    """The seeds that training draws from. groups: of an iteration, each on a seed of its own."""
     data = config.data
     if data.seeds is not None:
+        check_enough(data.seeds, "seeds", groups, context)
         if is_written(data, "seed_start"):
             context.warn(("data", "seed_start"), "has no effect: [data].seeds decides")
         shared = data.seeds.shared_with(held_out)

@@ -7,6 +7,7 @@ from typing import TypeVar
 
 from pydantic import BaseModel
 
+from synth.jobs.parse.toml import Path
 from synth.jobs.resolve.context import ResolveContext, is_written
 from synth.jobs.resolved import Sampling
 from synth.jobs.schema.eval import EvalSection
@@ -68,7 +69,7 @@ def _clamp_off(name: str, config: RlConfig, off: tuple[int, ...], value: _N, con
     return value
 
 
-def max_tokens_per_call(config: RlConfig, context: ResolveContext) -> int:
+def max_tokens_per_call(config: RlConfig, spec: ModelSpec | None, context: ResolveContext) -> int:
     """Sampled tokens a call, at most: the smallest of the bounds that the file sets."""
     asked = config.rollout.policy_config
     named: list[tuple[BaseModel | None, str]] = [
@@ -77,11 +78,11 @@ def max_tokens_per_call(config: RlConfig, context: ResolveContext) -> int:
         (config.training, "max_completion_tokens"),
         (config.policy, "max_tokens"),
     ]
-    return smallest_limit(named, context)
+    return smallest_limit(named, spec, context)
 
 
-def smallest_limit(named: list[tuple[BaseModel | None, str]], context: ResolveContext) -> int:
-    """The smallest of several bounds on the tokens of a call."""
+def smallest_limit(named: list[tuple[BaseModel | None, str]], spec: ModelSpec | None, context: ResolveContext) -> int:
+    """The smallest of several bounds on the tokens of a call, which the model's context must hold."""
     key = "rollout.sampling.max_tokens"
     given = [(getattr(s, n), s, n) for s, n in named if s is not None and n in s.model_fields_set]
     given = [(bound, s, n) for bound, s, n in given if bound is not None]
@@ -91,7 +92,24 @@ def smallest_limit(named: list[tuple[BaseModel | None, str]], context: ResolveCo
     if any(other != bound for other, _, _ in given):
         others = ", ".join(str(other) for other, _, _ in given if other != bound)
         context.record_change(key, bound, f"the smallest of the bounds holds; the others are {others}")
+    _check_context(bound, context.at(section, name), spec, context)
     return context.take(key, section, name)
+
+
+def _check_context(bound: int, place: Path, spec: ModelSpec | None, context: ResolveContext) -> None:
+    """Refuse a reply that a model's context never holds. A stand-in's context is a warning: the id promises more."""
+    if spec is None or spec.context is None or bound < spec.context:
+        return
+    if spec.stand_in is not None:
+        context.warn(place, f"= {bound}, and the context of the stand-in {spec.stand_in!r} has {spec.context:,} tokens")
+        return
+    context.problem(
+        place,
+        f"{place[-1]} = {bound}, and the context of {spec.id!r} has {spec.context:,} tokens, for the prompt and its "
+        "reply",
+        expected=f"less than {spec.context}",
+        fix="lower it, so that the prompt has room beside the reply",
+    )
 
 
 def resolve_thinking(named: Sequence[BaseModel | None], spec: ModelSpec | None, context: ResolveContext) -> bool | None:

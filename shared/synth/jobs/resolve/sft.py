@@ -44,7 +44,7 @@ def resolve_sft(config: SftConfig, context: ResolveContext, *, uploaded: bool) -
     training_file = _training_file(config, context, uploaded=uploaded)
     validation = _validation_file(config, context)
     epochs, steps = _duration(hyper, context)
-    batch_size = _batch_size(hyper, context)
+    batch_size = _batch_size(config, context)
     lora = context.lora_settings(mode, [config.lora, config.training.lora, hyper], spec, rl=False, dpo=dpo is not None)
     parallelism = sft_parallelism(hyper, context)
     if hyper.warmup_steps is not None and "warmup_ratio" in hyper.model_fields_set:
@@ -250,23 +250,47 @@ def _duration(hyper: HyperparametersSection, context: ResolveContext) -> tuple[i
     return context.take("epochs", hyper, "n_epochs"), steps
 
 
-def _batch_size(hyper: HyperparametersSection, context: ResolveContext) -> int:
+def _batch_size(config: SftConfig, context: ResolveContext) -> int:
     """Rows an optimizer step. What fits into memory at once is micro_batch_tokens' business."""
+    hyper = config.hyperparameters
     device = context.first("batch_size", [(hyper, "per_device_batch"), (hyper, "batch_size")])
     accumulation = hyper.gradient_accumulation_steps
-    if is_written(hyper, "global_batch"):
-        if device and accumulation and device * accumulation != hyper.global_batch:
+    written = is_written(hyper, "global_batch")
+    if written or (device is None and accumulation is None):
+        _without_gpus(config, context)
+        if device and accumulation and written and device * accumulation * _gpus(config) != hyper.global_batch:
             context.problem(
                 ("hyperparameters", "global_batch"),
-                f"global_batch = {hyper.global_batch} is not {device} rows x {accumulation} accumulation steps",
-                expected=f"{device * accumulation}",
-                fix="keep global_batch, or the other two",
+                f"global_batch = {hyper.global_batch} is not {_factors(device, accumulation, _gpus(config))}",
+                expected=f"{device * accumulation * _gpus(config)}",
+                fix="keep global_batch, or the others",
             )
         return context.take("batch_size", hyper, "global_batch")
-    if accumulation is None:
-        return device or context.take("batch_size", hyper, "global_batch")
     if device is None:
-        return context.take("batch_size", hyper, "gradient_accumulation_steps")
-    return context.record_change(
-        "batch_size", device * accumulation, f"{device} rows a pass, {accumulation} passes a step"
-    )
+        context.take("batch_size", hyper, "gradient_accumulation_steps")
+    elif accumulation is None and _gpus(config) == 1:
+        return device
+    rows = (device or 1) * (accumulation or 1) * _gpus(config)
+    return context.record_change("batch_size", rows, _factors(device, accumulation, _gpus(config)))
+
+
+def _factors(device: int | None, accumulation: int | None, gpus: int) -> str:
+    """What the rows of a step are the product of."""
+    rows = f"{device or 1} row{'' if (device or 1) == 1 else 's'} a pass"
+    passes = [f"{accumulation} passes a step"] if accumulation is not None else []
+    return ", ".join([rows, *passes, *([f"{gpus} GPUs of [compute]"] if gpus > 1 else [])])
+
+
+def _gpus(config: SftConfig) -> int:
+    """The GPUs that a file was written for: each passes over the rows of `per_device_batch`."""
+    compute = config.compute
+    return (compute.gpu_count or 1) * (compute.nodes or 1) if compute is not None else 1
+
+
+def _without_gpus(config: SftConfig, context: ResolveContext) -> None:
+    """Warn of the GPUs of a file whose rows a step do not follow from them."""
+    for key in ("gpu_count", "nodes"):
+        if config.compute is not None and (getattr(config.compute, key) or 1) > 1:
+            decides = context.document.label(("hyperparameters", "global_batch"))
+            why = f"{decides} is the rows of a step on all GPUs, and the cluster has the machines that it has"
+            context.warn(("compute", key), f"has no effect: {why}")

@@ -20,8 +20,24 @@ def resolve_watch(section: WatchSection | None, context: ResolveContext) -> Watc
     return context.take("watch", section, "enabled") or None
 
 
-def resolve_curriculum(config: RlConfig, held_out: set[int], context: ResolveContext) -> list[Seeds]:
-    """The sets of seeds in their order. held_out: the seeds of `[evaluation]`, which training should not see."""
+def check_enough(seeds: Seeds, name: str, groups: int, context: ResolveContext) -> None:
+    """Refuse fewer seeds than an iteration has groups. name: the key of `[data]` that has them."""
+    if len(seeds) >= groups:
+        return
+    context.problem(
+        ("data", name),
+        f"{len(seeds)} seed{'s' * (len(seeds) > 1)}, and an iteration has {groups} groups (batch_size), each on a seed "
+        "of its own",
+        expected=f"at least {groups} seeds",
+        fix="give more seeds, or lower [training] batch_size",
+    )
+
+
+def resolve_curriculum(config: RlConfig, held_out: set[int], groups: int, context: ResolveContext) -> list[Seeds]:
+    """The sets of seeds in their order. held_out: the seeds of `[evaluation]`, which training should not see.
+
+    groups: of an iteration, each on a seed of its own.
+    """
     curriculum: list[Seeds] = context.take("curriculum", config.data, "curriculum", []) or []
     if curriculum and config.training.solved_after == 0:
         context.problem(
@@ -32,6 +48,7 @@ def resolve_curriculum(config: RlConfig, held_out: set[int], context: ResolveCon
             fix="raise it, or remove curriculum",
         )
     for number, seeds in enumerate(curriculum, start=1):
+        check_enough(seeds, "curriculum", groups, context)
         if shared := seeds.shared_with(held_out):
             context.warn(
                 ("data", "curriculum"),

@@ -161,8 +161,8 @@ class EvaluationSection(Section):
     instances: Positive | None = None
     """how many seeds; all of `seeds`"""
     every_n_iters: NonNegative = 0
-    """iterations between two evaluations; the source model is evaluated before the first iteration, as step 0; 0 is
-    never"""
+    """iterations between two evaluations; the source model is evaluated before the first iteration, as step 0, and the
+    final policy at the end; 0 is never"""
     seeds: SeedSet | None = None
     """which seeds; from 1000000 on, which task apps keep apart from training"""
     rollouts_per_seed: Positive = 1

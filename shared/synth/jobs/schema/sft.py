@@ -129,10 +129,10 @@ class HyperparametersSection(BestModelSection):
     steps: Positive | None = None
     """the same as `total_steps`"""
     batch_size: Positive | None = None
-    """rows a forward pass; rows a step where neither accumulation nor global_batch is given"""
+    """rows a forward pass of each GPU of [compute]; see global_batch"""
     global_batch: Positive | None = 32
-    """rows, for DPO pairs, an optimizer step; where it is not given, per_device_batch x gradient_accumulation_steps
-    decide"""
+    """rows, for DPO pairs, an optimizer step; where it is not given, per_device_batch x gradient_accumulation_steps x
+    the GPUs of [compute] (gpu_count x nodes) decide"""
     per_device_batch: Positive | None = None
     """the same as batch_size"""
     gradient_accumulation_steps: Positive | None = None

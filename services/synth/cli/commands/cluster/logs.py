@@ -1,4 +1,4 @@
-"""`synthctl logs`: what the services of the cluster on this machine wrote."""
+"""`synthctl logs`: what the services of the cluster on this machine wrote, and what the backend stored about a job."""
 
 from __future__ import annotations
 
@@ -17,10 +17,15 @@ from synth.runtime.lines import split_lines
 
 if TYPE_CHECKING:
     from datetime import datetime
+    from pathlib import Path
 
+    from synth.cli.api.client import Client
     from synth.cli.cluster.log_lines import LogLine
 
 _LEVELS = {"error": "bold red", "critical": "bold red", "warning": "yellow", "info": "green", "debug": "dim"}
+#: Seconds between two looks at a job's stored log, and by how much a line may be stored late.
+_POLL_S = 2.0
+_LATE_S = 60.0
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 
@@ -51,15 +56,20 @@ def logs(
 ) -> None:
     """Show what the services of the cluster on this machine wrote, merged by time; of a job, every service's lines.
 
-    `-o json` prints one line an object. The logs of the start before the last one are shown too.
+    The lines of a job on another machine are those that the backend stored: the last ones of trainer, rollouts and
+    inference, a few seconds late. `-o json` prints one line an object. The logs of the start before the last one are
+    shown too.
     """
     from collections import deque
 
     from synth.cli.cluster.log_lines import find_logs, follow_logs, read_logs
 
     job = _job(ctx, what) if what and re.fullmatch(r"@last|job_\w*", what) else None
-    files = find_logs(data.resolve(), None if job else what)
     after = None if since is None else _moment(since)
+    if job is not None and not _is_here(data.resolve(), job):
+        _show_stored(ctx, job, after=after, tail=tail, follow=follow, fmt=fmt)
+        return
+    files = find_logs(data.resolve(), None if job else what)
     sizes = {file: file.stat().st_size for file in files}
 
     def wanted(line: LogLine) -> bool:
@@ -76,6 +86,55 @@ def logs(
                 _print(line, fmt)
     except KeyboardInterrupt:
         raise typer.Exit from None
+
+
+def _is_here(data: Path, job: str) -> bool:
+    """Whether a cluster of this folder has written about the job."""
+    from synth.cli.cluster.log_lines import find_logs, read_logs
+
+    return (data / "logs").is_dir() and any(line.concerns(job) for line in read_logs(find_logs(data, None)))
+
+
+def _show_stored(
+    ctx: typer.Context, job: str, *, after: datetime | None, tail: int | None, follow: bool, fmt: Format
+) -> None:
+    import time
+    from datetime import timedelta
+
+    from synth.jobs.lifecycle import TERMINAL
+
+    with open_client(ctx) as client:
+        lines = _read_stored(client, job, since=after)
+        for line in lines if tail is None else lines[len(lines) - min(tail, len(lines)) :]:
+            _print(line, fmt)
+        try:
+            while follow:
+                # What is logged later may be stored earlier: each service writes at its own times.
+                since = max((line.time for line in lines), default=after)
+                ended = client.job(job).state in TERMINAL
+                if not ended:
+                    time.sleep(_POLL_S)
+                known = set(map(_identity, lines))
+                newer = _read_stored(client, job, since=since and since - timedelta(seconds=_LATE_S))
+                fresh = [line for line in newer if _identity(line) not in known]
+                for line in fresh:
+                    _print(line, fmt)
+                lines += fresh
+                follow = not ended
+        except KeyboardInterrupt:
+            raise typer.Exit from None
+
+
+def _read_stored(client: Client, job: str, *, since: datetime | None) -> list[LogLine]:
+    from synth.api.schemas import LoggedLine
+    from synth.cli.cluster.log_lines import from_stored
+
+    params = {"since": since and since.isoformat()}
+    return [from_stored(line) for line in client.list_of(f"/jobs/{job}/logs", LoggedLine, params=params)]
+
+
+def _identity(line: LogLine) -> tuple[datetime, str, str]:
+    return line.time, line.service, line.text
 
 
 def _job(ctx: typer.Context, text: str) -> str:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
-from urllib.parse import quote
 
 import typer
 
@@ -28,14 +26,13 @@ from synth.cli.commands.submit import (
     Tag,
     TaskUrl,
 )
-from synth.cli.connect import Backend, EnvFiles, TrustApp, get_env_files, load_config, open_client, override_options
+from synth.cli.connect import Backend, EnvFiles, TrustApp, load_config, open_client, override_options
 from synth.cli.errors import ExitCode, UsageProblem
 from synth.cli.tui import output
 from synth.cli.tui.completion import complete_models
 from synth.cli.tui.output import Format, Output
 
 if TYPE_CHECKING:
-    from synth.cli.api.client import Client
     from synth.cli.evaluation.rewards import Evaluation
 
 
@@ -100,11 +97,14 @@ def evaluate(
     With `--app-id` and no `--task-url`, the app is found as `apps ls` finds it and served for the cluster of this
     machine while this command waits: when the wait ends before the job does, the job is cancelled.
     """
+    from synth.cli.checking.cluster import AskedCluster
+    from synth.cli.checking.job_file import require_fit
     from synth.cli.evaluation.rewards import find_evaluation
     from synth.cli.job_files import Flags, name_of, read_config
     from synth.cli.job_text.set_values import settings_of_flags
     from synth.cli.submission import (
         app_max_turns,
+        cancelled_if_left,
         check_locally,
         confirm_app,
         follow_or_detach,
@@ -116,7 +116,10 @@ def evaluate(
     override_options(ctx, backend=backend, env_files=env_file)
     served = app_id is not None and task_url is None
     if app_id is not None and task_url is None:
-        app_id, task_url = _serve(ctx, app_id, data=data, waits=not no_poll and follow is not False)
+        from synth.cli.deployments.temporary import serve_for_job
+
+        waits = not no_poll and follow is not False
+        app_id, task_url = serve_for_job(ctx, app_id, flag="--app-id", data=data, waits=waits)
     elif app_id is not None and config is not None:
         what = "--app-id beside a file and --task-url"
         raise UsageProblem(what, expected="env_name in the file's [eval]", where=str(config))
@@ -151,21 +154,24 @@ def evaluate(
         allow_experimental=allow_experimental,
         settings=settings_of_flags(set_, tag),
     )
-    job = check_locally(text, name=file_name, flags=flags, models_dir=data / "models")
+    here, models_dir = settings.is_on_this_machine, data / "models"
+    job = check_locally(text, name=file_name, flags=flags, models_dir=models_dir if here else None)
     if job.kind != "eval":
         raise UsageProblem(
             f"this is a job of kind {job.kind}", fix=f"submit it: synthctl submit {file_name}", where=file_name
         )
-    for warning in job.resolved.warnings:
+    for warning in job.found.warnings:
         output.warn(warning)
     with open_client(ctx) as client:
+        if not no_preflight:
+            require_fit(job, models_dir, AskedCluster(client, here, needed=True))
         created = submit_job(
             client, settings, job, key=idempotency, name=name, looks=not no_preflight, trust_app=trust_app
         )
-        options = FollowOptions(timeout=poll_timeout, interval=poll_interval, patience=patience)
+        options = FollowOptions(timeout=poll_timeout, interval=poll_interval, patience=patience, detaches=not served)
         if no_poll or follow is False:
             raise typer.Exit(follow_or_detach(client, created, follow=False, options=options, format=fmt))
-        with _cancelled_if_left(client, created.id) if served else contextlib.nullcontext():
+        with cancelled_if_left(client, created.id) if served else contextlib.nullcontext():
             if fmt is Format.TABLE:
                 code = follow_job(client, created.id, format=fmt, options=options, emit=output.message)
                 ended = client.job(created.id)
@@ -188,45 +194,6 @@ def evaluate(
             print_seeds(evaluation)
         _print_result(ended.eval, evaluation)
     raise typer.Exit(code)
-
-
-@contextlib.contextmanager
-def _cancelled_if_left(client: Client, job_id: str) -> Iterator[None]:
-    """Cancel the job where the block ends before the job has: nobody would play its rollouts."""
-    from synth.jobs.lifecycle import TERMINAL
-
-    try:
-        yield
-    finally:
-        if client.job(job_id).state not in TERMINAL:
-            client.cancel(job_id)
-            output.message(f"{job_id} is cancelled: its task app was served by this command")
-
-
-def _serve(ctx: typer.Context, app_id: str, *, data: Path, waits: bool) -> tuple[str, str]:
-    """Serve the app until the command ends; its id and its address. waits: whether the command waits for the job."""
-    from synth.cli.deployments.temporary import serving
-    from synth.cli.task_apps.loading import load_task_app, locate, set_environment
-
-    fix = f"have it stay, and name its address with --task-url: synthctl deploy {app_id}"
-    if not waits:
-        what = "the app of --app-id is served while this command waits, and it is told not to"
-        raise UsageProblem(what, fix=fix, where="--detach")
-    backend = load_config(ctx, may_be_new=True)
-    if not backend.is_on_this_machine:
-        what = f"the app of --app-id is served on loopback, where the cluster at {backend.backend.text} cannot reach it"
-        raise UsageProblem(what, fix=fix, where="--app-id")
-    for note in set_environment(get_env_files(ctx)):
-        output.hint(note)
-    place = locate(app_id)
-    # What would not start is told here, with its place, and not by a log.
-    loaded = load_task_app(place)
-    loaded.asgi()
-    log = data.resolve() / "deployments" / f"{quote(loaded.id, safe='')}.eval.log"
-    with output.status("starting") as show:
-        url = ctx.with_resource(serving(place, log=log, show=show))
-    output.hint(f"{loaded.id} is served at {url} until the evaluation has ended; its log: {log}")
-    return loaded.id, url
 
 
 def _print_result(values: dict[str, float], evaluation: Evaluation | None) -> None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import string
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from synth.cli.commands.jobs.listing import job_name, steps_done, took
-from synth.cli.commands.jobs.options import JobsArgument
+from synth.cli.commands.jobs.listing import job_name, queued, ran, steps_done
+from synth.cli.commands.jobs.options import OptionalJobsArgument
 from synth.cli.connect import open_client
 from synth.cli.errors import UsageProblem
 from synth.cli.tui import output
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from synth.cli.comparison.figures import Figure
 
 _PLOT_HEIGHT = 12
+_BETTER = " *"
 #: As many as there are colours that can be told apart.
 _MOST_JOBS = 6
 
@@ -42,15 +43,29 @@ class _Compared:
 
 def compare(
     ctx: typer.Context,
-    jobs: JobsArgument,
+    jobs: OptionalJobsArgument = None,
+    tag: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=VALUE", help="Also the jobs with this tag; repeatable.", show_default=False),
+    ] = None,
     fmt: Output = Format.TABLE,
 ) -> None:
-    """Show what differs between jobs: their settings, their final and best figures, their curves over each other."""
-    from synth.cli.comparison.configs import differences
+    """Show what differs between jobs: their settings, their final and best figures, their curves over each other.
+
+    Settings have the names of a job file. `*` marks the better run of each figure.
+    """
+    from synth.cli.comparison.configs import differences, settings_of
     from synth.cli.comparison.figures import drawn_metrics, figures
 
+    jobs = list(jobs or [])
+    if tag:
+        with open_client(ctx) as client:
+            tagged = client.jobs(tags=tag, limit=_MOST_JOBS + 1)
+        jobs += [job.id for job in reversed(tagged) if job.id not in jobs]
     if not 2 <= len(jobs) <= _MOST_JOBS:
-        raise UsageProblem(f"{len(jobs)} job{'s' * (len(jobs) != 1)}", expected=f"two to {_MOST_JOBS} job ids")
+        of_tag = f" with the tag {', '.join(tag)}" if tag else ""
+        which = f"more than {_MOST_JOBS} jobs" if len(jobs) > _MOST_JOBS else f"{len(jobs)} job{'s' * (len(jobs) != 1)}"
+        raise UsageProblem(which + of_tag, expected=f"two to {_MOST_JOBS} jobs", fix="name them by their ids")
     if repeated := next((job for job in jobs if jobs.count(job) > 1), None):
         raise UsageProblem(f"{repeated} is named twice", expected="different jobs")
     compared: list[_Compared] = []
@@ -58,12 +73,16 @@ def compare(
         for mark, id in zip(string.ascii_uppercase, jobs, strict=False):
             job, points = client.job(id), client.metrics(id)
             compared.append(_Compared(mark, job, points, figures(points, kind=job.kind)))
-    differing = differences([c.job.resolved or {} for c in compared])
+    differing = differences(settings_of([c.job.resolved for c in compared]))
     drawn = drawn_metrics([c.figures for c in compared], [c.job.kind for c in compared])
     if fmt is Format.JSON:
         return output.print_json(_as_data(compared, differing, drawn))
+    _print_jobs(compared)
     _print_rows("jobs", compared, _facts(compared))
-    _print_rows("figures", compared, _figures(compared))
+    figure_rows = _figures(compared)
+    _print_rows("figures", compared, figure_rows)
+    if output.is_terminal() and any(str(value).endswith(_BETTER) for _, values in figure_rows for value in values):
+        output.hint("* the better run")
     unresolved = [c.job.id for c in compared if c.job.resolved is None]
     if unresolved:
         output.warn(f"{', '.join(unresolved)}: never validated, so that there are no settings to compare")
@@ -80,7 +99,15 @@ def _as_data(compared: Sequence[_Compared], differing: Sequence[Difference], dra
     ids = [c.job.id for c in compared]
     return {
         "jobs": [
-            {"id": c.job.id, "name": c.job.name, "kind": c.job.kind, "state": c.job.state, "step": c.job.step}
+            {
+                "id": c.job.id,
+                "name": c.job.name,
+                "kind": c.job.kind,
+                "state": c.job.state,
+                "step": c.job.step,
+                "linked_job_id": c.job.linked_job_id,
+                "times": c.job.times,
+            }
             for c in compared
         ],
         "differences": [{"key": d.key, "values": dict(zip(ids, d.values, strict=True))} for d in differing],
@@ -93,12 +120,13 @@ def _as_data(compared: Sequence[_Compared], differing: Sequence[Difference], dra
 
 def _facts(compared: Sequence[_Compared]) -> list[tuple[str, list[str]]]:
     facts: list[tuple[str, Callable[[JobWithConfig], str]]] = [
-        ("id", lambda j: j.id),
-        ("name", job_name),
+        *([] if output.is_terminal() else [("name", job_name)]),
         ("kind", lambda j: j.kind or "-"),
         ("state", lambda j: j.state),
         ("step", steps_done),
-        ("took", lambda j: took(j) or "-"),
+        ("continues", lambda j: j.linked_job_id or "-"),
+        ("queued", queued),
+        ("ran", lambda j: ran(j) or "-"),
         ("trained tokens", lambda j: output.number(j.trained_tokens) if j.trained_tokens else "-"),
         ("rollouts", lambda j: output.number(j.rollouts.completed) if j.rollouts.completed else "-"),
         ("rollouts failed", lambda j: output.number(j.rollouts.failed) if j.rollouts.failed else "-"),
@@ -108,17 +136,24 @@ def _facts(compared: Sequence[_Compared]) -> list[tuple[str, list[str]]]:
 
 
 def _figures(compared: Sequence[_Compared]) -> list[tuple[str, list[str]]]:
-    from synth.cli.comparison.figures import COMPARED
+    from synth.cli.comparison.figures import COMPARED, better_runs
 
     rows: list[tuple[str, list[str]]] = []
     for name in COMPARED:
         found = [c.figures.get(name) for c in compared]
         if not any(found):
             continue
-        rows.append((name, [output.number(f.final) if f else "-" for f in found]))
+        best = better_runs(found, name, kinds=[c.job.kind for c in compared])
+        rows.append((name, [_final(f, marked=i in best) for i, f in enumerate(found)]))
         if any(f is not None and f.best is not None for f in found):
             rows.append((Cell("  best @step", f"{name} best @step"), [_best(f) for f in found]))
     return rows
+
+
+def _final(figure: Figure | None, *, marked: bool) -> str:
+    if figure is None:
+        return "-"
+    return Cell(f"{output.number(figure.final)}{_BETTER * marked}", figure.final)
 
 
 def _best(figure: Figure | None) -> str:
@@ -131,6 +166,20 @@ def _settings(differing: Sequence[Difference]) -> list[tuple[str, list[str]]]:
     from synth.cli.tui.explain import format_value
 
     return [(d.key, [format_value(value) for value in d.values]) for d in differing]
+
+
+def _print_jobs(compared: Sequence[_Compared]) -> None:
+    """On a terminal, which job each letter stands for: their ids need too much room above columns."""
+    from rich.text import Text
+
+    from synth.cli.tui.curves import colour_of
+
+    if not output.is_terminal():
+        return
+    for i, c in enumerate(compared):
+        line = Text.assemble((f"{c.mark}  ", f"bold {colour_of(i)}"), f"{c.job.id}  {job_name(c.job)}")
+        output.out().print(line)
+    output.out().print("")
 
 
 def _print_rows(title: str, compared: Sequence[_Compared], rows: Sequence[tuple[str, Sequence[str]]]) -> None:

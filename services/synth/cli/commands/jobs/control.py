@@ -21,12 +21,16 @@ def pause(ctx: typer.Context, job: JobArgument, fmt: Output = Format.TABLE) -> N
 
 
 def resume(ctx: typer.Context, job: JobArgument, fmt: Output = Format.TABLE) -> None:
-    """Go on with a paused job from its last checkpoint."""
+    """Go on from the last checkpoint of a paused job; of a failed one in a new job, whose id is printed."""
     with open_client(ctx) as client:
         found = client.resume(job)
     if fmt is Format.JSON:
         return output.print_json(found)
-    output.message(f"{found.id} goes on")
+    if found.id == job:
+        output.message(f"{found.id} goes on")
+    else:
+        output.message(f"{found.id} goes on from the last checkpoint of {job}")
+        output.print_line(found.id)
     return output.hint(f"watch it with: synthctl jobs watch {found.id}")
 
 

@@ -80,7 +80,7 @@ def steps_done(job: Job) -> str:
 
 
 def _pairs(job: Job) -> list[tuple[str, str]]:
-    from synth.cli.tui.progress import HEADLINES
+    from synth.cli.tui.progress import HEADLINES, waiting_text
 
     waiting = job.waiting
     pairs = [
@@ -90,15 +90,18 @@ def _pairs(job: Job) -> list[tuple[str, str]]:
         ("kind", job.kind or ""),
         ("state", job.state),
         ("reason", job.reason),
+        ("verdict", job.verdict.text() if job.verdict else ""),
         ("step", steps_done(job) if job.step else ""),
         ("attempt", str(job.attempt) if (job.attempt or 0) > 1 else ""),
         ("source", job.source_model or ""),
         ("stand-in", f"{job.stand_in}, for {_base(job)}" if job.stand_in else ""),
         ("model", job.model or ""),
         ("created", _moment(job.created_at)),
+        ("continues", job.linked_job_id or ""),
         ("ended", _moment(job.ended_at)),
-        ("took", took(job)),
-        ("waiting", f"for {waiting.need} in pool {waiting.pool}, position {waiting.position}" if waiting else ""),
+        ("queued", queued(job)),
+        ("ran", ran(job)),
+        ("waiting", waiting_text(waiting.need, waiting.pool, waiting.position) if waiting else ""),
         ("judged", _judged(job.judge) if job.judge else ""),
         ("rollouts", ", ".join(f"{n} {what}" for what, n in msgspec.structs.asdict(job.rollouts).items() if n)),
         ("values", output.named_values((n, job.values[n]) for n in HEADLINES if n in job.values)),
@@ -123,11 +126,24 @@ def _moment(moment: object) -> str:
     return Cell(f"{moment.astimezone():%Y-%m-%d %H:%M:%S} ({output.age(moment)} ago)", moment.isoformat())
 
 
-def took(job: Job) -> str:
-    """How long a job took from its submission to its end; "" while it has not ended."""
-    if job.created_at is None or job.ended_at is None:
+def queued(job: Job) -> str:
+    """How long a job has waited for workers, pauses not counted."""
+    from datetime import UTC, datetime
+
+    return _time(job.times.queued(datetime.now(UTC)), ", still waits" if job.times.queued_since else "")
+
+
+def ran(job: Job) -> str:
+    """How long workers have worked on a job; "" before one has started it."""
+    from datetime import UTC, datetime
+
+    if job.started_at is None:
         return ""
-    return output.duration((job.ended_at - job.created_at).total_seconds())
+    return _time(job.times.ran(datetime.now(UTC)), ", still runs" if job.times.running_since else "")
+
+
+def _time(seconds: float, goes_on: str) -> str:
+    return Cell(f"{output.seconds(seconds)}{goes_on}", round(seconds, 3))
 
 
 def _judged(judge: JudgeTotals) -> str:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from synth.cli.commands.jobs.listing import job_name
 from synth.cli.commands.jobs.options import JobArgument
 from synth.cli.connect import open_client
 from synth.cli.errors import UsageProblem
@@ -17,6 +21,8 @@ if TYPE_CHECKING:
     from synth.cli.api.client import Client
 
 _PLOT_HEIGHT = 14
+#: Names of metrics in a message; a run has dozens.
+_NAMED = 8
 #: Bars that the course of a metric is drawn with, where there is room.
 _COURSE = 24
 
@@ -30,11 +36,22 @@ def metrics(
     ] = None,
     plot: Annotated[bool, typer.Option("--plot", help="Draw curves: of --name, else of the headline metrics.")] = False,
     after_step: Annotated[int | None, typer.Option(min=0, help="Only later steps.")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", metavar="FILE", help="Write them there: .png and .svg curves, .csv or .json all values."),
+    ] = None,
     fmt: Output = Format.TABLE,
 ) -> None:
     """What a job reported at each step: a summary, with --name a metric step by step, with --plot as curves."""
+    if out is not None:
+        from synth.cli.figures.files import check_suffix
+
+        check_suffix(out)
     with open_client(ctx) as client:
         points = _points(client, job, name or [], after_step)
+        title = f"{job_name(client.job(job))}  {job}" if out is not None else ""
+    if out is not None and points:
+        return _save(points, out, name, title=title)
     if fmt is Format.JSON:
         if plot:
             raise UsageProblem("--plot draws, and -o json prints data", fix="leave one of them out")
@@ -101,12 +118,37 @@ def _points(client: Client, job: str, names: list[str], after_step: int | None) 
         return client.metrics(job, after_step=after_step)
     found = {name: client.metrics(job, name=name, after_step=after_step) for name in dict.fromkeys(names)}
     if not all(found.values()):
-        known = sorted({p.name for p in client.metrics(job)})
+        known = _ordered({p.name for p in client.metrics(job)})
         unknown = next((name for name in found if known and name not in known), None)
         if unknown is not None:
-            what = f"{job} has no metric {unknown!r}"
-            raise UsageProblem(what, expected=f"one of {', '.join(known)}", where="--name")
+            near = difflib.get_close_matches(unknown, known, n=1)
+            fix = f"did you mean {near[0]!r}?" if near else f"synthctl jobs metrics {job} lists them"
+            raise UsageProblem(f"{job} has no metric {unknown!r}", expected=_some(known), fix=fix, where="--name")
     return [point for points in found.values() for point in points]
+
+
+def _some(names: list[str]) -> str:
+    more = f", or {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return f"one of {', '.join(names[:_NAMED])}{more}"
+
+
+def _ordered(names: Iterable[str]) -> list[str]:
+    """Names of metrics, those that say the most first; then what evaluations measured, and the rest."""
+    from synth.cli.tui.progress import EVALUATION, HEADLINES
+
+    first = [HEADLINES[0], EVALUATION, *HEADLINES[1:]]
+    return sorted(names, key=lambda n: (first.index(n) if n in first else len(first), not n.startswith("eval."), n))
+
+
+def _save(points: list[Point], out: Path, names: list[str] | None, *, title: str) -> None:
+    from synth.cli.figures.files import save_points
+
+    all_names = list(dict.fromkeys(names or _ordered({p.name for p in points})))
+    try:
+        save_points(points, out, names=all_names, drawn=names or _headlines(points), title=title)
+    except OSError as error:
+        raise UsageProblem(f"{out} cannot be written: {error.strerror}", where="--out") from error
+    output.message(f"wrote {out}")
 
 
 def _headlines(points: list[Point]) -> list[str]:
@@ -127,13 +169,10 @@ def _print_plots(points: list[Point], names: list[str]) -> None:
 
 
 def _print_steps(points: list[Point], names: list[str]) -> None:
+    from synth.cli.figures.files import by_step
+
     names = list(dict.fromkeys(names))
-    by_step: dict[int, dict[str, float]] = {}
-    for p in points:
-        by_step.setdefault(p.step, {})[p.name] = p.value
-    rows = [
-        [str(step), *(output.number(at[n]) if n in at else "-" for n in names)] for step, at in sorted(by_step.items())
-    ]
+    rows = [[str(step), *(output.number(at[n]) if n in at else "-" for n in names)] for step, at in by_step(points)]
     output.print_table(("step", *names), rows)
 
 
@@ -142,7 +181,7 @@ def _print_summary(points: list[Point]) -> None:
     for p in points:
         series.setdefault(p.name, []).append(p.value)
     columns = ("metric", "first", "last", "min", "max")
-    ordered = sorted(series.items())
+    ordered = [(n, series[n]) for n in _ordered(series)]
     rows = [
         [n, output.number(v[0]), output.number(v[-1]), output.number(min(v)), output.number(max(v))] for n, v in ordered
     ]

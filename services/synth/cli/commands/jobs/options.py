@@ -35,14 +35,14 @@ JobArgument = Annotated[
         autocompletion=complete_jobs,
     ),
 ]
+_SEVERAL = typer.Argument(
+    metavar="JOB…",
+    help="Ids of jobs, their beginnings, or @last.",
+    show_default=False,
+    callback=_find_jobs,
+    autocompletion=complete_jobs,
+)
 #: The same for a command that takes several.
-JobsArgument = Annotated[
-    list[str],
-    typer.Argument(
-        metavar="JOB…",
-        help="Ids of jobs, their beginnings, or @last.",
-        show_default=False,
-        callback=_find_jobs,
-        autocompletion=complete_jobs,
-    ),
-]
+JobsArgument = Annotated[list[str], _SEVERAL]
+#: For one that finds jobs in other ways, too.
+OptionalJobsArgument = Annotated[list[str] | None, _SEVERAL]

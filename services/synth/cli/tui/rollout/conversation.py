@@ -95,6 +95,8 @@ def _goes_on(turn: TranscriptTurn, n: int, lengths: dict[int, int]) -> Iterator[
 def _said(turn: TranscriptTurn) -> Iterator[Line]:
     for message in _list(turn.messages):
         yield from message_lines(message)
+    if turn.images_dropped:
+        yield "note", f"{count(turn.images_dropped, 'image')} of these messages dropped: the model was not shown them"
     yield from tools_lines(turn.tools)
     yield from message_lines(turn.reply)
     if turn.malformed_call:

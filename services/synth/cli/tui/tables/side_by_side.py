@@ -1,8 +1,9 @@
-"""Values of several things side by side: a column for each where no word is broken by it, else below each other."""
+"""Values of several things, a column for each; those of a row that no column can hold stand below each other."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import groupby
 
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
@@ -24,34 +25,35 @@ class SideBySide:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         label = max((len(name) for name, _ in self._rows), default=0)
-        natural = [max(len(mark), *(len(values[i]) for _, values in self._rows)) for i, mark in enumerate(self._marks)]
-        room = options.max_width - label - _GAP * len(self._marks)
-        widths = natural if sum(natural) <= room else _shared(natural, max(room, 0))
-        if all(self._can_be_read(i, width) for i, width in enumerate(widths)):
-            yield self._columns(widths)
-        else:
-            yield from self._stacked()
+        room = max(0, options.max_width - label - _GAP * len(self._marks))
+        share = room // len(self._marks)
+        # A value that no column can hold stands below its label, and takes no room from the others.
+        fitting = [row for row in self._rows if _fits(row[1], share)]
+        natural = [max(len(mark), *(len(v[i]) for _, v in fitting), 0) for i, mark in enumerate(self._marks)]
+        widths = natural if sum(natural) <= room else _shared(natural, room)
+        if fitting:
+            yield self._columns([("", self._marks)], widths, label, headed=True)
+        for is_fitting, rows in groupby(self._rows, key=lambda row: _fits(row[1], share)):
+            if is_fitting:
+                yield self._columns(list(rows), widths, label)
+            else:
+                yield from self._stacked(list(rows))
 
-    def _can_be_read(self, i: int, width: int) -> bool:
-        """Whether each value of a thing fits into a column, or is wrapped there between words alone."""
-        values = [values[i] for _, values in self._rows]
-        word = max((len(word) for value in values for word in value.split()), default=0)
-        return width >= max(map(len, values), default=0) or width >= max(_NARROWEST, word)
-
-    def _columns(self, widths: Sequence[int]) -> Table:
-        grid = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), show_header=True)
-        grid.add_column("", no_wrap=True, style="dim")
-        for mark, style, width in zip(self._marks, self._styles, widths, strict=True):
-            grid.add_column(
-                Text(mark, style=f"bold {style}".strip()), overflow="fold", min_width=width, max_width=width
-            )
-        for name, values in self._rows:
+    def _columns(
+        self, rows: Sequence[tuple[str, Sequence[str]]], widths: Sequence[int], label: int, *, headed: bool = False
+    ) -> Table:
+        grid = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), show_header=False)
+        grid.add_column(no_wrap=True, style="dim", min_width=label)
+        for style, width in zip(self._styles, widths, strict=True):
+            mark = f"bold {style}".strip() if headed else ""
+            grid.add_column(overflow="fold", min_width=width, max_width=width, style=mark)
+        for name, values in rows:
             grid.add_row(Text(name), *(Text(value) for value in values))
         return grid
 
-    def _stacked(self) -> RenderResult:
+    def _stacked(self, rows: Sequence[tuple[str, Sequence[str]]]) -> RenderResult:
         widest = max(map(len, self._marks))
-        for name, values in self._rows:
+        for name, values in rows:
             yield Text(name, style="dim")
             for mark, style, value in zip(self._marks, self._styles, values, strict=True):
                 grid = Table.grid(padding=(0, 1, 0, 0))
@@ -59,6 +61,12 @@ class SideBySide:
                 grid.add_column(overflow="fold")
                 grid.add_row(Text(f"  {mark}", style=f"bold {style}".strip()), Text(value))
                 yield grid
+
+
+def _fits(values: Sequence[str], width: int) -> bool:
+    """Whether each value fits into a column of this width, or is wrapped there between words alone."""
+    word = max((len(word) for value in values for word in value.split()), default=0)
+    return width >= max(map(len, values), default=0) or width >= max(_NARROWEST, word)
 
 
 def _shared(natural: Sequence[int], room: int) -> list[int]:

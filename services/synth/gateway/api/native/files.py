@@ -85,7 +85,7 @@ async def jobs_of_file(
     await gateway.file(caller.org, file_id)
     before = (await gateway.job(caller.org, after)).created_seq if after else None
     rows = gateway.read_model.jobs(caller.org, limit=limit + 1, wanted=JobFilter(uses=[file_id]), before=before)
-    return list_response([row.job for row in rows[:limit]], more=len(rows) > limit)
+    return list_response([gateway.queue.show(row) for row in rows[:limit]], more=len(rows) > limit)
 
 
 @router.get("/files/{file_id}/content", summary="A file's bytes")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Annotated
 
 import msgspec
@@ -10,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 from starlette.responses import Response
 
 from synth.api.limits import MAX_CONFIG_BYTES, MAX_MODEL_ID, MAX_STEPS, MAX_URL
-from synth.api.schemas import Checkpoint, Deleted, Job, JobCheck, JobWithConfig, Points
+from synth.api.schemas import Checkpoint, Deleted, Job, JobCheck, JobWithConfig, LoggedLine, Points, SubmittedJob
 from synth.errors import Problem, UserError
 from synth.events import JobCreated
 from synth.gateway.api.openapi import json_response, list_response, returns, returns_list
@@ -21,6 +22,7 @@ from synth.gateway.commands.control import cancel_job, pause_job, resume_job
 from synth.gateway.commands.delete import delete_job
 from synth.gateway.commands.submit import submit_job
 from synth.gateway.deps import Gateway, GatewayDep
+from synth.gateway.presentation.job_log import read_lines
 from synth.gateway.read_model.filters import JobFilter
 from synth.gateway.read_model.projection import JobRow
 from synth.jobs.lifecycle import State
@@ -29,6 +31,8 @@ router = APIRouter(prefix="/api/jobs", tags=["jobs"])
 
 _ROUTE = "/api/jobs"
 #: What a route answers that changes a job.
+#: Seconds after which an equal submission is no longer taken for the same one, sent twice.
+_REPEATED_S = 60.0
 _CHANGED = returns(JobWithConfig, status=202)
 
 
@@ -62,7 +66,7 @@ class Submission(BaseModel):
     "",
     status_code=201,
     summary="Submit a job",
-    responses=returns(JobWithConfig, status=201) | returns(JobWithConfig, "The same job"),
+    responses=returns(SubmittedJob, status=201) | returns(SubmittedJob, "The same job"),
 )
 async def submit(
     submission: Submission,
@@ -73,7 +77,9 @@ async def submit(
     """Submit a job. The same `Idempotency-Key` with the same body is the same job (200), with another body a 422."""
     created = _created(submission, caller)
     row, new = await submit_job(gateway, caller.org, created, route=_ROUTE, key=idempotency_key)
-    return _job_response(gateway, row, 201 if new else 200)
+    repeats = gateway.read_model.first_equal(caller.org, row.job.id, within_s=_REPEATED_S) if new else None
+    answer = SubmittedJob(**msgspec.structs.asdict(_with_config(gateway, row)), repeats=repeats)
+    return json_response(answer, 201 if new else 200)
 
 
 @router.post("/check", summary="Whether a job would be refused", responses=returns(JobCheck))
@@ -111,13 +117,28 @@ async def list_jobs(
         tags=_tags(tag or []),
     )
     rows = gateway.read_model.jobs(caller.org, limit=limit + 1, wanted=wanted, before=before)
-    return list_response([row.job for row in rows[:limit]], more=len(rows) > limit)
+    return list_response([gateway.queue.show(row) for row in rows[:limit]], more=len(rows) > limit)
 
 
 @router.get("/{job_id}", summary="One job, with its configuration", responses=returns(JobWithConfig))
 async def get_job(job_id: str, caller: CurrentKey, gateway: GatewayDep) -> Response:
     """The job, with `config` (the TOML as sent), `resolved` (every default applied) and `origins` (of each value)."""
     return _job_response(gateway, await gateway.job(caller.org, job_id))
+
+
+@router.get("/{job_id}/logs", summary="What the services logged about a job", responses=returns_list(LoggedLine))
+async def job_logs(
+    job_id: str,
+    caller: CurrentKey,
+    gateway: GatewayDep,
+    since: Annotated[datetime | None, Query(description="Only lines that are not older")] = None,
+) -> Response:
+    """Lines of trainer, rollouts and inference, oldest first, without secrets; of a job that runs, a few seconds late.
+
+    Each process stores its last lines about the job (`SYNTH_JOB_LOG_BYTES`).
+    """
+    row = await gateway.job(caller.org, job_id)
+    return list_response(await read_lines(gateway.blobs, row.job.id, since and since.astimezone(UTC)))
 
 
 @router.delete("/{job_id}", summary="Delete a job that has ended", responses=returns(Deleted))
@@ -142,9 +163,12 @@ async def pause(job_id: str, caller: CurrentKey, gateway: GatewayDep) -> Respons
     return _job_response(gateway, await pause_job(gateway, caller, job_id), 202)
 
 
-@router.post("/{job_id}/resume", status_code=202, summary="Resume a paused job", responses=_CHANGED)
+@router.post("/{job_id}/resume", status_code=202, summary="Resume a paused or failed job", responses=_CHANGED)
 async def resume(job_id: str, caller: CurrentKey, gateway: GatewayDep) -> Response:
-    """It goes on from its last checkpoint. Repeating it changes nothing."""
+    """It goes on from its last checkpoint. Repeating it changes nothing.
+
+    Of a failed job a new one goes on, which is the answer: with the same configuration, and `linked_job_id`.
+    """
     return _job_response(gateway, await resume_job(gateway, caller, job_id), 202)
 
 
@@ -183,12 +207,15 @@ def _tags(wanted: list[str]) -> dict[str, str]:
 
 
 def _job_response(gateway: Gateway, row: JobRow, status: int = 200) -> Response:
+    return json_response(_with_config(gateway, row), status)
+
+
+def _with_config(gateway: Gateway, row: JobRow) -> JobWithConfig:
     texts = gateway.read_model.texts(row.job.id)
     validated = (texts.validated if texts else None) or {}
-    answer = JobWithConfig(
-        **msgspec.structs.asdict(row.job),
+    return JobWithConfig(
+        **msgspec.structs.asdict(gateway.queue.show(row)),
         config=texts.config if texts else None,
         resolved=validated.get("job"),
         origins=validated.get("origins"),
     )
-    return json_response(answer, status)

@@ -60,7 +60,7 @@ async def jobs_of_model(
     model = find_model(gateway, caller.org, model_id)
     before = (await gateway.job(caller.org, after)).created_seq if after else None
     rows = gateway.read_model.jobs(caller.org, limit=limit + 1, wanted=JobFilter(uses=[model.id]), before=before)
-    return list_response([row.job for row in rows[:limit]], more=len(rows) > limit)
+    return list_response([gateway.queue.show(row) for row in rows[:limit]], more=len(rows) > limit)
 
 
 @router.get("/models/{model_id:path}", summary="One model", responses=returns(Model))

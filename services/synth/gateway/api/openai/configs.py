@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from pydantic import ValidationError
 
 from synth.errors import Problem, UserError
+from synth.gateway.api.openai.places import EFFORT_FIELD
 from synth.gateway.api.openai.requests import (
     DpoHyperparameters,
     FineTuningRequest,
@@ -27,6 +28,7 @@ from synth.jobs.resolve.rl import LEARNING_RATE as RL_RATE
 from synth.jobs.resolve.sft import DPO_LEARNING_RATE as DPO_RATE
 from synth.jobs.resolve.sft import LEARNING_RATE as SFT_RATE
 from synth.jobs.schema.rl import TrainingSection
+from synth.jobs.schema.sections import MAX_TOKENS
 from synth.jobs.seeds import Seeds, parse_seeds
 from synth.models import parse_finetuned
 
@@ -37,26 +39,8 @@ GROUP_SIZE: int = TrainingSection.model_fields["group_size"].default
 _BATCH_SIZE: int = TrainingSection.model_fields["batch_size"].default
 _MINIBATCHES: int = TrainingSection.model_fields["minibatches"].default
 _EVALUATIONS = 5
-
-#: Where a value of the configuration comes from in the request, the longest place first.
-_PLACES = {
-    "[job].model": "model",
-    "[model].base": "model",
-    "[model].source": "model",
-    "[job].data": "training_file",
-    "[data].validation_path": "validation_file",
-    "[data].seeds": "training_file",
-    "[evaluation].seeds": "validation_file",
-    "[evaluation]": "method.reinforcement.hyperparameters.eval_interval",
-    "[grader]": "method.reinforcement.grader",
-    "[judge]": "method.reinforcement.grader",
-    "[services].task_url": "method.reinforcement.grader.url",
-    "[rollout.policy_config]": "method.reinforcement.grader.policy_config",
-    "[rollout.env_config]": "method.reinforcement.grader.env_config",
-    "[rollout]": "method.reinforcement.grader",
-    "[training]": "method.reinforcement.hyperparameters",
-    "[hyperparameters]": "method.supervised.hyperparameters",
-}
+#: The part of a call's tokens that may be thoughts, by the reasoning effort.
+THOUGHTS = {"low": 0.2, "medium": 0.5, "high": 0.8}
 
 
 class TranslatedJob(NamedTuple):
@@ -108,19 +92,6 @@ def translate_request(
     return TranslatedJob("rl", _rl(request, reinforcement, rows, judge_provider))
 
 
-def place_in_request(problem: Problem, request: FineTuningRequest) -> Problem:
-    """Move a problem with the configuration to the field of the request that it comes from."""
-    for ours, theirs in _PLACES.items():
-        _, found, rest = problem.where.partition(ours)
-        if found:
-            if request.method is not None and request.method.type == "dpo":
-                theirs = theirs.replace("method.supervised", "method.dpo")
-            fix = problem.fix.replace("--allow-experimental", _EXPERIMENTAL)
-            return Problem(what=problem.what, expected=problem.expected, fix=fix, where=f"{theirs}{rest}")
-    return problem
-
-
-_EXPERIMENTAL = 'extra_body={"allow_experimental": True}'
 _METHODS = '"supervised", "dpo" or "reinforcement"'
 _GRADER = '{"grader": {"type": "task_app", "url": "https://…", "env_name": "…"}}'
 
@@ -178,25 +149,28 @@ def _rl(
                 where="hyperparameters",
             )
         )
-    hyper = method.hyperparameters
-    if hyper.reasoning_effort not in (None, "default"):
+    if method.response_format not in (None, {"type": "text"}):
         raise UserError(
             Problem(
-                what=f"reasoning_effort is {hyper.reasoning_effort[:40]!r}",
-                expected='"default"',
-                fix='leave it out; a task app\'s policy_config has {"thinking_mode": "think"}',
-                where="method.reinforcement.hyperparameters.reasoning_effort",
+                what="rollouts are sampled freely: what a response_format enforces is not the policy's own choice",
+                expected='{"type": "text"}',
+                fix="say the format in the prompts, and pay for it with a grader of `sample.output_json`",
+                where="method.reinforcement.response_format",
             )
         )
+    hyper = method.hyperparameters
     if is_graded(request):
         seeds = Seeds(start=0, count=rows["training_file"])
+        thinking = _thinking(hyper, {})
         played = {
             "job": {"data": request.training_file},
             "grader": method.grader,
+            **({"rollout": {"policy_config": thinking}} if thinking else {}),
             **_judges(method.grader, judge_provider),
         }
     else:
-        played = _played_by(_task_app(method.grader))
+        app = _task_app(method.grader)
+        played = _played_by(app, _thinking(hyper, app.policy_config))
         seeds = _seeds(request.training_file, "training_file")
     validation = request.validation_file if is_graded(request) else None
     batch = hyper.batch_size or _BATCH_SIZE
@@ -235,7 +209,25 @@ def _judges(grader: dict[str, Any], provider: str) -> dict[str, Any]:
     return {"judge": {"judges": judges}} if judges else {}
 
 
-def _played_by(app: TaskAppGrader) -> dict[str, Any]:
+def _thinking(hyper: ReinforcementHyperparameters, policy: Mapping[str, Any]) -> dict[str, Any]:
+    """What a reasoning effort adds to the policy_config; {} for none. policy: what the request's has."""
+    share = THOUGHTS.get(hyper.reasoning_effort or "")
+    if share is None:
+        return {}
+    if written := sorted({"thinking_mode", "thinking_budget"} & policy.keys()):
+        raise UserError(
+            Problem(
+                what=f"reasoning_effort beside the {written[0]} of the policy_config",
+                expected="one of them",
+                where=EFFORT_FIELD,
+            )
+        )
+    bounds = [policy.get(name) for name in ("max_tokens", "max_completion_tokens")]
+    most = min((bound for bound in bounds if isinstance(bound, int)), default=MAX_TOKENS)
+    return {"thinking_mode": "think", "thinking_budget": max(1, round(share * most))}
+
+
+def _played_by(app: TaskAppGrader, thinking: dict[str, Any]) -> dict[str, Any]:
     return {
         "services": {"task_url": app.url},
         "rollout": _without_none(
@@ -243,7 +235,7 @@ def _played_by(app: TaskAppGrader) -> dict[str, Any]:
             policy_name=app.policy_name,
             max_turns=app.max_turns,
             env_config=app.env_config,
-            policy_config=app.policy_config,
+            policy_config=app.policy_config | thinking,
         ),
     }
 

@@ -11,6 +11,7 @@ from synth.bus.connection import Connection
 from synth.bus.recorded import Recorded
 from synth.errors import Transient
 from synth.events import EvalCompleted, Heartbeat, JobCreated, TrainStep
+from synth.gateway.api.openai.places import Method, name_fields
 from synth.gateway.api.openai.views import losses
 from synth.gateway.presentation.vocabulary import describe_event, is_shown
 from synth.gateway.read_model.event_log import MAX_SEQUENCE_DIGITS, read_page
@@ -65,8 +66,8 @@ async def read_newest_first(
     return found[:limit], len(found) > limit
 
 
-def event_object(recorded: Recorded, *, suffix: str | None = None) -> FineTuningEvent:
-    """An event in OpenAI's shape. suffix: the label of its job."""
+def event_object(recorded: Recorded, method: Method, *, suffix: str | None = None) -> FineTuningEvent:
+    """An event in OpenAI's shape. method, suffix: of its job."""
     words = describe_event(recorded, "sft")
     assert words is not None
     event, level, message, data = recorded.event, _LEVELS[words.level], words.message, words.data
@@ -78,7 +79,7 @@ def event_object(recorded: Recorded, *, suffix: str | None = None) -> FineTuning
         id=f"{_PREFIX}{recorded.seq}",
         created_at=int(recorded.time.timestamp()),
         level=level,
-        message=message,
+        message=name_fields(message, method),
         type="metrics" if isinstance(event, TrainStep | EvalCompleted) else "message",
         data=data,
     )

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query, Request
-from starlette.responses import Response
+from starlette.responses import Response, StreamingResponse
 
 from synth.errors import Problem
 from synth.gateway.api.native.files import blob_response
+from synth.gateway.api.openai.results import FILENAME, find_result, result_csv, result_object
 from synth.gateway.api.openai.views import FileObject, file_object
 from synth.gateway.api.openapi import json_response, returns, returns_list
 from synth.gateway.auth import CurrentKey
@@ -61,12 +62,17 @@ async def list_files(
 @router.get("/files/{file_id}", summary="One file", responses=returns(FileObject))
 async def get_file(file_id: str, caller: CurrentKey, gateway: GatewayDep) -> Response:
     """`processed` when it can be trained on, `error` when its lines are wrong: `status_details` says which."""
+    if (row := await find_result(gateway, caller.org, file_id)) is not None:
+        return json_response(await result_object(gateway, row))
     return json_response(file_object(await gateway.file(caller.org, file_id)))
 
 
 @router.get("/files/{file_id}/content", summary="A file's bytes")
 async def content(file_id: str, caller: CurrentKey, gateway: GatewayDep) -> Response:
-    """The bytes as they were uploaded."""
+    """The bytes as they were uploaded; of a job's result file, its metrics as CSV."""
+    if (job := await find_result(gateway, caller.org, file_id)) is not None:
+        headers = {"Content-Disposition": f"attachment; filename={FILENAME}"}
+        return StreamingResponse(result_csv(gateway, job), media_type="text/csv", headers=headers)
     row = await gateway.file(caller.org, file_id)
     return await blob_response(gateway.blobs, row.blob, row.file.filename)
 
@@ -74,6 +80,8 @@ async def content(file_id: str, caller: CurrentKey, gateway: GatewayDep) -> Resp
 @router.delete("/files/{file_id}", summary="Delete a file")
 async def delete(file_id: str, caller: CurrentKey, gateway: GatewayDep) -> Response:
     """Gone at once; a job that names it afterwards is refused."""
+    if await find_result(gateway, caller.org, file_id) is not None:
+        raise _bad_request("file_id", "the file is made of a job's metrics", fix="delete the job")
     await delete_file(gateway, caller, file_id)
     return json_response({"id": file_id, "object": "file", "deleted": True})
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Callable
 from typing import Any
@@ -11,16 +12,24 @@ from fastapi import APIRouter
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import Response
 
+from synth.access import Scope
 from synth.bus.kv.secrets import ApiKey
+from synth.bus.rpc import ANSWER_WITHIN_S
 from synth.errors import Problem, UserError
 from synth.gateway.api.openapi import returns
-from synth.gateway.auth import CurrentKey
+from synth.gateway.api.synth.judging.score import ask_judge, judge_failed
+from synth.gateway.auth import CurrentKey, require_scope
 from synth.gateway.deps import Gateway, GatewayDep
 from synth.gateway.errors import ApiError
 from synth.graders.formula import NoNumber
-from synth.graders.grade import Graded, GraderFailed, grade
-from synth.graders.schema import Grader, models_of, parse_grader, python_refused, runs_python
+from synth.graders.grade import Graded, GraderFailed, grade, sample_as_seen, total_of
+from synth.graders.python.pool import PythonFailed
+from synth.graders.schema import Grader, Multi, Python, models_of, parse_grader, parts_of, python_refused, runs_python
 from synth.graders.template import ItemLacks, Sample
+from synth.judging.contract import JudgeRollouts, RolloutToJudge
+from synth.judging.grading import GraderPrompt
+from synth.judging.settings import JudgeModel, Judging, Rubric
+from synth.models import parse_finetuned
 from synth.runtime.off_loop import TooMuchWork
 
 router = APIRouter(tags=["openai"])
@@ -63,6 +72,21 @@ class GradedSample(msgspec.Struct, frozen=True, kw_only=True):
     model_grader_token_usage_per_model: dict[str, Any] = {}
 
 
+class GradingNeeds(msgspec.Struct, frozen=True, kw_only=True):
+    """What has to be run or asked before a grader grades. sources: by the graders' keys. sample: as code sees it."""
+
+    sources: dict[str, str]
+    sample: dict[str, Any]
+    asks_models: bool
+
+
+class ModelScores(msgspec.Struct, frozen=True, kw_only=True):
+    """What models say of a sample, by the graders' keys; or the flag and the words of why they say nothing."""
+
+    scores: dict[str, float] = {}
+    failed: dict[str, str] = {}
+
+
 @router.post("/fine_tuning/alpha/graders/validate", summary="Read a grader", responses=returns(ValidatedGrader))
 async def validate(body: ValidateRequest, caller: CurrentKey, gateway: GatewayDep) -> Response:
     """A grader that cannot be read, or that is not run here, is a 400 with every problem."""
@@ -73,24 +97,78 @@ async def validate(body: ValidateRequest, caller: CurrentKey, gateway: GatewayDe
 async def run(body: RunRequest, caller: CurrentKey, gateway: GatewayDep) -> Response:
     """A sample that lacks what the grader reads has the reward 0 and `sample_parse_error`.
 
-    A grader that refers to what the item lacks, or whose formula has no value, has the reward 0 and that error. One
-    that asks a model, or is code, is a 400: it grades in a job alone.
+    A grader that refers to what the item lacks, whose formula has no value, or whose code fails, has the reward 0 and
+    that error. The models that it names are asked as in a job; one that is away is a 503 that says when to try again.
     """
-    settings = gateway.settings
-    return await _respond(gateway, caller, grade_sample, body, settings.python_graders, settings.max_graded_characters)
+    settings, began = gateway.settings, time.monotonic()
+    limits = (settings.python_graders, settings.max_graded_characters)
+    needs = msgspec.json.decode(await _work(gateway, caller, grading_needs, body, *limits), type=GradingNeeds)
+    if needs.asks_models:
+        # The answer of a model, whatever route it takes, is for keys that may have it.
+        require_scope(caller, Scope.INFERENCE)
+    scores, failed = await _run_sources(gateway, body, needs)
+    if needs.asks_models and not failed:
+        asked = await _work(gateway, caller, prompts_for_models, body, *limits, scores)
+        if asked:
+            told = await _ask_models(gateway, caller, asked, until=began + ANSWER_WITHIN_S)
+            scores, failed = scores | told.scores, told.failed
+    seconds = time.monotonic() - began
+    content = await _work(gateway, caller, grade_sample, body, *limits, scores, failed, seconds)
+    return Response(content, media_type="application/json")
 
 
 async def _respond(gateway: Gateway, caller: ApiKey, function: Callable[..., bytes], *args: Any) -> Response:
+    return Response(await _work(gateway, caller, function, *args), media_type="application/json")
+
+
+async def _work(gateway: Gateway, caller: ApiKey, function: Callable[..., bytes], *args: Any) -> bytes:
     """Return what a function makes of a grader in a worker process: a few bytes of a grader can take seconds."""
     try:
-        content = await gateway.service.off_loop.process(
+        return await gateway.service.off_loop.process(
             function, *args, org=caller.org, size=None, task="read the grader, and grade by it"
         )
     except TooMuchWork:
         raise
     except UserError as error:
         raise _refused(error.problems) from error
-    return Response(content, media_type="application/json")
+
+
+async def _run_sources(
+    gateway: Gateway, body: RunRequest, needs: GradingNeeds
+) -> tuple[dict[str, float], dict[str, str]]:
+    """Run the grader's code; returns the scores by the graders' keys, and the flag and the words of a failure."""
+    scores: dict[str, float] = {}
+    for key, source in needs.sources.items():
+        assert gateway.python is not None
+        try:
+            scores[key] = await gateway.python.grade(source, needs.sample, body.item)
+        except PythonFailed as failed:
+            return {}, {"python_grader_runtime_error": f"the python grader {key!r}: {failed}"}
+    return scores, {}
+
+
+async def _ask_models(gateway: Gateway, caller: ApiKey, prompts: bytes, *, until: float) -> ModelScores:
+    """Ask the judge service what the models say of these prompts, as JSON. until: by the monotonic clock."""
+    models = dict.fromkeys(prompt.model for prompt in msgspec.json.decode(prompts, type=list[GraderPrompt]))
+    provider = gateway.settings.judge_provider or "synth"
+    judges = [JudgeModel(model=m, provider="synth" if parse_finetuned(m) else provider) for m in models]
+    gateway.capacity.check(len(prompts))
+    async with gateway.asked.hold(caller.org, prompts, hashlib.sha256(prompts).hexdigest()) as asked:
+        question = JudgeRollouts(
+            org=caller.org,
+            job_id="",
+            judging=Judging(judges=judges),
+            rubric=Rubric(),
+            rollouts=[RolloutToJudge(rollout_id="sample", prompts=asked.ref)],
+        )
+        answer = await ask_judge(gateway.bus, question, until=until)
+        asked.goes_on = answer.failure is not None and answer.failure.kind == "working"
+    if answer.failure is not None and answer.failure.kind == "unreadable":
+        return ModelScores(failed={"model_grader_parse_error": answer.failure.problem.text()})
+    if answer.failure is not None:
+        raise judge_failed(answer.failure)
+    outcome = answer.reviews[0].outcome
+    return ModelScores(scores={key: c.score for key, c in outcome.criteria.items()} if outcome is not None else {})
 
 
 def read_grader(request: ValidateRequest, python: bool) -> bytes:
@@ -99,23 +177,57 @@ def read_grader(request: ValidateRequest, python: bool) -> bytes:
     return msgspec.json.encode(ValidatedGrader(grader=grader.model_dump(mode="json", exclude_none=True)))
 
 
-def grade_sample(request: RunRequest, python: bool, max_characters: int) -> bytes:
-    """Return the `GradedSample` as JSON. Raises `UserError`."""
+def grading_needs(request: RunRequest, python: bool, max_characters: int) -> bytes:
+    """Return as JSON what the grader needs before it grades. Raises `UserError`."""
+    parts = parts_of(grader := _parse(request.grader, python=python))
+    sources = {key: part.source for key, part in parts.items() if isinstance(part, Python)}
+    sample = sample_as_seen(Sample(request.model_sample, [])) if sources else {}
+    return msgspec.json.encode(GradingNeeds(sources=sources, sample=sample, asks_models=bool(models_of(grader))))
+
+
+def prompts_for_models(request: RunRequest, python: bool, max_characters: int, ran: dict[str, float]) -> bytes:
+    """Return as JSON what the grader asks models; nothing where it cannot ask. ran: the scores of its code."""
+    grader, sample = _parse(request.grader, python=python), Sample(request.model_sample, [])
+    try:
+        graded = grade(grader, request.item, sample, max_characters=max_characters, ran=ran)
+    except GraderFailed:
+        return b""
+    return msgspec.json.encode(graded.asked) if graded.asked else b""
+
+
+def grade_sample(
+    request: RunRequest,
+    python: bool,
+    max_characters: int,
+    scores: dict[str, float],
+    stopped: dict[str, str],
+    seconds: float,
+) -> bytes:
+    """Return the `GradedSample` as JSON. Raises `UserError`.
+
+    scores: those of code and of models, by the graders' keys. stopped: the flag and the words of what ended it before.
+    seconds: that it has taken so far.
+    """
     grader = _parse(request.grader, python=python)
-    if runs_python(grader) or models_of(grader):
-        what = "a grader that asks a model, or is code, grades in a job alone"
-        raise UserError(Problem(what=what, fix="graders.validate reads it; a short job tries it", where="grader"))
     began = time.perf_counter()
     failed: GraderFailed | None = None
-    try:
-        graded = grade(grader, request.item, Sample(request.model_sample, []), max_characters=max_characters)
-    except GraderFailed as error:
-        failed, graded = error, Graded(0.0)
+    graded = Graded(0.0)
+    if not stopped:
+        try:
+            graded = grade(
+                grader, request.item, Sample(request.model_sample, []), max_characters=max_characters, ran=scores
+            )
+            if graded.asked:
+                parts = {**graded.parts, **dict.fromkeys(graded.lacking, 0.0), **scores}
+                shown = parts if isinstance(grader, Multi) else {}
+                graded = Graded(total_of(grader, parts), shown, graded.lacking)
+        except GraderFailed as error:
+            failed, graded = error, Graded(0.0)
     metadata = {
         "name": grader.name,
         "type": grader.type,
-        "errors": _errors(graded, failed),
-        "execution_time": time.perf_counter() - began,
+        "errors": _errors(graded, failed, stopped),
+        "execution_time": seconds + time.perf_counter() - began,
         "scores": graded.parts or {grader.name: graded.score},
         "token_usage": None,
         "sampled_model_name": None,
@@ -124,7 +236,7 @@ def grade_sample(request: RunRequest, python: bool, max_characters: int) -> byte
     return msgspec.json.encode(GradedSample(reward=graded.score, sub_rewards=graded.parts, metadata=metadata))
 
 
-def _errors(graded: Graded, failed: GraderFailed | None) -> dict[str, Any]:
+def _errors(graded: Graded, failed: GraderFailed | None, stopped: dict[str, str]) -> dict[str, Any]:
     """The flags of the published type; `details` says in words what they say."""
     cause = failed.cause if failed else None
     flags = {
@@ -143,7 +255,8 @@ def _errors(graded: Graded, failed: GraderFailed | None) -> dict[str, Any]:
         "unresponsive_reward_error",
     )
     details = str(failed) if failed else "; ".join(f"{key}: {why}" for key, why in graded.lacking.items())
-    return {**flags, **dict.fromkeys(never, False), "details": details or None}
+    said = "; ".join(stopped.values()) or details or None
+    return {**flags, **dict.fromkeys(never, False), **dict.fromkeys(stopped, True), "details": said}
 
 
 def _parse(data: dict[str, Any], *, python: bool) -> Grader:

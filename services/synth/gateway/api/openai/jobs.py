@@ -13,9 +13,10 @@ from synth.bus.kv.secrets import ApiKey
 from synth.datasets.refused import prompts_refused, rows_refused
 from synth.errors import NewerVersion, Problem, UserError
 from synth.events import JobCreated
-from synth.gateway.api.openai.configs import SEEDS, TranslatedJob, is_graded, place_in_request, translate_request
+from synth.gateway.api.openai.configs import SEEDS, TranslatedJob, is_graded, translate_request
 from synth.gateway.api.openai.events import FineTuningEvent, event_object, parse_event_id, read_newest_first
 from synth.gateway.api.openai.files import page_response
+from synth.gateway.api.openai.places import place_in_request
 from synth.gateway.api.openai.requests import FineTuningRequest
 from synth.gateway.api.openai.views import (
     FineTuningCheckpoint,
@@ -23,6 +24,7 @@ from synth.gateway.api.openai.views import (
     checkpoint_object,
     file_problems,
     job_object,
+    method_of,
     suffix_of,
 )
 from synth.gateway.api.openapi import json_response, returns, returns_list
@@ -33,10 +35,12 @@ from synth.gateway.commands.control import cancel_job, pause_job, resume_job
 from synth.gateway.commands.submit import submit_job
 from synth.gateway.deps import Gateway, GatewayDep
 from synth.gateway.errors import ApiError, not_found
+from synth.gateway.presentation.vocabulary import STATUS
 from synth.gateway.read_model.filters import JobFilter
 from synth.gateway.read_model.projection import JobRow
 from synth.graders.schema import parse_grader, python_refused, runs_python
 from synth.jobs.job_data import job_from_data
+from synth.jobs.lifecycle import State
 from synth.jobs.parse.toml import read_data
 from synth.jobs.resolve.job import Overrides, resolve_job
 from synth.jobs.resolved import EvalJob, RlJob, SftJob
@@ -120,21 +124,21 @@ async def get_job(job_id: str, caller: CurrentKey, gateway: GatewayDep) -> Respo
 async def cancel(job_id: str, caller: CurrentKey, gateway: GatewayDep) -> Response:
     """A job that has ended is a 409."""
     await _job(gateway, caller, job_id)
-    return _job_response(gateway, await cancel_job(gateway, caller, job_id))
+    return _job_response(gateway, await cancel_job(gateway, caller, job_id, named=_status))
 
 
 @router.post("/fine_tuning/jobs/{job_id}/pause", summary="Pause a job that runs", responses=returns(FineTuningJob))
 async def pause(job_id: str, caller: CurrentKey, gateway: GatewayDep) -> Response:
     """Its workers are free for others until it is resumed."""
     await _job(gateway, caller, job_id)
-    return _job_response(gateway, await pause_job(gateway, caller, job_id))
+    return _job_response(gateway, await pause_job(gateway, caller, job_id, named=_status))
 
 
 @router.post("/fine_tuning/jobs/{job_id}/resume", summary="Resume a paused job", responses=returns(FineTuningJob))
 async def resume(job_id: str, caller: CurrentKey, gateway: GatewayDep) -> Response:
-    """It goes on from its last checkpoint."""
+    """It goes on from its last checkpoint. Of a failed job a new one does, which is the answer."""
     await _job(gateway, caller, job_id)
-    return _job_response(gateway, await resume_job(gateway, caller, job_id))
+    return _job_response(gateway, await resume_job(gateway, caller, job_id, named=_status))
 
 
 @router.get(
@@ -150,8 +154,9 @@ async def events(
         raise not_found("event", after)
     within = gateway.settings.log_read_s
     found, more = await read_newest_first(gateway.bus, row, before=before, limit=limit, within=within)
-    suffix = suffix_of(row.job, _resolved(gateway, row))
-    return page_response([event_object(event, suffix=suffix) for event in found], more=more)
+    resolved = _resolved(gateway, row)
+    suffix, method = suffix_of(row.job, resolved), method_of(resolved)
+    return page_response([event_object(event, method, suffix=suffix) for event in found], more=more)
 
 
 @router.get(
@@ -175,6 +180,11 @@ async def _job(gateway: Gateway, caller: ApiKey, id: str) -> JobRow:
     if row.job.kind == "eval":
         raise not_found("job", id)
     return row
+
+
+def _status(state: State) -> str:
+    """The state as this API names it."""
+    return STATUS[state].openai
 
 
 def _job_response(gateway: Gateway, row: JobRow) -> Response:

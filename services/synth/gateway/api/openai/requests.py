@@ -59,7 +59,11 @@ class ReinforcementHyperparameters(SupervisedHyperparameters):
     compute_multiplier: _AutoFactor = None
     eval_interval: _AutoCount = Field(default=None, description="Steps between two evaluations")
     eval_samples: _AutoCount = Field(default=None, description="Seeds of each evaluation")
-    reasoning_effort: str | None = None
+    reasoning_effort: Literal["default", "low", "medium", "high"] | None = Field(
+        default=None,
+        description="What of a call's tokens may be thoughts: low 20 %, medium 50 %, high 80 %. default: as the model "
+        "and the task app have it",
+    )
 
 
 class TaskAppGrader(_Body):
@@ -88,6 +92,9 @@ class Reinforcement(_Body):
         description='Of OpenAI\'s types, for files of prompts; or {"type": "task_app", "url": …, "env_name": …}'
     )
     hyperparameters: ReinforcementHyperparameters = ReinforcementHyperparameters()
+    response_format: dict[str, Any] | None = Field(
+        default=None, description='{"type": "text"}: rollouts are sampled freely'
+    )
 
 
 class Method(_Body):

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import msgspec
 
 from synth.api.schemas import Checkpoint, File, Job, Model
-from synth.gateway.api.openai.configs import GROUP_SIZE, SEEDS
+from synth.gateway.api.openai.configs import GROUP_SIZE, SEEDS, THOUGHTS
+from synth.gateway.api.openai.places import Method, name_fields
 from synth.gateway.presentation.vocabulary import STATUS
 from synth.gateway.read_model.projection import FileRow, JobRow
 from synth.jobs.lifecycle import State
@@ -31,7 +32,11 @@ class JobError(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FineTuningJob(msgspec.Struct, frozen=True, kw_only=True):
-    """A job as OpenAI shows one. Times are unix seconds."""
+    """A job as OpenAI shows one. Times are unix seconds.
+
+    linked_job_id: the failed job that it goes on from. queued_seconds: how long it waited for workers; execution_time:
+    how many seconds it ran, without waits and pauses.
+    """
 
     id: str
     object: str = "fine_tuning.job"
@@ -49,6 +54,9 @@ class FineTuningJob(msgspec.Struct, frozen=True, kw_only=True):
     training_file: str
     validation_file: str | None
     estimated_finish: int | None
+    linked_job_id: str | None
+    queued_seconds: float
+    execution_time: float
     integrations: list[Any] = []
     metadata: dict[str, str]
     method: dict[str, Any] | None
@@ -94,26 +102,35 @@ class ModelObject(msgspec.Struct, frozen=True, kw_only=True):
 def job_object(row: JobRow, resolved: SftJob | RlJob | None) -> FineTuningJob:
     """A job. resolved: the same with every default applied; None where its configuration is wrong."""
     job = row.job
-    status = STATUS[job.state].openai
+    status, now = STATUS[job.state].openai, datetime.now(UTC)
     return FineTuningJob(
         id=job.id,
-        created_at=_unix(job.created_at),
-        error=_error(job),
+        created_at=unix_time(job.created_at),
+        error=_error(job, method_of(resolved)),
         fine_tuned_model=job.model if job.state is State.SUCCEEDED else None,
-        finished_at=_unix(job.ended_at) if job.ended_at else None,
+        finished_at=unix_time(job.ended_at) if job.ended_at else None,
         hyperparameters=_of_a_file(resolved) if isinstance(resolved, SftJob) else {},
         model=job.source_model or (resolved.model if resolved else ""),
         organization_id=row.org,
+        result_files=[result_file_id(job.id)] if job.state is State.SUCCEEDED else [],
         seed=resolved.seed if resolved else 0,
         status=status,
         trained_tokens=job.trained_tokens if job.ended_at else None,
         training_file=_training_file(job, resolved),
         validation_file=_validation_file(job, resolved),
-        estimated_finish=_estimate(job) if status == "running" else None,
+        estimated_finish=_estimate(row, now) if status == "running" else None,
+        linked_job_id=job.linked_job_id,
+        queued_seconds=round(job.times.queued(now), 3),
+        execution_time=round(job.times.ran(now), 3),
         metadata={k: v if isinstance(v, str) else msgspec.json.encode(v).decode() for k, v in job.metadata.items()},
         method=_method(resolved),
         user_provided_suffix=suffix_of(job, resolved),
     )
+
+
+def result_file_id(job_id: str) -> str:
+    """The id of the file with the metrics of a job."""
+    return f"file-result-{job_id}"
 
 
 def suffix_of(job: Job, resolved: SftJob | RlJob | None) -> str | None:
@@ -130,7 +147,7 @@ def checkpoint_object(checkpoint: Checkpoint) -> FineTuningCheckpoint:
         metrics["reward_mean"] = values["reward_mean"]
     return FineTuningCheckpoint(
         id=f"ftckpt_{checkpoint.job_id}_{checkpoint.step}",
-        created_at=_unix(checkpoint.created_at),
+        created_at=unix_time(checkpoint.created_at),
         fine_tuned_model_checkpoint=checkpoint.model,
         fine_tuning_job_id=checkpoint.job_id,
         metrics=metrics,
@@ -150,7 +167,7 @@ def file_object(row: FileRow) -> FileObject:
     return FileObject(
         id=file.id,
         bytes=file.bytes,
-        created_at=_unix(file.created_at),
+        created_at=unix_time(file.created_at),
         filename=file.filename,
         purpose=file.purpose,
         status=_FILE_STATUS.get(file.status, "uploaded"),
@@ -168,19 +185,19 @@ def model_object(model: Model, org: str) -> ModelObject:
     """A model that a job of this organisation made, or a base."""
     return ModelObject(
         id=model.id,
-        created=_unix(model.created_at) if model.created_at else 0,
+        created=unix_time(model.created_at) if model.created_at else 0,
         owned_by=org if model.job_id else "base",
         stand_in=model.stand_in,
     )
 
 
-def _error(job: Job) -> JobError | None:
+def _error(job: Job, method: Method) -> JobError | None:
     if job.state not in (State.FAILED, State.REJECTED):
         return None
     places = [p.where.split(" ", 1)[0] for p in job.problems]
     return JobError(
         code=job.code or "failed",
-        message="\n".join(p.text() for p in job.problems),
+        message=name_fields("\n".join(p.text() for p in job.problems), method),
         param=next((place for place in places if place in _FILE_FIELDS), None),
     )
 
@@ -198,11 +215,18 @@ def _of_a_file(job: SftJob) -> dict[str, Any]:
     }
 
 
+def method_of(job: SftJob | RlJob | None) -> Method:
+    """The method by which a job learns, as this API names it."""
+    if isinstance(job, RlJob):
+        return "reinforcement"
+    return "supervised" if job is None or job.dpo is None else "dpo"
+
+
 def _method(job: SftJob | RlJob | None) -> dict[str, Any] | None:
     if job is None:
         return None
     if isinstance(job, SftJob):
-        method = "supervised" if job.dpo is None else "dpo"
+        method = method_of(job)
         return {"type": method, method: {"hyperparameters": _of_a_file(job)}}
     evaluation = job.evaluation
     hyperparameters = {
@@ -213,10 +237,19 @@ def _method(job: SftJob | RlJob | None) -> dict[str, Any] | None:
         "compute_multiplier": job.group_size / GROUP_SIZE,
         "eval_interval": evaluation.every_n_iters if evaluation else None,
         "eval_samples": len(evaluation.seeds) if evaluation else None,
-        "reasoning_effort": "default",
+        "reasoning_effort": _effort(job),
     }
     grader = job.graded.grader if job.graded else _task_app(job)
     return {"type": "reinforcement", "reinforcement": {"grader": grader, "hyperparameters": hyperparameters}}
+
+
+def _effort(job: RlJob) -> str:
+    """The reasoning effort of which this job's bound on thoughts is the nearest."""
+    sampling = job.rollout.sampling
+    if not sampling.thinking or sampling.thinking_budget is None:
+        return "default"
+    part = sampling.thinking_budget / sampling.max_tokens
+    return min(THOUGHTS, key=lambda effort: abs(THOUGHTS[effort] - part))
 
 
 def _task_app(job: RlJob) -> dict[str, Any]:
@@ -258,13 +291,11 @@ def _seeds(seeds: list[int] | range) -> str:
     return SEEDS + ",".join(map(str, seeds))
 
 
-def _estimate(job: Job) -> int | None:
-    """When the job would end if each step took as long as those so far; unix seconds."""
-    if not job.started_at or not job.step or not job.steps:
-        return None
-    a_step = (job.updated_at - job.started_at) / job.step
-    return _unix(job.updated_at + a_step * (job.steps - job.step))
+def _estimate(row: JobRow, now: datetime) -> int | None:
+    """When the job ends if each step takes as long as those so far, waits and pauses not counted; unix seconds."""
+    left = row.clock.seconds_left(now, steps=row.job.steps)
+    return None if left is None else unix_time(now + timedelta(seconds=left))
 
 
-def _unix(time: datetime) -> int:
+def unix_time(time: datetime) -> int:
     return int(time.timestamp())

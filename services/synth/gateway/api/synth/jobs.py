@@ -36,6 +36,7 @@ from synth.gateway.api.synth.views import (
     phase_view,
     point_view,
     runs_view,
+    status_view,
 )
 from synth.gateway.auth import CurrentKey
 from synth.gateway.commands.control import cancel_job
@@ -99,7 +100,7 @@ async def start_job(job_id: str, caller: CurrentKey, gateway: GatewayDep) -> Res
 @_job_route("POST", "/cancel", "Cancel a job", SynthJob)
 async def cancel(job_id: str, caller: CurrentKey, gateway: GatewayDep) -> Response:
     """Repeating it changes nothing; a job that has ended otherwise is a 409."""
-    row = await cancel_job(gateway, caller, job_id)
+    row = await cancel_job(gateway, caller, job_id, named=lambda state: STATUS[state].synth)
     ended = row.job.state is State.CANCELLED
     return _job_response(
         gateway, row, message="the job is cancelled" if ended else "the job stops after its current step"
@@ -108,9 +109,9 @@ async def cancel(job_id: str, caller: CurrentKey, gateway: GatewayDep) -> Respon
 
 @_job_route("GET", "/status", "A job's status", SynthStatus)
 async def get_status(job_id: str, caller: CurrentKey, gateway: GatewayDep) -> Response:
-    """The status alone."""
+    """The status, and how long the job was queued and ran."""
     row = await gateway.job(caller.org, job_id)
-    return json_response(SynthStatus(job_id=row.job.id, status=STATUS[row.job.state].synth, updated_at=row.state_since))
+    return json_response(status_view(row))
 
 
 @_job_route("GET", "/config", "A job's configuration")
@@ -203,7 +204,7 @@ async def get_checkpoints(
 async def get_runs(job_id: str, caller: CurrentKey, gateway: GatewayDep) -> Response:
     """One for each time that a worker took it."""
     row = await gateway.job(caller.org, job_id)
-    return json_response(SynthRuns(runs=runs_view(await read_facts(gateway, row), row.job)))
+    return json_response(SynthRuns(runs=runs_view(row)))
 
 
 async def _run(gateway: Gateway, row: JobRow, name: str) -> RunBounds:

@@ -14,7 +14,8 @@ class SynthJob(msgspec.Struct, frozen=True, kw_only=True):
     """A job in the Synth API. status: queued, running, succeeded, failed or cancelled.
 
     model: what is trained; fine_tuned_model: the result. config: as it was sent, null in a list. stand_in: the local
-    model whose weights really run under the model's id. message: what a request did. A client prints the first 600
+    model whose weights really run under the model's id. message: what a request did. queued_seconds: how long it
+    waited for workers; execution_time: how many seconds it ran, without waits and pauses. A client prints the first 600
     characters of a job that has ended, so what came of it is first.
     """
 
@@ -42,6 +43,8 @@ class SynthJob(msgspec.Struct, frozen=True, kw_only=True):
     updated_at: datetime
     started_at: datetime | None
     finished_at: datetime | None
+    queued_seconds: float
+    execution_time: float
     hyperparameters: dict[str, Any]
     config: Any
     tags: dict[str, Any]
@@ -87,7 +90,7 @@ class SynthPhase(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SynthRun(msgspec.Struct, frozen=True, kw_only=True):
-    """An attempt at a job in the Synth API."""
+    """An attempt at a job in the Synth API. duration_seconds: until its end, or until it was seen last if it died."""
 
     id: str
     run_number: int
@@ -152,11 +155,13 @@ class SynthCheckpoints(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SynthStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """A job's status alone."""
+    """A job's status, and for how many seconds it was queued and ran."""
 
     job_id: str
     status: str
     updated_at: datetime
+    queued_seconds: float
+    execution_time: float
 
 
 class SynthModel(msgspec.Struct, frozen=True, kw_only=True):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Any, NamedTuple, cast
 
 import msgspec
 
+from synth.api.job_clock import Run
 from synth.api.schemas import Checkpoint, Job
 from synth.bus.recorded import Recorded
 from synth.gateway.api.synth.schemas import (
@@ -15,6 +17,7 @@ from synth.gateway.api.synth.schemas import (
     SynthPhase,
     SynthPoint,
     SynthRun,
+    SynthStatus,
 )
 from synth.gateway.presentation.vocabulary import STATUS, describe_event, metric_name
 from synth.gateway.read_model.projection import JobRow
@@ -44,15 +47,13 @@ PHASES = {
     "job.refused": "failed",
 }
 
-_CLOSING = ("job.started", "job.paused", "job.succeeded", "job.failed", "job.cancelled", "job.withdrawn")
-
 
 def job_view(row: JobRow, config: str | None = None, *, message: str | None = None) -> SynthJob:
     """A job; config: its text as it was submitted.
 
     `updated_at` moves with the job's state alone: a client prints a status line whenever it does.
     """
-    job = row.job
+    job, status = row.job, status_view(row)
     sent = as_sent(config)
     made = parse_finetuned(job.source_model) if job.source_model else None
     kind = job.kind or ""
@@ -62,12 +63,13 @@ def job_view(row: JobRow, config: str | None = None, *, message: str | None = No
         job_type=job.kind,
         type=job.kind,
         training_type=_TRAINING_TYPE.get(kind),
-        status=STATUS[job.state].synth,
+        status=status.status,
         name=job.name,
         model=job.source_model,
         model_id=job.source_model,
         base_model=made.base if made else job.source_model,
         stand_in=job.stand_in,
+        linked_job_id=job.linked_job_id,
         fine_tuned_model=job.model,
         training_file_id=job.training_file,
         validation_file_id=job.validation_file,
@@ -77,6 +79,8 @@ def job_view(row: JobRow, config: str | None = None, *, message: str | None = No
         updated_at=row.state_since,
         started_at=job.started_at,
         finished_at=job.ended_at,
+        queued_seconds=status.queued_seconds,
+        execution_time=status.execution_time,
         error="\n".join(p.text() for p in job.problems) or None,
         warnings=[*job.warnings, *(warned.problem.text() for warned in job.warned.values())],
         hyperparameters=_table(sent, _HYPERPARAMETERS.get(kind, "")),
@@ -84,6 +88,19 @@ def job_view(row: JobRow, config: str | None = None, *, message: str | None = No
         tags=job.tags,
         metadata=job.metadata,
         message=message,
+    )
+
+
+def status_view(row: JobRow) -> SynthStatus:
+    """The status of a job."""
+    status = STATUS[row.job.state].synth
+    times, now = row.job.times, datetime.now(UTC)
+    return SynthStatus(
+        job_id=row.job.id,
+        status=status,
+        updated_at=row.state_since,
+        queued_seconds=round(times.queued(now), 3),
+        execution_time=round(times.ran(now), 3),
     )
 
 
@@ -163,28 +180,29 @@ def find_run(facts: list[Recorded], job_id: str, name: str) -> RunBounds | None:
     return None
 
 
-def runs_view(facts: list[Recorded], job: Job) -> list[SynthRun]:
-    """The attempts at a job, from its lifecycle facts in their order."""
-    starts = [(i, fact) for i, fact in enumerate(facts) if fact.type == "job.started"]
-    runs: list[SynthRun] = []
-    for number, (i, start) in enumerate(starts, 1):
-        # Another attempt, a pause, or the end of the job: what comes first.
-        end = next((fact for fact in facts[i + 1 :] if fact.type in _CLOSING), None)
-        ended = end is not None and end.type not in ("job.started", "job.paused")
-        running = "running" if end is None else "interrupted"
-        runs.append(
-            SynthRun(
-                id=f"{job.id}:{number}",
-                run_number=number,
-                engine="synth",
-                status=STATUS[job.state].synth if ended else running,
-                created_at=start.time,
-                started_at=start.time,
-                ended_at=end.time if end else None,
-                duration_seconds=(end.time - start.time).total_seconds() if end else None,
-            )
+def runs_view(row: JobRow) -> list[SynthRun]:
+    """The attempts at a job, in their order."""
+    job, runs = row.job, row.clock.runs
+    return [
+        SynthRun(
+            id=f"{job.id}:{number}",
+            run_number=number,
+            engine="synth",
+            status=_run_status(run, job),
+            created_at=run.started_at,
+            started_at=run.started_at,
+            ended_at=run.ended_at,
+            duration_seconds=(run.ended_at - run.started_at).total_seconds() if run.ended_at else None,
         )
-    return runs
+        for number, run in enumerate(runs, 1)
+    ]
+
+
+def _run_status(run: Run, job: Job) -> str:
+    if run.ended_at is None:
+        return "running"
+    # Another attempt, a pause, or the end of the job: what came first.
+    return STATUS[job.state].synth if run.ended_at == job.ended_at else "interrupted"
 
 
 def checkpoint_view(checkpoint: Checkpoint) -> SynthCheckpoint:

@@ -77,6 +77,11 @@ def measured_points(
     return points, len(found) > steps
 
 
+def metric_names(db: sqlite3.Connection, job: str) -> list[str]:
+    """The names of a job's metrics, sorted."""
+    return [name for (name,) in db.execute("SELECT DISTINCT name FROM metrics WHERE job = ? ORDER BY name", (job,))]
+
+
 def published_points(
     db: sqlite3.Connection,
     job: str,

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from synth.errors import Problem, Transient, UserError
-from synth.inference.engines.protocol import Delta, FinishReason, SamplingParams
+from synth.inference.engines.protocol import Delta, FinishReason, SamplingParams, TopLogprobs
 
 if TYPE_CHECKING:
     from synth.inference.grammar.tokens import Grammar
@@ -24,8 +24,11 @@ def vllm_params(params: SamplingParams, *, stop_ids: list[int], stream: bool) ->
     from vllm import SamplingParams as VllmParams  # pyright: ignore[reportMissingImports]
     from vllm.sampling_params import RequestOutputKind  # pyright: ignore[reportMissingImports]
 
-    from synth.inference.engines.vllm.plugin.banned_tokens import BANNED
+    from synth.inference.engines.vllm.plugin.logits import BANNED, PENALTIES
 
+    own: dict[str, Any] = {BANNED: list(params.banned)} if params.banned else {}
+    if params.penalised:
+        own[PENALTIES] = [params.frequency_penalty, params.presence_penalty, params.reply_tokens]
     if 0 < params.temperature < _MIN_TEMPERATURE:
         raise UserError(
             Problem(
@@ -45,9 +48,10 @@ def vllm_params(params: SamplingParams, *, stop_ids: list[int], stream: bool) ->
         skip_special_tokens=False,  # some tokenizers hold marks of the chat format as special tokens
         stop_token_ids=stop_ids,
         ignore_eos=True,
-        logprobs=0,
+        logprobs=params.top_logprobs,
+        logit_bias=dict(params.logit_bias) or None,
         structured_outputs=_structured_outputs(params.grammar) if params.grammar is not None else None,
-        extra_args={BANNED: list(params.banned)} if params.banned else None,
+        extra_args=own or None,
         output_kind=RequestOutputKind.DELTA if stream else RequestOutputKind.FINAL_ONLY,
     )
 
@@ -65,10 +69,11 @@ def scoring_params() -> Any:
     return VllmParams(max_tokens=1, prompt_logprobs=0, detokenize=False, skip_reading_prefix_cache=True)
 
 
-def to_delta(completion: Any, versions: list[int], *, version: int) -> Delta:
+def to_delta(completion: Any, versions: list[int], *, version: int, top: int) -> Delta:
     """Convert a completion of vLLM. versions: of each token. version: the live one, for the error's text.
 
-    Raises `Transient` when a logprob is not finite, or vLLM gave up the request.
+    top: how many of the likeliest tokens were requested. Raises `Transient` when a logprob is not finite, or vLLM gave
+    up the request.
     """
     ids = list(completion.token_ids)
     logprobs = [position[token].logprob for position, token in zip(completion.logprobs or [], ids, strict=True)]
@@ -79,7 +84,14 @@ def to_delta(completion: Any, versions: list[int], *, version: int) -> Delta:
         raise Transient(f"vLLM ended the request: {reason}")
     finish: FinishReason | None = reason
     stop_text = completion.stop_reason if isinstance(completion.stop_reason, str) else None
-    return Delta(ids, logprobs, versions, finish, stop_text)
+    listed = [_likeliest(position, top) for position in completion.logprobs or []] if top else []
+    return Delta(ids, logprobs, versions, finish, stop_text, top_logprobs=listed)
+
+
+def _likeliest(position: dict[int, Any], top: int) -> TopLogprobs:
+    """Return the likeliest tokens of one position, in which the sampled one is too, whatever its rank."""
+    ranked = sorted(position.items(), key=lambda item: item[1].rank)[:top]
+    return [(token, entry.logprob) for token, entry in ranked if entry.logprob > -math.inf]
 
 
 def version_per_token(starts: Sequence[tuple[str, int]], first: int, count: int) -> list[int]:

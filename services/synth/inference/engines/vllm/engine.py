@@ -265,11 +265,11 @@ class VllmEngine:
             stack.enter_context(self._host.queue.request(time))
             time.release()
             outputs = self._host.generate(prompt, params, name=name, lora=lora)
-            async with aclosing(outputs), aclosing(self._convert(outputs, name, version)) as deltas:
+            async with aclosing(outputs), aclosing(self._convert(outputs, name, version, params.logprobs)) as deltas:
                 async for delta in deltas:
                     yield delta
 
-    async def _convert(self, outputs: AsyncGenerator[Any], name: str, version: int) -> AsyncGenerator[Delta]:
+    async def _convert(self, outputs: AsyncGenerator[Any], name: str, version: int, top: int) -> AsyncGenerator[Delta]:
         sent = 0
         processor = self._host.llm.output_processor
         async for output in outputs:
@@ -285,7 +285,7 @@ class VllmEngine:
                 self._counters.prompts_shared += output.num_cached_tokens > 0
             sent += count
             self._counters.sampled_tokens += count
-            yield conversion.to_delta(completion, versions, version=self._version)
+            yield conversion.to_delta(completion, versions, version=self._version, top=top)
 
 
 def _starts(processor: Any, name: str, completion: Any) -> list[tuple[str, int]]:

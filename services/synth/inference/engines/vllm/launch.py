@@ -33,13 +33,13 @@ def launch(model_dir: Path, model: BaseModelInfo, settings: EngineSettings, rank
     from vllm.engine.arg_utils import AsyncEngineArgs  # pyright: ignore[reportMissingImports]
     from vllm.v1.engine.async_llm import AsyncLLM  # pyright: ignore[reportMissingImports]
 
-    from synth.inference.engines.vllm.plugin import banned_tokens
+    from synth.inference.engines.vllm.plugin import logits
 
     cpu = process.on_cpu()
     if cpu:
         _check_heads(model_dir)
     config = AsyncEngineArgs(
-        logits_processors=[banned_tokens.PATH], **engine_arguments(model_dir, model, settings, rank, cpu=cpu)
+        logits_processors=logits.PATHS, **engine_arguments(model_dir, model, settings, rank, cpu=cpu)
     ).create_engine_config()
     registry, stats = CollectorRegistry(), metrics.HostStats()
     with process.forkserver_context():

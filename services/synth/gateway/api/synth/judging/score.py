@@ -56,10 +56,10 @@ async def score(body: ScoreRequest, caller: CurrentKey, gateway: GatewayDep) -> 
             rubric=rubric,
             rollouts=[RolloutToJudge(rollout_id="trace", transcript=asked.ref)],
         )
-        answer = await _ask(gateway.bus, question, until=started + ANSWER_WITHIN_S)
+        answer = await ask_judge(gateway.bus, question, until=started + ANSWER_WITHIN_S)
         asked.goes_on = answer.failure is not None and answer.failure.kind == "working"
     if answer.failure is not None:
-        raise _failed(answer.failure)
+        raise judge_failed(answer.failure)
     seconds = time.monotonic() - started
     return json_response(_reply(body, judging.judges[0], answer.reviews[0], answer, seconds))
 
@@ -70,7 +70,7 @@ def _encoded(transcript: Transcript) -> tuple[bytes, str]:
     return content, hashlib.sha256(content).hexdigest()
 
 
-async def _ask(bus: Connection, question: JudgeRollouts, *, until: float) -> JudgeAnswer:
+async def ask_judge(bus: Connection, question: JudgeRollouts, *, until: float) -> JudgeAnswer:
     """The judge's answer; while it says that it is still at it, asked for again. until: by the monotonic clock."""
     answer = await ask(bus, JUDGE, question, JudgeAnswer, within=until - time.monotonic())
     while answer.failure is not None and answer.failure.kind == "working" and (left := until - time.monotonic()) > 0:
@@ -155,7 +155,7 @@ def _invalid(problem: Problem) -> ApiError:
     return ApiError(422, problem.text(), type="invalid_request", param=problem.where or None, problems=[problem])
 
 
-def _failed(failure: JudgeFailure) -> ApiError:
+def judge_failed(failure: JudgeFailure) -> ApiError:
     """What a client is told that gets no scores: never a score of 0."""
     problem = failure.problem
     match failure.kind:

@@ -3,5 +3,5 @@
 import vllm.v1.engine.async_llm  # pyright: ignore[reportMissingImports]
 import vllm.v1.engine.core  # noqa: F401  # pyright: ignore[reportMissingImports]
 
-import synth.inference.engines.vllm.plugin.banned_tokens
+import synth.inference.engines.vllm.plugin.logits
 import synth.inference.engines.vllm.plugin.worker  # noqa: F401

@@ -1,0 +1,117 @@
+"""The verdict of a training job, with the likely cause if it did not learn.
+
+That of an RL job compares the evaluations of its final policy and of its source, which are read from the log.
+"""
+
+from __future__ import annotations
+
+import statistics
+from contextlib import aclosing
+
+import msgspec
+
+from synth.bus.connection import Connection
+from synth.bus.replay import follow, replay
+from synth.estimates.repeated import seed_means
+from synth.estimates.verdict import Verdict, compare_policies
+from synth.events import EvalCompleted, RolloutBatched, RolloutCompleted, RolloutFailed, RolloutJudged, RolloutRequested
+from synth.jobs.resolved import RlJob, SftJob
+from synth.trainer.owner.attempt import Attempt
+
+_FACTS = ("rollout.completed", "rollout.judged", "rollout.failed", "eval.completed")
+#: Fewer iterations than this are a likely cause in themselves.
+_FEW = 20
+
+
+async def read_verdict(attempt: Attempt, job: RlJob, last_step: int) -> Verdict | None:
+    """Compare the evaluation of the last step with that of step 0. Returns None if the job did not evaluate both.
+
+    Call it when both evaluations have ended: they are read until their `eval.completed`.
+    """
+    bus, org, job_id = attempt.bus, attempt.fence.org, attempt.fence.job_id
+    if last_step == 0 or not attempt.announced.evaluated >= {0, last_step}:
+        return None
+    attempt.lease.progress("compare the evaluations", deadline=attempt.settings.model_io_s)
+    begins = {
+        recorded.event.iteration: recorded.seq
+        for recorded in await replay(bus, [f"rollout.requested.{org}.{job_id}"])
+        if isinstance(recorded.event, RolloutRequested) and recorded.event.mode == "eval"
+    }
+    before, after = [await _rewards(bus, org, job_id, k, after=begins[k]) for k in (0, last_step)]
+    verdict = compare_policies(seed_means(before), seed_means(after))
+    if verdict is None or verdict.outcome == "learned":
+        return verdict
+    batches = attempt.announced.batches
+    cause, next = _explain(verdict, job, job_id, [batches[k] for k in sorted(batches) if k <= last_step])
+    return msgspec.structs.replace(verdict, cause=cause, next=next)
+
+
+async def _rewards(bus: Connection, org: str, job_id: str, iteration: int, *, after: int) -> dict[int, list[float]]:
+    """The rewards of an evaluation by seed. after: the sequence of its request; it ends with its `eval.completed`."""
+    rewards: dict[str, tuple[int, float]] = {}
+    async with aclosing(follow(bus, [f"{fact}.{org}.{job_id}" for fact in _FACTS], after=after)) as events:
+        async for recorded in events:
+            match recorded.event:
+                case RolloutCompleted(mode="eval", iteration=k) as event if k == iteration:
+                    rewards[event.rollout_id] = event.seed, event.reward
+                case RolloutJudged(rollout_id=id, reward=reward) if id in rewards:
+                    if reward is None:
+                        del rewards[id]
+                    else:
+                        rewards[id] = rewards[id][0], reward
+                case RolloutFailed(rollout_id=id):
+                    rewards.pop(id, None)
+                case EvalCompleted(iteration=k) if k == iteration:
+                    break
+                case _:
+                    pass
+    by_seed: dict[int, list[float]] = {}
+    for seed, reward in rewards.values():
+        by_seed.setdefault(seed, []).append(reward)
+    return by_seed
+
+
+def explain_validation(verdict: Verdict, job: RlJob | SftJob, values: dict[str, float]) -> Verdict:
+    """Add the likely cause that an SFT or DPO job did not learn. values: of its last step."""
+    if verdict.outcome == "learned":
+        return verdict
+    if verdict.outcome == "worse" and values.get("loss", verdict.after) < verdict.before:
+        cause = f"the training loss fell to {values['loss']:.3g}: the model learned its training rows by heart"
+        next = "train for fewer epochs, or keep the best weights: [training.validation] save_best_model_at_end = true"
+    elif verdict.outcome == "worse":
+        cause = "the updates were too large"
+        next = f"submit it again with a tenth of learning_rate, {job.lr:g}"
+    else:
+        cause = f"learning_rate {job.lr:g} and the number of steps changed the model too little"
+        next = "submit it again with more epochs, or with a larger learning_rate"
+    return msgspec.structs.replace(verdict, cause=cause, next=next)
+
+
+def _explain(verdict: Verdict, job: RlJob, job_id: str, batches: list[RolloutBatched]) -> tuple[str, str]:
+    """The most likely cause that a job did not learn, and what to try next; the surest cause first."""
+    worst = f"synthctl rollouts ls {job_id} --worst"
+    if verdict.outcome == "worse":
+        return "the updates were too large for this task", (
+            f"submit it again with half the [training] learning_rate; synthctl jobs metrics {job_id} --plot"
+        )
+    if verdict.before == verdict.after == 0.0:
+        return "no rollout of either evaluation earned anything", f"read what the model answers: {worst}"
+    if verdict.low == verdict.high == 0.0 and verdict.before == 1.0:
+        return "the source already earned 1 on every seed", "take seeds that it does not solve yet"
+    empty = sum(batch.groups_kept == 0 for batch in batches)
+    if empty > len(batches) / 2:
+        cause = f"in {empty} of {len(batches)} iterations the rollouts of every group earned the same"
+        return cause, f"take seeds that the model solves now and then, or a larger group_size; {worst}"
+    earned = [batch.values["reward_mean"] for batch in batches if "reward_mean" in batch.values]
+    if len(earned) >= 6:
+        third = len(earned) // 3
+        first, last = statistics.fmean(earned[:third]), statistics.fmean(earned[-third:])
+        if last - first > max(verdict.high, 0.05 * max(abs(first), abs(last))):
+            cause = f"the reward rose in training, {first:.2g} → {last:.2g}, and not on the seeds of the evaluation"
+            return cause, "give [data] seeds a wider range"
+    half = (verdict.high - verdict.low) / 2
+    if len(batches) < _FEW:
+        cause = f"{len(batches)} iterations are few for learning_rate {job.lr:g}"
+        return cause, "submit it again with more iterations, or with a larger [training] learning_rate"
+    cause = f"{verdict.count} seeds show no difference below {half:.2g}, and training made a smaller one"
+    return cause, "give [evaluation] more instances, or [training] a larger learning_rate"
