@@ -3,14 +3,14 @@ PYTHON ?= python3.11
 SEED ?= 0
 PORT ?= 8000
 ENGINE ?= transformers
-MINUTES ?= 5
+MINUTES ?= 3
 FAULTS ?= 200
 BIN := .venv/bin
 # Python compiles what it imports, and keeps it: to compile all that is installed takes half as long as to install it.
 unexport PYTHONDONTWRITEBYTECODE
 PIP := --quiet --disable-pip-version-check --no-compile
 .DEFAULT_GOAL := help
-.PHONY: help install install-vllm install-synth-ai demo demo-vision test lint unit service test-clients test-docs test-vllm long chaos storm soak hostile environments contracts precommit tax clean
+.PHONY: help install install-vllm install-synth-ai demo demo-vision test lint unit service test-clients test-docs test-vllm-engine test-vllm-cluster long chaos storm soak hostile environments contracts precommit tax clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
@@ -42,7 +42,9 @@ demo: .venv/installed ## SFT, then RL, on this machine: from a TOML to a model t
 demo-vision: .venv/installed ## SFT, then RL of a tiny model that sees (SEED=n PORT=n ENGINE=vllm; BLANK=1 shows it nothing)
 	@$(BIN)/python -m demo.vision --seed $(SEED) --port $(PORT) --engine $(ENGINE) $(if $(BLANK),--blank)
 
-test: lint unit service ## static checks and every fast test
+test: .venv/installed ## static checks and every fast test
+	@$(MAKE) --no-print-directory --jobs=2 lint unit
+	@$(MAKE) --no-print-directory service
 
 lint: .venv/installed ## ruff, pyright, import-linter, the layout
 	@$(BIN)/ruff check .
@@ -65,37 +67,40 @@ service: .venv/installed ## one service and a real NATS, then a whole cluster
 	@$(BIN)/pytest tests/e2e tests/service -m "not long and not soak" --numprocesses 3 $(LONG_FILES_FIRST)
 
 long: .venv/installed ## what takes too long for `make test`: the tour of every command, one device by turns, …
-	@$(BIN)/pytest tests/e2e tests/service tests/unit -m long --numprocesses 3 $(LONG_FILES_FIRST)
+	@$(BIN)/pytest $$(grep -lr --include='*.py' 'mark\.long' tests/service tests/unit tests/e2e) -m "long and not soak" \
+		--numprocesses 3 $(LONG_FILES_FIRST)
 
 # The published clients as their users have them: each in an environment of its own, outside ours.
 CLIENTS := synth-ai-0.2.16 synth-ai-0.2.23 openai-1 openai-2 openai pydantic-ai
 .venv-clients/%/installed: tests/clients/requirements/%.txt
 	@$(PYTHON) -m venv .venv-clients/$* && \
-	.venv-clients/$*/bin/pip install $(PIP) --requirement $< && touch $@
+	.venv-clients/$*/bin/pip install $(PIP) --no-deps --requirement $< && touch $@
 
 install-synth-ai: .venv-clients/synth-ai-0.2.23/installed ## make .venv-clients/synth-ai-0.2.23, with the published client
 
-environments: .venv-vllm/installed $(CLIENTS:%=.venv-clients/%/installed) ## what test-clients, test-docs and test-vllm need beside .venv (faster with --jobs=2)
+environments: .venv-vllm/installed $(CLIENTS:%=.venv-clients/%/installed) ## what test-clients, test-docs and the tests of vLLM need beside .venv (faster with --jobs=2)
 
-test-clients: .venv/installed $(CLIENTS:%=.venv-clients/%/installed) ## the published clients, unmodified, against a cluster
-	@$(BIN)/pytest tests/clients --numprocesses 2 --dist loadfile
+test-clients: .venv/installed $(CLIENTS:%=.venv-clients/%/installed) ## the published clients, unmodified, against a cluster; each test with one version, both in `make soak`
+	@$(BIN)/pytest tests/clients -m "not soak" --numprocesses 2 --dist loadfile
 
 test-docs: .venv/installed .venv-clients/synth-ai-0.2.23/installed ## README and the pages of docs/, run as written
 	@$(BIN)/pytest tests/docs --numprocesses 2 --dist loadgroup
 
-test-vllm: .venv/installed .venv-vllm/installed ## the vLLM engine, and a cluster whose jobs it serves
+test-vllm-engine: .venv-vllm/installed ## the vLLM engine alone
 	@.venv-vllm/bin/python -m pytest tests/vllm
+
+test-vllm-cluster: .venv/installed .venv-vllm/installed ## a cluster whose jobs vLLM serves
 	@$(BIN)/pytest tests/vllm_cluster --numprocesses 2 --dist loadfile
 
 chaos: .venv/installed ## kill, hang and stop what runs jobs, and the bus, in their middle
 	@$(BIN)/pytest tests/chaos -m "not soak" --numprocesses 2 --dist loadfile
 
-storm: .venv/installed ## five minutes of seeded faults on two of every service and three bus servers (MINUTES=n SEED=n)
+storm: .venv/installed ## three minutes of seeded faults on two of every service and three bus servers (MINUTES=n SEED=n)
 	@$(BIN)/python -m tests.soak --minutes $(MINUTES) --seed $(SEED)
 
-soak: .venv/installed ## 200 seeded faults on two of every service and three bus servers, a check of all that the log says; and what takes minutes to learn
+soak: .venv/installed $(CLIENTS:%=.venv-clients/%/installed) ## 200 seeded faults on two of every service and three bus servers, a check of all that the log says; and what takes minutes to learn
 	@$(BIN)/python -m tests.soak --faults $(FAULTS) --seed $(SEED)
-	@$(BIN)/pytest tests/e2e tests/chaos -m soak
+	@$(BIN)/pytest tests/e2e tests/chaos tests/service tests/clients -m soak
 
 hostile: .venv/installed ## 10,000 inputs that no friend would send, at services that run
 	@$(BIN)/python -m tests.soak.hostile --seed $(SEED)

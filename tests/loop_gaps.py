@@ -17,22 +17,38 @@ _T = TypeVar("_T")
 RecordProperty = Callable[[str, object], None]
 """The fixture `record_property`."""
 
-#: The longest gap that a request may cause.
+#: The longest gap that a request may cause, on a machine that adds up a million numbers in `_REFERENCE_S` of CPU time.
 MOST_S = 0.050
+_REFERENCE_S = 0.050
+#: Another process on the same core makes one measurement slower than the next by so much.
+_NOISE = 1.5
 _TICK_S = 0.001
+
+
+def reference_s() -> float:
+    """Measure the CPU time of the reference work now: a shared core is slower in one minute than in the next."""
+    began, total = time.process_time(), 0
+    for number in range(200_000):
+        total += number
+    return 5 * (time.process_time() - began)
 
 
 @dataclass
 class LoopGaps:
-    """The gaps of the running loop within `async with`: the longest in wall time, and the longest that is its own."""
+    """The gaps of the running loop within `async with`: the longest in wall time, and the longest that is its own.
+
+    most_s: the longest gap that a request may cause on this machine, which may be slower than the reference.
+    """
 
     wall_s: float = 0.0
     own_s: float = 0.0
+    most_s: float = MOST_S
     _ticks: list[asyncio.Task[None]] = field(default_factory=list[asyncio.Task[None]])
 
     async def __aenter__(self) -> LoopGaps:
         # As `synth.service` does once it is up. Else the collector would go through all that the tests have imported.
         gc.freeze()
+        self._note_speed()
         self._ticks.append(asyncio.create_task(self._tick()))
         await asyncio.sleep(5 * _TICK_S)
         return self
@@ -43,6 +59,10 @@ class LoopGaps:
         ticks.cancel()
         await asyncio.gather(ticks, return_exceptions=True)
         gc.unfreeze()
+        self._note_speed()
+
+    def _note_speed(self) -> None:
+        self.most_s = max(self.most_s, MOST_S * _NOISE * reference_s() / _REFERENCE_S)
 
     async def _tick(self) -> None:
         last, used = time.perf_counter(), time.process_time()
@@ -56,7 +76,7 @@ class LoopGaps:
     def check(self, record: RecordProperty, service: str, case: str) -> None:
         """Have the run print the gaps, and fail if the loop's own is too long."""
         record("loop gap", f"{service}: {case}: own {self.own_s * 1e3:.0f} ms, wall {self.wall_s * 1e3:.0f} ms")
-        assert self.own_s < MOST_S, f"the loop stood still for {self.own_s * 1e3:.0f} ms"
+        assert self.own_s < self.most_s, f"the loop stood still for {self.own_s * 1e3:.0f} ms"
 
 
 async def check_gaps(
@@ -70,6 +90,6 @@ async def check_gaps(
         tries -= 1
         async with LoopGaps() as gaps:
             result = await request()
-        if not tries or gaps.own_s < MOST_S:
+        if not tries or gaps.own_s < gaps.most_s:
             gaps.check(record, service, case)
             return result

@@ -33,7 +33,7 @@ def platform(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Platform]:
     release = {"PYTHONPATH": path, "NEXT_RELEASE": str(shell.folder / "next-release")}
     shell.ok("up", "--detach", "--port", str(shell.port), **release)
     try:
-        shell.ok("models", "make", "tiny-qwen3")
+        shell.make_model()
         yield Platform(shell)
     finally:
         shell.run("down")

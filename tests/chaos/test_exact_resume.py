@@ -33,7 +33,7 @@ SEEDS = 16
 MOMENTS = ["rollout.requested", "rollout.batch", "policy.published", "checkpoint.saved", "train.step"]
 
 # What the harness of `make storm` replays after its faults is whole jobs too: this one is for the five kills of one.
-pytestmark = [pytest.mark.timeout(600), pytest.mark.soak]
+pytestmark = [pytest.mark.timeout(1200), pytest.mark.soak]
 
 
 async def test_a_model_trained_through_five_kills_is_the_replay_of_its_log_to_the_byte_and_is_judged_once_a_step(

@@ -26,7 +26,7 @@ STEP_AFTER_KILL_S = 45.0
 
 figures = logging.getLogger(__name__)
 
-pytestmark = pytest.mark.timeout(420)
+pytestmark = pytest.mark.timeout(1200)
 
 
 async def submitted(platform: Platform, model: str, task_url: str, *, steps: int) -> str:

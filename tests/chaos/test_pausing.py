@@ -17,7 +17,7 @@ from tests.e2e.platform import Platform
 
 STEPS = 12
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = pytest.mark.timeout(1200)
 
 
 async def steer(platform: Platform, verb: str, job: str) -> dict[str, Any]:

@@ -22,7 +22,7 @@ CANCEL_S = 5.0
 
 figures = logging.getLogger(__name__)
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = pytest.mark.timeout(1200)
 
 
 async def cancelled(platform: Platform, log: EventRecorder, job: str, *, fact: str) -> None:

@@ -15,7 +15,7 @@ from synth.bus.server.topology import topology
 from synth.runtime.settings import ServiceSettings
 from tests.soak.bus_servers import BusServers
 
-pytestmark = [pytest.mark.soak, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.soak, pytest.mark.timeout(1200)]
 
 
 @pytest.fixture

@@ -30,7 +30,7 @@ HARM_S = 6.0
 
 figures = logging.getLogger(__name__)
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(1200)
 
 
 @pytest.fixture

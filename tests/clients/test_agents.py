@@ -18,7 +18,7 @@ from tests.clients.conftest import BASE, ENVIRONMENT_KEY, venv_of
 from tests.e2e.platform import Platform
 from tests.e2e.task_apps import served
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(1200)
 
 VERSIONS = {"openai-1": "1.", "openai-2": "2.", "openai": "3."}
 #: Where the credential stands, by what the agent's user sets.

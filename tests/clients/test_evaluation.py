@@ -7,17 +7,20 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.clients.conftest import BASE
+from synth.taskapp.sdk import Episode, TaskApp
+from tests.clients.conftest import BASE, ENVIRONMENT_KEY
 from tests.clients.published import Published
 from tests.e2e.platform import Platform, sft
+from tests.e2e.task_apps import served
 from tests.judge_server import JudgeServer
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(1200)
 
 
 def evaluation(model: str, inference_url: str) -> str:
@@ -202,3 +205,34 @@ temperature = 0.0
     evaluated = synth_ai.evaluate_bundled(synth_ai.write(config), "examples/task_apps/math", **places)
     assert evaluated.code == 0, evaluated.text
     assert "correct=2/3 (66.67%), mean_outcome=0.667" in evaluated.text, evaluated.text
+
+
+def submitting() -> TaskApp:
+    """A task app whose policy may answer by a tool call alone."""
+    app = TaskApp("math", name="Submitting", description="Wants 7 by a tool call.", keys=[ENVIRONMENT_KEY])
+
+    @app.episode
+    async def play(ep: Episode) -> float:
+        problem = f"Problem:\nWhat is {ep.seed % 10} + 4?\nSubmit the final answer via the tool call."
+        asked = [{"role": "system", "content": MATH_SYSTEM}, {"role": "user", "content": problem}]
+        reply = await ep.chat(asked, tools=[MATH_SUBMIT], tool_choice="required")
+        return float(bool(reply.tool_calls()))
+
+    return app
+
+
+def test_answers_that_are_tool_calls_alone_are_filtered_into_rows_that_are_accepted(
+    seven: str, synth_ai: Published, platform: Platform
+):
+    config = evaluation(seven, f"{synth_ai.root}/api/inference").replace("max_tokens = 32", "max_tokens = 64")
+    with served(submitting()) as app:
+        evaluated = replace(synth_ai, task_url=app.url).evaluate(synth_ai.write(config), "calls.db")
+    assert evaluated.code == 0, evaluated.text
+    filtered = synth_ai.filter(synth_ai.write(filtering("calls.db", "calls.jsonl")))
+    assert filtered.code == 0, filtered.text
+    rows = [json.loads(line) for line in (synth_ai.folder / "calls.jsonl").read_text().splitlines()]
+    for row in rows:
+        [call] = row["messages"][-1]["content"]
+        assert call == {"tool_name": "math_submit", "arguments": {"answer": "7"}}
+    uploaded = platform.shell.json("files", "upload", str(synth_ai.folder / "calls.jsonl"))
+    assert (uploaded["status"], uploaded["rows"]) == ("ready", 5)

@@ -23,7 +23,7 @@ from tests.clients.conftest import venv_of
 from tests.e2e.cli.conftest import OURS, eventually
 from tests.unit.repository.test_docs import ROOT, blocks
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(1200)
 
 CID = "trace_a"
 

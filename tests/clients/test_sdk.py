@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import sys
 import tomllib
+from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -15,7 +18,7 @@ from tests.clients.conftest import BASE
 from tests.clients.published import Published
 from tests.e2e.platform import Platform
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(1200)
 
 
 @pytest.fixture(scope="session")
@@ -81,3 +84,28 @@ def assert_metrics(points: list[dict[str, Any]], names: set[str], *, steps: int)
 def assert_sequences(events: list[dict[str, Any]]) -> None:
     assert events
     assert all(a["seq"] < b["seq"] for a, b in pairwise(events))
+
+
+def test_setup_receives_keys_that_a_person_approves(
+    published: Callable[[str], Published], platform: Platform, tmp_path: Path
+):
+    browser = tmp_path / "browser"
+    approve = f'{sys.executable} -m synth.cli setup --approve "${{1#*code=}}"'
+    browser.write_text(f"#!/bin/sh\ncd {platform.shell.folder} && {approve} >{tmp_path}/approval 2>&1\n")
+    browser.chmod(0o755)
+    # Version 0.2.16 has the same requests, and no command for them.
+    client = replace(published("synth-ai-0.2.23"), folder=tmp_path)
+    ran = client.run(
+        str(client.venv / "bin" / "synth-ai"),
+        "setup",
+        BROWSER=str(browser),
+        SYNTH_FRONTEND_OVERRIDE=client.root,
+    )
+    approval = tmp_path / "approval"
+    assert approval.exists(), ran.text
+    assert "approved" in approval.read_text()
+    [config] = (tmp_path / ".synth-ai").glob("*.json")
+    keys = json.loads(config.read_text())
+    assert keys["SYNTH_API_KEY"].startswith("synth_live_"), ran.text
+    assert keys["ENVIRONMENT_API_KEY"]
+    assert platform.api.get("/api/me", headers={"Authorization": f"Bearer {keys['SYNTH_API_KEY']}"}).status_code == 200

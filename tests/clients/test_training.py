@@ -13,7 +13,7 @@ from tests.clients.conftest import BASE
 from tests.clients.published import Published
 from tests.e2e.platform import Platform
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(1200)
 _JOB = r"(job_[0-9a-z]+)"
 _MODELS: dict[str, str] = {}
 

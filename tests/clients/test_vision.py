@@ -28,7 +28,7 @@ from tests.e2e.crafter_jobs import submit_sft
 from tests.e2e.platform import Platform
 from tests.e2e.task_apps import app_process
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(1200)
 SFT_BASE, RL_BASE = "Qwen/Qwen3-VL-2B-Instruct", "Qwen/Qwen3-VL-4B-Instruct"
 BASES = (SFT_BASE, RL_BASE, "Qwen/Qwen3-VL-8B-Instruct", "Qwen/Qwen3-VL-30B-A3B-Thinking")
 #: Two examples that have a test of their own.

@@ -1,7 +1,8 @@
 """A page's blocks, run in order as a person runs them: one after the other in a terminal, in a copy of the repository.
 
-What cannot be as written is put right in the text of the blocks, and nothing else: the ports 8000 and 8001 become free
-ones, and the ids of jobs that the page shows become those of the jobs that its own commands made.
+Two things differ from the page: the ports 8000 and 8001 become free ones, and the ids of jobs that the page shows
+become the ids of the jobs that its commands made. A session can also take fewer steps in the demo's job files
+(`shorten`).
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from tests.e2e.cli.conftest import OURS
 #: A user's wait for one block: it may install a client, or train twice.
 BLOCK_S = 900.0
 _JOB = re.compile(r"\bjob_[0-9a-f]{16}\b")
+_STEPS = re.compile(r"^((?:total_steps|iterations_per_epoch) = )\d+", re.MULTILINE)
 _COLUMNS, _LINES = 120, 40
 
 
@@ -129,6 +131,14 @@ class Session:
                 (self.folder / block.value).write_text(self._with_free_ports(block.text))
             elif block.runs:
                 self._run(block, ids)
+
+    def shorten(self, **steps: int) -> None:
+        """Give the demo's jobs of this copy fewer steps. steps: file name without its suffix → its number of steps."""
+        for name, number in steps.items():
+            file = self.folder / "configs" / "demo" / f"{name}.toml"
+            text, count = _STEPS.subn(rf"\g<1>{number}", file.read_text())
+            assert count == 1, file
+            file.write_text(text)
 
     def ok(self, command: str) -> str:
         """What a command of ours prints, in the session's folder."""

@@ -27,6 +27,8 @@ def name(page: Path) -> str:
 @pytest.mark.parametrize("page", FROM_NOTHING, ids=name)
 def test_a_page_that_begins_with_nothing_runs_as_written(page: Path, tmp_path: Path):
     session = Session(tmp_path / "synth")
+    # The same job files, with all of their steps, are proved to learn by tests/e2e/cli/test_demo.py.
+    session.shorten(sft=100, rl=3)
     try:
         session.run_page(page)
     finally:

@@ -22,7 +22,7 @@ def platform(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Platform]:
     quick = {"SYNTH_WAITING_AFTER_S": "2", "SYNTH_CALL_DEADLINE_S": "3", "SYNTH_RETRY_FOR_S": "1"}
     shell.ok("up", "--detach", "--port", str(shell.port), **quick)
     try:
-        shell.ok("models", "make", "tiny-qwen3")
+        shell.make_model()
         yield Platform(shell)
     finally:
         shell.run("down")

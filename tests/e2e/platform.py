@@ -23,7 +23,7 @@ from synth.runtime.environment.env_file import read_env_file
 from tests.e2e.cli.conftest import Shell
 
 #: A user's wait for a job of these tests; each takes seconds, and some stand behind others.
-JOB_S = 240.0
+JOB_S = 600.0
 
 
 @dataclass

@@ -13,7 +13,7 @@ from examples.maze_rows import rows
 from tests.e2e.platform import Platform
 from tests.e2e.task_apps import KEY, Served, served
 
-pytestmark = [pytest.mark.timeout(480), pytest.mark.long]
+pytestmark = [pytest.mark.timeout(1200), pytest.mark.long]
 
 CONFIGS = Path(__file__).parents[2] / "configs" / "maze"
 

@@ -13,7 +13,7 @@ from tests.e2e.cli.conftest import eventually
 from tests.e2e.platform import JOB_S, Platform, rl
 from tests.e2e.task_apps import letters, paying, served
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = pytest.mark.timeout(1200)
 
 ITERATIONS = 20
 PATIENCE = 2
@@ -37,8 +37,9 @@ def jobs(platform: Platform) -> Iterator[dict[str, str]]:
 
 
 def log_of(platform: Platform, job: str) -> list[str]:
-    """The types of a job's last facts, without what an engine says that was loading as it ended."""
-    return [event.type for event in platform.log(job) if event.type not in ("watch.heartbeat", "policy.loaded")]
+    """The types of a job's facts, without those that may follow its end: of an engine that was loading, of logs."""
+    types = [event.type for event in platform.log(job)]
+    return [type for type in types if type not in ("watch.heartbeat", "policy.loaded") and not type.endswith(".logged")]
 
 
 def test_a_collapse_ends_a_job_that_wants_it_with_the_numbers(platform: Platform, jobs: dict[str, str]):
@@ -55,6 +56,32 @@ def test_a_collapse_ends_a_job_that_wants_it_with_the_numbers(platform: Platform
     answer = platform.answer(kept[-1].model, "Letters, please: 1")
     assert answer["usage"]["completion_tokens"] > 0
     assert answer["choices"][0]["finish_reason"] in ("stop", "length")
+
+
+def test_a_failed_job_is_continued_by_another_one_from_its_last_checkpoint(platform: Platform, jobs: dict[str, str]):
+    platform.outcome(jobs["stop"])
+    before = platform.job(jobs["stop"])
+    id = platform.shell.ok("jobs", "resume", jobs["stop"]).strip()
+    assert id != jobs["stop"]
+    platform.outcome(id)
+    job = platform.job(id)
+    assert job["linked_job_id"] == jobs["stop"]
+    [resumed] = platform.events(id, "train.resumed")
+    assert resumed["step"] == before["step"] == platform.events(jobs["stop"], "checkpoint.saved")[-1]["step"]
+    # The same weights, optimizer and seeds: the stored batch has the loss that it had.
+    assert resumed["loss_now"] == pytest.approx(resumed["loss_then"], rel=1e-5)
+    steps = [step["step"] for step in platform.events(id, "train.step")]
+    assert steps == list(range(before["step"] + 1, job["step"] + 1))
+    assert steps, "it collapses again, but not before it has trained"
+    asked = [r["iteration"] for r in platform.events(id, "rollout.requested") if r["mode"] == "train"]
+    assert asked[0] == steps[0]
+    # Times are of each job alone, and the end of the first one stays its end.
+    assert job["times"]["ran_s"] > 0
+    after = platform.job(jobs["stop"])
+    assert [after[key] for key in ("state", "code", "ended_at", "times")] == [
+        before[key] for key in ("state", "code", "ended_at", "times")
+    ]
+    assert log_of(platform, jobs["stop"])[-2:] == ["job.failed", "model.leased"]
 
 
 @pytest.mark.long
@@ -87,10 +114,28 @@ def test_a_job_that_is_only_warned_ends_when_nothing_is_left_to_learn_from(platf
     assert log_of(platform, jobs["warn"])[-1] == "job.failed"
 
 
+def test_the_first_job_of_a_new_user_that_cannot_learn_ends_with_the_cause(platform: Platform):
+    """The file of `config init`, unedited but smaller: its model starts from noise, and solves no sum."""
+    shell = platform.shell
+    shell.ok("config", "init", "rl", "--model", "tiny-qwen3", "--to", "first.toml")
+    smaller = (
+        "training.batch_size=2",
+        "training.group_size=2",
+        "rollout.policy_config.max_tokens=12",
+        'evaluation.seeds="1000000-1000003"',
+    )
+    flags = [word for setting in smaller for word in ("--set", setting)]
+    done = shell.run("submit", "first.toml", "--app", "synth.demo.math.app", *flags, timeout=JOB_S)
+    assert done.returncode == 3, done.stderr
+    assert "had no group whose rewards differ" in done.stderr
+    assert "start from a model that succeeds now and then" in done.stderr
+
+
 @pytest.mark.parametrize(("reward", "rule"), [(1.0, SOLVED), (0.0, NO_LEARNING_SIGNAL)])
 def test_a_job_that_trained_nothing_says_so(platform: Platform, reward: float, rule: str):
     with served(paying(reward)) as app:
-        id = platform.submit(rl("tiny-qwen3", app.url, iterations=2, env="paying"))
+        evaluated = "[evaluation]\nevery_n_iters = 2\ninstances = 2\n"
+        id = platform.submit(rl("tiny-qwen3", app.url, iterations=2, env="paying", tail=evaluated))
         watched = platform.shell.run("jobs", "watch", id, timeout=JOB_S)
     job = platform.job(id)
     [warned] = platform.events(id, "train.warned")
@@ -101,6 +146,14 @@ def test_a_job_that_trained_nothing_says_so(platform: Platform, reward: float, r
         assert "every rollout of all 2 iterations earned 1, the most there is" in job["warned"][rule]["problem"]["what"]
         assert warned["problem"]["what"] in platform.shell.run("jobs", "get", id).stderr
         assert job["reason"] == f"{SOLVED}: {warned['problem']['what']}"
+        verdict = job["verdict"]
+        assert (verdict["outcome"], verdict["cause"]) == ("no_change", "the source already earned 1 on every seed")
+        assert verdict["next"] == "take seeds that it does not solve yet"
+        assert "no change: 1.00 → 1.00 on 2 seeds" in watched.stderr
+        assert verdict["cause"] in watched.stderr
+        assert f"try next: {verdict['next']}" in watched.stderr
     else:
         assert (watched.returncode, job["state"], job["code"]) == (3, "failed", NO_LEARNING_SIGNAL)
         assert job["problems"] == [warned["problem"]]
+        assert warned["problem"]["what"] in watched.stderr
+        assert warned["problem"]["fix"] in watched.stderr

@@ -13,7 +13,7 @@ from synth.taskapp.sdk import Episode, TaskApp
 from tests.e2e.platform import Platform, rl
 from tests.e2e.task_apps import KEY, Served, countdown, served
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = pytest.mark.timeout(1200)
 
 AHEAD = 2
 HUNG = 5

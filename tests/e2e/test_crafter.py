@@ -17,7 +17,7 @@ from tests.e2e.crafter_jobs import (
 from tests.e2e.platform import Platform
 from tests.e2e.task_apps import app_process
 
-pytestmark = [pytest.mark.timeout(480), pytest.mark.soak]
+pytestmark = [pytest.mark.timeout(1200), pytest.mark.soak]
 
 
 @pytest.fixture(scope="module")

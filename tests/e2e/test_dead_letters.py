@@ -21,7 +21,7 @@ from tests.e2e.cli.conftest import eventually
 from tests.e2e.platform import Platform, rl, sft
 from tests.e2e.task_apps import Served
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(1200)
 
 
 def letters_of(platform: Platform, about: str) -> list[DeadLetter]:
@@ -70,7 +70,7 @@ def test_a_file_that_cannot_be_checked_fails_with_its_cause_and_is_checked_again
     assert uploaded["sha256"] in shown
     shutil.move(aside, blob)
     shell.ok("dead", "retry", str(letter.id))
-    eventually(lambda: platform.client.file(uploaded["id"]).status == "ready", timeout=60)
+    eventually(lambda: platform.client.file(uploaded["id"]).status == "ready", timeout=240)
     assert letters_of(platform, uploaded["id"]) == []
     again = platform.api.post("/api/jobs", json=config).raise_for_status().json()["id"]
     platform.succeeded(again)
@@ -85,15 +85,15 @@ def test_a_job_whose_task_nobody_can_read_is_paused_with_its_cause_and_goes_on_w
     job = platform.submit(text, "--dataset", str(rows))
     eventually(lambda: (platform.job(job)["step"] or 0) >= 5, timeout=120)
     platform.client.pause(job)
-    eventually(lambda: platform.job(job)["state"] == "paused", timeout=60)
+    eventually(lambda: platform.job(job)["state"] == "paused", timeout=240)
     org = platform.api.get("/api/me").raise_for_status().json()["org"]
     poison = Task(kind="train", pool="default", org=org, job_id=job, term=1)
     publish(platform, poison.subject, b"no task at all")
     platform.client.resume(job)
-    eventually(lambda: letters_of(platform, job) != [], timeout=60)
+    eventually(lambda: letters_of(platform, job) != [], timeout=240)
     [letter] = letters_of(platform, job)
     assert (letter.service, letter.subject) == ("trainer", poison.subject)
-    eventually(lambda: platform.job(job)["state"] == "paused", timeout=60)
+    eventually(lambda: platform.job(job)["state"] == "paused", timeout=240)
     assert "the trainer cannot run this job: not a task" in shell.ok("jobs", "events", job)
     assert "not a task" in shell.ok("dead", "ls")
     shell.ok("dead", "retry", str(letter.id))

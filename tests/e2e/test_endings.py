@@ -8,7 +8,7 @@ from synth.trainer.collapse.learning_signal import SOLVED, STAGE
 from tests.e2e.platform import JOB_S, Platform, rl
 from tests.e2e.task_apps import one_letter, served
 
-pytestmark = [pytest.mark.timeout(400), pytest.mark.long]
+pytestmark = [pytest.mark.timeout(1200), pytest.mark.long]
 
 
 def test_a_job_whose_policy_masters_its_environment_ends_as_solved_with_its_model(platform: Platform):

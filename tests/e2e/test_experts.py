@@ -8,7 +8,7 @@ from tests.e2e.platform import Platform, rl
 from tests.e2e.task_apps import Served
 from tests.service.families.architectures import ARCHITECTURES, save_architecture
 
-pytestmark = [pytest.mark.timeout(400), pytest.mark.long]
+pytestmark = [pytest.mark.timeout(1200), pytest.mark.long]
 
 
 @pytest.mark.parametrize("lora", [None, 4], ids=["full", "lora"])

@@ -12,7 +12,7 @@ from tests.e2e.platform import JOB_S, Platform, rl
 from tests.e2e.task_apps import Served, paying, served
 from tests.judge_server import JudgeCall, JudgeServer, Script, failing, ordered, prose, scored
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(1200)
 
 ITERATIONS = 45
 
@@ -200,7 +200,7 @@ def test_a_judge_that_nobody_could_ask_is_refused_before_the_job_starts(
         wrong = text.replace(f'url = "{judge.url}"', named)
         checked = platform.shell.run("config", "check", platform.write(wrong))
         assert (checked.returncode, said in checked.stderr) == (2, True), checked
-        code, job = platform.outcome(platform.submit(wrong))
+        code, job = platform.outcome(platform.submit(wrong, "--no-preflight"))
         assert (code, job["code"]) == (3, "refused")
         assert said in job["problems"][0]["what"]
     assert judge.calls == []

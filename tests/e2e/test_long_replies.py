@@ -8,14 +8,14 @@ from synth.taskapp.sdk import Episode, TaskApp
 from tests.e2e.platform import Platform, rl
 from tests.e2e.task_apps import KEY, served
 
-pytestmark = [pytest.mark.timeout(240), pytest.mark.long]
+pytestmark = [pytest.mark.timeout(1200), pytest.mark.long]
 
 
 def essays() -> TaskApp:
     """One turn, of a few tokens for every other rollout; the others' replies cannot end before their time does."""
     app = TaskApp("essays", name="Essays", description="Short ones and long ones.", keys=[KEY])
     begun = 0
-    endless = {"type": "array", "items": {"enum": ["a", "b", "c", "d"]}, "minItems": 3000}
+    endless = {"type": "array", "items": {"enum": ["a", "b", "c", "d"]}, "minItems": 4000}
     schema = {"type": "json_schema", "json_schema": {"name": "essay", "strict": True, "schema": endless}}
 
     @app.episode
@@ -31,15 +31,15 @@ def essays() -> TaskApp:
 
 def test_a_reply_that_is_cut_off_when_its_rollouts_time_is_over_is_trained(platform: Platform) -> None:
     with served(essays()) as app:
-        text = rl("tiny-qwen3", app.url, env="essays", iterations=2, rollout="rollout_timeout_s = 3.0\nmax_retries = 0")
-        job = platform.submit(text.replace("max_tokens = 12", "max_tokens = 3000"))
+        text = rl("tiny-qwen3", app.url, env="essays", iterations=2, rollout="rollout_timeout_s = 5.0\nmax_retries = 0")
+        job = platform.submit(text.replace("max_tokens = 12", "max_tokens = 4000"))
         platform.succeeded(job)
     assert platform.events(job, "rollout.failed") == []
     rollouts = platform.events(job, "rollout.completed")
     assert {(r["tries"], r["outcome"]) for r in rollouts} == {(1, "ok")}
     short = [r for r in rollouts if r["completion_tokens"] <= 8]
-    cut_off = [r for r in rollouts if r["completion_tokens"] > 8 and r["seconds"] >= 3]
+    cut_off = [r for r in rollouts if r["completion_tokens"] > 8 and r["seconds"] >= 5]
     assert (len(short), len(cut_off)) == (len(rollouts) // 2, len(rollouts) // 2)
-    assert all(r["completion_tokens"] < 3000 for r in cut_off)
+    assert all(r["completion_tokens"] < 4000 for r in cut_off)
     steps = platform.steps(job)
     assert all(step["groups_kept"] > 0 and step["completion_truncated_rate"] > 0 for step in steps)

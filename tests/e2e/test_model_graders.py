@@ -14,7 +14,7 @@ from tests.e2e.platform import JOB_S, Platform
 from tests.e2e.test_judging import vowels_of
 from tests.judge_server import JudgeCall, JudgeServer, Scripted, prose, said
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(1200)
 
 _HEAD = """
 [algorithm]
@@ -136,11 +136,11 @@ def test_a_grader_that_nobody_would_answer_or_run_is_refused_before_the_job_star
     platform: Platform, prompts: Path, judge: JudgeServer
 ):
     text = _job(prompts, judge, iterations=2).replace(f'url = "{judge.url}"', 'provider = "nobody"')
-    code, job = platform.outcome(platform.submit(text))
+    code, job = platform.outcome(platform.submit(text, "--no-preflight"))
     assert (code, job["code"]) == (3, "refused")
     assert "nobody" in job["problems"][0]["what"]
     python = '[grader]\ntype = "python"\nname = "p"\nsource = "def grade(sample, item): return 1"\n'
-    code, job = platform.outcome(platform.submit(_HEAD.format(data=prompts, iterations=2) + python))
+    code, job = platform.outcome(platform.submit(_HEAD.format(data=prompts, iterations=2) + python, "--no-preflight"))
     assert (code, job["state"]) == (3, "rejected")
     assert "runs no code" in job["problems"][0]["what"]
     assert judge.calls == []

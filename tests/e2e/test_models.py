@@ -18,7 +18,7 @@ from synth.trajectories import RolloutBatch
 from tests.e2e.platform import Platform, rl, sft
 from tests.e2e.task_apps import Served
 
-pytestmark = [pytest.mark.timeout(240), pytest.mark.long]
+pytestmark = [pytest.mark.timeout(1200), pytest.mark.long]
 
 RANK = 8
 #: What each RL job starts from, the rank of its adapter (None: full), and what is special about it.
@@ -129,12 +129,13 @@ def test_an_evaluation_inside_a_job_judges_the_source_and_is_stamped_with_the_st
     made.model("full from full")
     job = made.jobs["full from full"]
     judged = made.platform.events(job, "eval.completed")
-    assert [(e["step"], e["instances"]) for e in judged] == [(0, 4), (2, 4)]
+    assert [(e["step"], e["instances"]) for e in judged] == [(0, 4), (2, 4), (3, 4)]
     points = made.platform.client.metrics(job, name="eval.reward_mean")
-    assert [p.step for p in points] == [0, 2]
-    # What was judged is the source itself, and the version that step 2 made.
+    assert [p.step for p in points] == [0, 2, 3]
+    # The source, the version of step 2, and the final version, which is evaluated although step 3 is not due.
     rollouts = [e for e in made.platform.events(job, "rollout.completed") if e["mode"] == "eval"]
-    assert sorted((e["iteration"], e["versions"]) for e in rollouts) == [(k, [k, k]) for k in (0, 2) for _ in range(4)]
+    judged = sorted((e["iteration"], e["versions"]) for e in rollouts)
+    assert judged == [(k, [k, k]) for k in (0, 2, 3) for _ in range(4)]
 
 
 def test_rollouts_ahead_of_training_are_one_version_behind_at_most_and_say_so(made: Made):

@@ -19,7 +19,7 @@ from synth.runtime.environment.env_file import read_env_file
 from tests.e2e.platform import Platform
 from tests.e2e.task_apps import Served
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = pytest.mark.timeout(1200)
 
 MODEL = "tiny-qwen3"
 ASK: Any = [{"role": "user", "content": "What is 12 + 34?"}]
@@ -160,7 +160,9 @@ def test_preferences_are_learnt_from_it(sft_job: FineTuningJob, platform: Platfo
         validation_file=held_out.id,
         method=method,
     )
-    platform.succeeded(job.id)
+    verdict = platform.succeeded(job.id)["verdict"]
+    assert (verdict["outcome"], verdict["measure"], verdict["count"]) == ("learned", "validation_loss", 32)
+    assert verdict["before"] == pytest.approx(math.log(2), abs=1e-3)
     done = client.fine_tuning.jobs.retrieve(job.id)
     assert done.fine_tuned_model == f"fft:{MODEL}:{job.id}"
     assert done.fine_tuned_model is not None

@@ -15,7 +15,7 @@ from tests.e2e.cli.terminal import synthctl
 from tests.e2e.platform import Platform, rl
 from tests.e2e.task_apps import KEY, Served, served
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = pytest.mark.timeout(1200)
 
 GROUP = 4
 TREASURES = {"0": "sand", "1": "gold", "2": "a shell"}

@@ -18,7 +18,7 @@ from tests.e2e.task_apps import KEY, Served
 
 CONFIGS = Path(__file__).parents[2] / "configs" / "gpu"
 
-pytestmark = [pytest.mark.timeout(240), pytest.mark.long]
+pytestmark = [pytest.mark.timeout(1200), pytest.mark.long]
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +33,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory, turn: Path) -> Iterator[Pla
     (shell.folder / ".env").write_text(f"ENVIRONMENT_API_KEY={KEY}\n")
     shell.ok("up", "--detach", "--port", str(shell.port), SYNTH_TURN_FILE=str(turn), SYNTH_TURN_S="0.5")
     try:
-        shell.ok("models", "make", "tiny-qwen3")
+        shell.make_model()
         yield Platform(shell)
     finally:
         shell.run("down")
@@ -73,10 +73,10 @@ def test_chats_are_answered_between_the_turns_of_an_sft_job(shared: Platform, su
     def step() -> int:
         return shared.job(job)["step"]
 
-    eventually(lambda: step() > 0, timeout=60)
+    eventually(lambda: step() > 0, timeout=240)
     assert isinstance(shared.greedy("tiny-qwen3", "2+2="), str)
     answered = step()
-    eventually(lambda: step() > answered, timeout=60)
+    eventually(lambda: step() > answered, timeout=240)
     shared.client.cancel(job)
     assert shared.outcome(job)[1]["state"] == "cancelled"
 
@@ -120,7 +120,7 @@ def test_whoever_is_killed_in_its_turn_leaves_it_free(
         os.kill(found.pid, signal.SIGKILL)
         return True
 
-    eventually(lambda: bool(shared.events(job, "train.step")), timeout=90)
+    eventually(lambda: bool(shared.events(job, "train.step")), timeout=240)
     # A turn of this small model is over within a tenth of a second.
     eventually(kill_holder, timeout=60, every=0.002)
     assert len(shared.steps(job)) < 30

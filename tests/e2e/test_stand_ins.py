@@ -19,7 +19,7 @@ def aliased(platform: Platform) -> Iterator[Platform]:
     platform.shell.ok("models", "unalias", BASE)
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(1200)
 def test_a_job_on_a_stand_in_says_so_wherever_its_model_is_named(aliased: Platform, rows: Path):
     job = aliased.succeeded(aliased.submit(sft(model="qwen/qwen3-0.6b", steps=4), "--dataset", str(rows)))
     assert (job["source_model"], job["stand_in"]) == (BASE, "tiny-qwen3")
@@ -37,7 +37,7 @@ def test_a_job_on_a_stand_in_says_so_wherever_its_model_is_named(aliased: Platfo
 
 
 def test_without_a_stand_in_the_job_is_refused_before_anything_runs(platform: Platform, rows: Path):
-    code, job = platform.outcome(platform.submit(sft(model=BASE), "--dataset", str(rows)))
+    code, job = platform.outcome(platform.submit(sft(model=BASE), "--dataset", str(rows), "--no-preflight"))
     assert (code, job["state"]) == (3, "rejected")
     (problem,) = job["problems"]
     assert "no weights on this cluster" in problem["what"]

@@ -11,7 +11,7 @@ import pytest
 from tests.e2e.platform import JOB_S, Platform, sft
 from tests.e2e.task_apps import Served
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = pytest.mark.timeout(1200)
 
 EVAL = """
 [eval]

@@ -17,7 +17,7 @@ from tests.e2e.cli.terminal import on_terminal
 from tests.e2e.platform import Platform, rl
 from tests.e2e.task_apps import KEY, Served, served
 
-pytestmark = [pytest.mark.timeout(480), pytest.mark.soak]
+pytestmark = [pytest.mark.timeout(1200), pytest.mark.soak]
 
 MODEL = "tiny-qwen3-vl"
 #: What a terminal says of its graphics, with the size of a cell, and how a picture begins there.

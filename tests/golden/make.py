@@ -111,7 +111,7 @@ def main() -> int:
         (shell.folder / ".env").write_text(f"ENVIRONMENT_API_KEY={KEY}\n")
         shell.ok("up", "--detach", "--port", str(shell.port))
         try:
-            shell.ok("models", "make", "tiny-qwen3")
+            shell.make_model()
             play(Platform(shell))
             found = asyncio.run(dump(shell))
         finally:

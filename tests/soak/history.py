@@ -34,7 +34,8 @@ from synth.events.catalogue import Write, spec_of
 from synth.jobs.lifecycle import TERMINAL_FACTS, IllegalTransition, JobStatus
 from synth.transcripts.batch_header import BatchMeta
 
-#: What may still be said of a job that has ended: its rollouts' last words, and what is done with what it made.
+#: What may still be said of a job that has ended: its rollouts' last words, what is done with what it made,
+#: and the logs of its tasks.
 _AFTER_THE_END = (
     "collection.started",
     "blob.expired",
@@ -140,7 +141,8 @@ def _lifecycle(history: JobHistory) -> Iterator[str]:
     for fact in history.facts:
         if isinstance(fact.event, UnknownEvent):
             yield f"{fact.type} at {fact.seq} cannot be read"
-        if ends and fact.type not in _AFTER_THE_END and not fact.type.startswith("rollout."):
+        late = fact.type in _AFTER_THE_END or fact.type.startswith("rollout.") or fact.type.endswith(".logged")
+        if ends and not late:
             yield f"{fact.type} at {fact.seq}, behind {ends[0]}"
         if not fact.type.startswith("job."):
             continue

@@ -53,13 +53,13 @@ def test_a_good_one_is_read_alike_by_all_and_a_path_goes_below_it(url: str):
         ("http://[fe80::1%25eth0]", "host"),
         ("http://app..example", "host"),
         ("http://app.example:8o", "no URL"),
-        ("http://app.example:0", "no address of HTTP"),
+        ("http://app.example:0", "names no host, or no port"),
         ("http://app.example:65536", "no URL"),
         ("http://[::bad", "no URL"),
-        ("ftp://app.example", "no address of HTTP"),
-        ("http://", "no address of HTTP"),
-        ("app.example", "no address of HTTP"),
-        ("", "no address of HTTP"),
+        ("ftp://app.example", "http://"),
+        ("http://", "names no host"),
+        ("app.example", "http://"),
+        ("", "http://"),
     ],
 )
 def test_what_could_lead_elsewhere_is_refused_with_what_is_wrong(url: str, said: str):

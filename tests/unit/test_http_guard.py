@@ -9,6 +9,7 @@ import socket
 import httpx
 import pytest
 
+from synth.errors import UserError
 from synth.outbound.http_guard import AddressRefused, GuardPolicy, GuardSettings, guarded_client, names_allowed_address
 
 
@@ -113,7 +114,7 @@ def test_what_is_public_does_not_change_with_the_version_of_python(monkeypatch):
 
 def test_a_network_that_is_none_is_an_error_at_the_start(monkeypatch):
     monkeypatch.setenv("SYNTH_ALLOWED_CIDRS", "10.1.0.0/160")
-    with pytest.raises(ValueError, match="allowed_cidrs"):
+    with pytest.raises(UserError, match="SYNTH_ALLOWED_CIDRS"):
         GuardSettings()
 
 
@@ -283,6 +284,6 @@ async def test_a_proxy_that_refuses_an_address_is_named_and_the_next_address_is_
 @pytest.mark.parametrize("proxy", ["p:3128", "socks5://p:1080", "http://", "http://u:s3cret@p:port", "s3cret"])
 def test_a_proxy_that_is_none_is_an_error_at_the_start_without_its_password(monkeypatch, proxy: str):
     monkeypatch.setenv("SYNTH_OUTBOUND_PROXY", proxy)
-    with pytest.raises(ValueError, match="outbound_proxy") as raised:
+    with pytest.raises(UserError, match="SYNTH_OUTBOUND_PROXY") as raised:
         GuardSettings()
     assert "s3cret" not in str(raised.value)

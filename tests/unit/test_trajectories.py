@@ -117,5 +117,6 @@ def test_a_rollout_is_cut_off_where_the_last_reply_that_was_read_is(reasons: lis
 
 
 def test_a_trajectory_remembers_that_it_was_cut_off():
-    trajectory = RecordedTrajectory([], RewardSources([1.0]), cut_off=True)
+    trajectory = RecordedTrajectory([], RewardSources([1.0]), cut_off=True, images_dropped=3)
+    assert RecordedTrajectory.from_bytes(trajectory.to_bytes()).images_dropped == 3
     assert RecordedTrajectory.from_bytes(trajectory.to_bytes()).cut_off

@@ -13,7 +13,7 @@ from synth.errors import Permanent
 from synth.inference.engines.vllm.engine import VllmEngine
 from synth.inference.engines.vllm.host import VllmHost
 from tests.unit.inference.engines.completions import complete, endless, prompt
-from tests.unit.inference.engines.contract import max_error
+from tests.unit.inference.engines.expected import max_error
 from tests.unit.inference.tiny_model import (
     lora_model,
     perturbed_model,

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -21,7 +24,10 @@ import pytest
 from synth.bus.server.embedded import free_port
 from synth.cli.cluster.control import inspect_cluster
 from synth.cli.cluster.state import StateFile
+from tests.forked_cli import forked_cli
 
+#: The folder with the model tiny-qwen3 of this process. Each one that is made is the same.
+_models = functools.cache(tempfile.TemporaryDirectory)
 OURS = ("SYNTH_API_KEY", "ENVIRONMENT_API_KEY", "BACKEND_BASE_URL", "TASK_APP_URL")
 
 
@@ -39,26 +45,35 @@ class Shell:
         stderr: int | IO[str] = subprocess.PIPE,
         env: Mapping[str, str] = MappingProxyType({}),
     ) -> subprocess.Popen[str]:
-        clean = {k: v for k, v in os.environ.items() if k not in OURS}
         return subprocess.Popen(
             [sys.executable, "-m", "synth.cli", *arguments],
             cwd=self.folder,
-            env={**clean, "OMP_NUM_THREADS": "1", **env},
+            env=self._environment(env),
             stdin=subprocess.DEVNULL,
             stdout=stdout,
             stderr=stderr,
             text=True,
         )
 
-    def run(self, *arguments: str, timeout: float = 90, **env: str) -> subprocess.CompletedProcess[str]:
-        process = self.start(*arguments, env=env)
-        try:
-            out, err = process.communicate(timeout=timeout)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            raise
-        assert "Traceback" not in err, err
-        return subprocess.CompletedProcess(arguments, process.returncode, out, err)
+    def run(self, *arguments: str, timeout: float = 240, **env: str) -> subprocess.CompletedProcess[str]:
+        environment = self._environment(env)
+        done = forked_cli().run(arguments, folder=self.folder, environment=environment, timeout=timeout)
+        assert "Traceback" not in done.stderr, done.stderr
+        return done
+
+    def _environment(self, env: Mapping[str, str]) -> dict[str, str]:
+        clean = {k: v for k, v in os.environ.items() if k not in OURS}
+        return {**clean, "OMP_NUM_THREADS": "1", **env}
+
+    def make_model(self) -> None:
+        """Put the model tiny-qwen3 into the cluster's folder, as `models make` does."""
+        made = Path(_models().name) / "tiny-qwen3"
+        target = self.folder / ".synth" / "models" / "tiny-qwen3"
+        if made.exists():
+            shutil.copytree(made, target)
+        else:
+            self.ok("models", "make", "tiny-qwen3")
+            shutil.copytree(target, made)
 
     def ok(self, *arguments: str, **options: Any) -> str:
         done = self.run(*arguments, **options)
@@ -86,7 +101,7 @@ class Shell:
         found: list[int] = []
         for process in psutil.process_iter():
             try:
-                words = [*process.cmdline(), process.environ().get("SYNTH_WORK_DIR", "")]
+                words = [*" ".join(process.cmdline()).split(), process.environ().get("SYNTH_WORK_DIR", "")]
             except (psutil.NoSuchProcess, psutil.AccessDenied):
                 continue
             if any(word.startswith(mine) for word in words):
@@ -94,7 +109,7 @@ class Shell:
         return found
 
 
-def eventually(check: Callable[[], bool], *, timeout: float = 30, every: float = 0.1) -> None:
+def eventually(check: Callable[[], bool], *, timeout: float = 120, every: float = 0.1) -> None:
     """Look each `every` seconds until it is so; fails at the deadline."""
     deadline, pause = time.monotonic() + timeout, threading.Event()
     while not check():
@@ -116,7 +131,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
     """A folder with a running cluster and the tiny base model."""
     shell = Shell(tmp_path_factory.mktemp("cluster"))
     shell.ok("up", "--detach", "--port", str(shell.port))
-    shell.ok("models", "make", "tiny-qwen3")
+    shell.make_model()
     yield shell
     shell.run("down")
     assert shell.alive() == []

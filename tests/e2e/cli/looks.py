@@ -1,4 +1,4 @@
-"""Many commands of `synthctl`, looked at on terminals of three widths, without colours, and through a pipe."""
+"""Many commands of `synthctl`, looked at on terminals of two widths, without colours, and through a pipe."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Look:
     columns: int | None
     colours: bool = True
 
-    def at(self, commands: Sequence[Sequence[str]], folder: Path, *, timeout: float = 240) -> list[Shown]:
+    def at(self, commands: Sequence[Sequence[str]], folder: Path, *, timeout: float = 600) -> list[Shown]:
         """What each of the commands shows there, in their order; of a pipe, its stdout."""
         file = folder / "commands.json"
         file.write_text(json.dumps(commands))
@@ -43,7 +43,6 @@ class Look:
 
 
 LOOKS = {
-    "120": Look(120),
     "80": Look(80),
     "44": Look(44),
     "NO_COLOR": Look(80, colours=False),

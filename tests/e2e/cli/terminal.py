@@ -47,7 +47,7 @@ def on_terminal(
     cwd: Path,
     env: Mapping[str, str] = NO_MORE,
     says: bytes = b"",
-    timeout: float = 90,
+    timeout: float = 240,
 ) -> Shown:
     """Run a command on a terminal of so many columns; nothing is typed there. env: beside the usual variables.
 
@@ -73,7 +73,7 @@ def synthctl(columns: int, *arguments: str, cwd: Path) -> Shown:
     return on_terminal(columns, [sys.executable, "-m", "synth.cli", *arguments], cwd=cwd)
 
 
-def piped(command: Sequence[str], *, cwd: Path, timeout: float = 90) -> subprocess.CompletedProcess[str]:
+def piped(command: Sequence[str], *, cwd: Path, timeout: float = 240) -> subprocess.CompletedProcess[str]:
     """Run a command whose output a program reads."""
     return subprocess.run(
         command,

@@ -12,7 +12,9 @@ pytestmark = [pytest.mark.timeout(900), pytest.mark.long]
 
 
 def test_the_demo_needs_no_clone_and_its_model_learns(shell: Shell):
-    shell.ok("demo", "--port", str(shell.port), timeout=840)
+    done = shell.run("demo", "--port", str(shell.port), timeout=840)
+    assert done.returncode == 0, done.stderr
+    assert "learned: " in done.stderr
     out = shell.folder / ".synth" / "demo"
     accuracy = json.loads((out / "report.json").read_text())["accuracy"]
     assert accuracy["base"] < 0.1

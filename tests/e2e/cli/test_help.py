@@ -11,7 +11,7 @@ import pytest
 from tests.e2e.cli.looks import LOOKS, Words, every_command
 from tests.e2e.cli.terminal import Shown, synthctl
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(1200)
 
 COMMANDS = every_command()
 #: What typer says of types and arguments, and people can do without.

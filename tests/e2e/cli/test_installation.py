@@ -22,7 +22,7 @@ from tests.e2e.platform import JOB_S, Platform, sft
 from tests.e2e.task_apps import Served
 from tests.unit.cli.test_serve import ONE
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(1200)
 
 _ROOT = Path(__file__).parents[3]
 #: Beside the environment with the wheel alone, there is one for each of these extras.
@@ -204,7 +204,7 @@ def test_a_plain_install_runs_every_command_of_a_client(environments: dict[str, 
         (6, ("dead", "drop"), ("999999",)),
         (0, ("jobs", "rm"), (second, "--yes")),
         (0, ("models", "rm"), (model, "--yes")),
-        (0, ("files", "rm"), (file,)),
+        (0, ("files", "rm"), (file, "--yes")),
     ]
     results = plain.run(*([*words, *arguments] for _, words, arguments in commands))
     wrong = [(w, code, text) for (c, w, _), (code, text) in zip(commands, results, strict=True) if code != c]

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from rich.cells import cell_len
 
+from synth.cli.tui.output import RAW_COLUMNS
 from tests.e2e.cli.looks import LOOKS, Words, every_command
 from tests.e2e.cli.terminal import Shown
 from tests.e2e.platform import Platform, rl, sft
@@ -34,15 +35,15 @@ NOT_PLAYED: dict[Words, str] = {
 }
 #: Output that is a text of its own, printed as it is: a file, or what a model says.
 VERBATIM: set[Words] = {("jobs", "config"), ("config", "init"), ("chat",), ("deploy", "logs")}
-#: What a program can read in a column of a table.
+#: What a program can read in a column of a piped table.
 RAW: dict[str, Callable[[str], Any]] = {
-    "age": datetime.fromisoformat,
+    "created_at": datetime.fromisoformat,
     "time": datetime.fromisoformat,
-    "size": int,
+    "bytes": int,
     "rows": int,
     "tokens": int,
-    "up": float,
-    "took": float,
+    "up_seconds": float,
+    "seconds": float,
     "reward": float,
     "evaluation": float,
     "last": float,
@@ -78,7 +79,7 @@ def screens(p: Platform, url: str) -> list[Screen]:
     evals = [p.submit(evaluation.format(id), "--task-url", url) for id in ("tiny-qwen3", model)]
     for job in evals:
         p.succeeded(job)
-    refused = p.submit(sft(model="tiny-qwen9"), "--dataset", "math.jsonl")
+    refused = p.submit(sft(model="tiny-qwen9"), "--dataset", "math.jsonl", "--no-preflight")
     assert p.outcome(refused)[0] == 3
     file = shell.json("files", "ls")[0]["id"]
     (shell.folder / "one_app.py").write_text(ONE.format(name="one"))
@@ -221,7 +222,8 @@ def test_a_table_on_a_terminal_has_what_a_program_gets(look: str, tour: Tour):
         # What is wider than a line, such as a path, goes on in the next one.
         missing = {word for word in words - text if len(word) < width - 4 or word not in joined}
         assert missing - {"-"} == set(), (screen, shown.text)
-        filled = [name for i, name in enumerate(columns) if i and any(row[i] != "-" for row in cells)]
+        shown_names = {raw: name for name, raw in RAW_COLUMNS.items()}
+        filled = [shown_names.get(c, c) for i, c in enumerate(columns) if i and any(row[i] != "-" for row in cells)]
         if screen.words != ("doctor",):
             assert [name for name in filled if name not in shown.text.lower()] == [], (screen, shown.text)
 

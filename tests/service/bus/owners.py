@@ -7,8 +7,10 @@ import time
 from collections.abc import Awaitable, Callable
 from contextlib import asynccontextmanager
 
+from synth.blobs import BlobStore
 from synth.bus.connection import Connection
 from synth.bus.publish import enqueue
+from synth.bus.tasks.attempt_logs import AttemptLogs
 from synth.bus.tasks.lease import Lease
 from synth.bus.tasks.solitude import SuspicionSettings
 from synth.bus.tasks.worker import TaskWorker
@@ -44,6 +46,11 @@ class Owner:
             await self.news.wait_for(lambda: len(self.begun) >= count)
 
 
+def no_logs(bus: Connection) -> AttemptLogs:
+    """Logs that are not stored."""
+    return AttemptLogs(bus, BlobStore.open("memory:///"), max_bytes=0, every_s=60)
+
+
 def a_worker(
     bus: Connection,
     run: Run,
@@ -52,6 +59,7 @@ def a_worker(
     failures: int = 2,
     alone_s: float = 60,
     give_up: GiveUp | None = None,
+    attempt_logs: AttemptLogs | None = None,
 ) -> TaskWorker:
     suspicion = SuspicionSettings(after=2, alone_s=alone_s)
     return TaskWorker(
@@ -61,6 +69,7 @@ def a_worker(
         capacity=capacity,
         failures=failures,
         suspicion=suspicion,
+        attempt_logs=attempt_logs or no_logs(bus),
         run=run,
         give_up=give_up,
     )

@@ -11,6 +11,7 @@ from synth.bus.tasks.solitude import SuspicionSettings
 from synth.bus.tasks.worker import TaskWorker
 from synth.work import Task
 from tests.service.bus.own_server import OwnServer
+from tests.service.bus.owners import no_logs
 
 
 def a_task(name: str) -> Task:
@@ -56,6 +57,7 @@ class Pool:
             spare=spare,
             failures=2,
             suspicion=SuspicionSettings(after=2, alone_s=60),
+            attempt_logs=no_logs(bus),
             run=self,
         )
         stop = asyncio.Event()

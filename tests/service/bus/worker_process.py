@@ -14,7 +14,9 @@ import sys
 
 from pydantic import SecretStr
 
+from synth.blobs import BlobStore
 from synth.bus.connection import connect
+from synth.bus.tasks.attempt_logs import AttemptLogs
 from synth.bus.tasks.lease import Lease
 from synth.bus.tasks.solitude import SuspicionSettings
 from synth.bus.tasks.worker import TaskWorker
@@ -73,6 +75,7 @@ async def main(url: str, user: str, password: str, act: str) -> None:
         capacity=mixed.capacity if mixed else 1,
         failures=FAILURES if mixed else 6,
         suspicion=SuspicionSettings(after=2, alone_s=60),
+        attempt_logs=AttemptLogs(bus, BlobStore.open("memory:///"), max_bytes=0, every_s=60),
         run=mixed or {"hold": hold, "die": die}[act],
     )
     if mixed:

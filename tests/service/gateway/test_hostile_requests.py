@@ -16,7 +16,7 @@ from tests.service.gateway.hostile import Hostile
 from tests.service.gateway.raw_http import exchange, status_of
 from tests.service.process import running
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(1200)
 
 REQUESTS = 1000
 WARM_UP = 100

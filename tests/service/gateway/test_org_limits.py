@@ -11,6 +11,7 @@ import pytest
 from synth.bus.history.job_log import append_as_owner
 from synth.bus.publish import Publisher
 from synth.bus.replay import follow
+from synth.errors import UserError
 from synth.events import FileRejected, JobPaused, JobPauseRequested
 from tests.service.gateway.conftest import Client
 from tests.service.gateway.job_histories import begin
@@ -54,7 +55,7 @@ async def test_one_organisation_may_have_limits_of_its_own(start_gateway, client
 
 
 async def test_a_limit_that_is_none_is_refused_at_the_start(start_gateway):
-    with pytest.raises(ValueError, match="jobs"):
+    with pytest.raises(UserError, match="jobs"):
         await start_gateway(org_limits={"org_x": {"jobs": 5}})
 
 

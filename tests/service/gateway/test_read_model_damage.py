@@ -34,9 +34,12 @@ async def answers(user) -> dict[str, object]:
                 assert reply.headers["retry-after"]
                 await asyncio.sleep(0.05)
         assert reply.status_code == 200, (path, reply.text)
-        found[path] = reply.json()
+        body = found[path] = reply.json()
+        for job in body.get("data", []) if path == "/api/jobs" else [body]:
+            # A place in the queue is of the moment: it is read again every second.
+            job.pop("waiting", None)
         if path == "/api/jobs":
-            ids = [job["id"] for job in reply.json()["data"]]
+            ids = [job["id"] for job in body["data"]]
             todo += [f"/api/jobs/{id}{part}" for id in ids for part in ("", "/metrics", "/checkpoints")]
     return found
 

@@ -5,18 +5,28 @@ from __future__ import annotations
 import asyncio
 import json
 from datetime import timedelta
+from typing import Any
 
 import pytest
 
 from synth.bus.history.job_log import start_attempt
 from synth.bus.publish import Publisher
 from synth.bus.replay import replay
-from synth.events import JobCreated, JobPaused, JobPauseRequested, JobResumed, JobWithdrawn, PolicyLoaded
-from synth.gateway.read_model.live_jobs import live_jobs
+from synth.events import (
+    JobCreated,
+    JobPaused,
+    JobPauseRequested,
+    JobResumed,
+    JobValidated,
+    JobWithdrawn,
+    PolicyLoaded,
+    QueueWaiting,
+)
+from synth.gateway.read_model.live_jobs import JobQueue, live_jobs, missing_service
 from synth.gateway.read_model.projection import JobRow
 from synth.gateway.read_model.store import ReadModel
 from synth.gateway.settings import GatewaySettings
-from synth.gateway.watchdog import missing_service, say_heartbeats, say_waiting, slot_of
+from synth.gateway.watchdog import is_news, say_heartbeats, say_waiting, slot_of
 from synth.ids import new_job_id, new_org_id
 from synth.jobs.lifecycle import State
 from tests.service.gateway import job_histories
@@ -60,7 +70,8 @@ async def test_gateways_that_sweep_at_once_append_one_event(bus_as, tmp_path):
     later = row.last_shown_at + timedelta(seconds=100)
     for bus in map(Publisher, buses * 2):
         await asyncio.gather(
-            say_heartbeats(model, [id], bus, settings, later), say_waiting(model, bus, settings, later)
+            say_heartbeats(model, [id], bus, settings, later),
+            say_waiting(model, JobQueue("default"), bus, settings, later),
         )
     said = await replay(buses[0], [f"*.*.{org}.{id}"])
     assert sorted(e.type for e in said) == ["job.created", "queue.waiting", "watch.heartbeat"]
@@ -111,6 +122,14 @@ def test_what_a_job_waits_for_is_said_each_time_that_it_has_waited_twice_as_long
     assert [10 * said.index(slot) for slot in sorted(set(said))] == [0, 60, 120, 240, 480, 960, 1920]
 
 
+def test_a_thousand_watched_jobs_announce_a_few_places_each_and_not_all_thousand():
+    announced = [1000]
+    for position in range(999, 0, -1):
+        if is_news(position, announced[-1]):
+            announced.append(position)
+    assert announced == [1000, 500, 250, 125, 62, 31, 15, *range(10, 0, -1)]
+
+
 async def test_an_ended_job_gets_none(start_gateway, client_of, bus_as):
     user = await client_of(await start_gateway(heartbeat_after_s=0.5))
     ended, live = (await user.submit())["id"], (await user.submit())["id"]
@@ -124,21 +143,58 @@ async def test_an_ended_job_gets_none(start_gateway, client_of, bus_as):
     [("sft", False, "trainer"), ("rl", False, "inference"), ("rl", True, "trainer"), ("eval", True, "rollouts")],
 )
 async def test_a_job_that_nobody_takes_says_what_it_lacks(start_gateway, client_of, bus_as, kind, loaded, need):
-    user = await client_of(await start_gateway(waiting_after_s=0.3))
+    user = await client_of(await start_gateway())
     id = (await user.submit())["id"]
     await job_histories.verify(bus_as, user.org, id, kind=kind)
     if loaded:
         event = PolicyLoaded(version=0, replica="r", seconds=1, proven=0)
         await Publisher(await bus_as("inference")).once(event, org=user.org, key=id, id="0:r")
+    # Who looks sees it at once, and who watches a second later: no minute goes by.
+    waiting: dict[str, Any] = {"need": ""}
     async with asyncio.timeout(20):
-        while True:
-            waits = await await_event(user, id, "queue.waiting")
-            job = (await user.http.get(f"/api/jobs/{id}")).json()
-            if job["waiting"] and job["waiting"]["need"] == need:
+        while waiting["need"] != need:
+            waiting = (await user.http.get(f"/api/jobs/{id}")).json()["waiting"]
+        while waits := await await_event(user, id, "queue.waiting"):
+            if waits[-1]["data"]["need"] == need:
                 break
-    assert waits
-    assert job["waiting"]["position"] >= 1
-    assert job["waiting"]["seconds"] >= 0.3
+    # Jobs of other tests wait, too.
+    assert waiting["pool"] == "default"
+    assert min(waiting["position"], waits[-1]["data"]["position"]) >= 1
+
+
+async def test_a_job_whose_task_app_is_being_checked_takes_no_trainers_place(bus_as, tmp_path):
+    gateway, org = await bus_as("gateway"), new_org_id()
+    checked, first, second = (new_job_id() for _ in range(3))
+    for id in (checked, first, second):
+        await job_histories.append(gateway, org, id, JobCreated(config="", config_name="x.toml", body_sha256="0"))
+    validated = JobValidated(job={"kind": "sft", "model": "tiny"}, origins={}, warnings=[])
+    await job_histories.append(await bus_as("validator"), org, checked, validated)
+    # The queue is that of who was checked first, whoever was submitted first.
+    for id in (second, first):
+        await job_histories.verify(bus_as, org, id, kind="sft")
+    model, queue = ReadModel(tmp_path / "m.db"), JobQueue("gpu")
+    model.prepare(stream="s", last_seq=10**9)
+    model.apply(await replay(gateway, [f"*.*.{org}.*"]))
+
+    def places() -> list[tuple[str, str, int]]:
+        shown = [queue.show(row).waiting for id in (checked, first, second) if (row := model.find("jobs", JobRow, id))]
+        return [(w.need, w.pool, w.position) for w in shown if w is not None]
+
+    assert places() == [("verifier", "gpu", 1), ("trainer", "gpu", 1), ("trainer", "gpu", 1)], "nobody has looked yet"
+    await queue.update(model)
+    assert places() == [("verifier", "gpu", 1), ("trainer", "gpu", 2), ("trainer", "gpu", 1)]
+    await start_attempt(await bus_as("trainer"), org, second, worker="w")
+    model.apply(await replay(gateway, [f"*.*.{org}.*"]))
+    await queue.update(model)
+    assert places() == [("verifier", "gpu", 1), ("trainer", "gpu", 1)]
+    watched = Publisher(gateway)
+    row = model.find("jobs", JobRow, first)
+    assert row is not None
+    now = row.state_since + timedelta(seconds=2)
+    await say_waiting(model, queue, watched, GatewaySettings(), now, watched={first})
+    said = await replay(gateway, [f"queue.waiting.{org}.*"])
+    assert [e.key for e in said] == [first]
+    assert said[0].event == QueueWaiting(need="trainer", pool="gpu", position=1, seconds=2.0)
 
 
 async def test_a_job_that_was_resumed_lacks_an_engine_again(bus_as, tmp_path):

@@ -81,6 +81,10 @@ _GOOD: dict[str, st.SearchStrategy[Any]] = {
     "seed": st.sampled_from([0, -1, 2**63 - 1]),
     "n": st.sampled_from([1, 2, 16]),
     "logprobs": st.booleans(),
+    "top_logprobs": st.sampled_from([0, 1, 20]),
+    "frequency_penalty": st.sampled_from([-2, 0, 0.5, 2]),
+    "presence_penalty": st.sampled_from([-2, 0, 0.5, 2]),
+    "logit_bias": st.sampled_from([{}, {"5": 1}, {"0": -100, "319": 100}]),
     "return_token_ids": st.booleans(),
     # A few schemas only, because each is compiled in a process of its own.
     "response_format": st.sampled_from(
@@ -113,8 +117,10 @@ _WRONG: dict[str, st.SearchStrategy[Any]] = {
     "function_call": _CHOICE,
     "reasoning_effort": st.sampled_from(["none", "high", ""]),
     "response_format": st.sampled_from([{}, {"type": "json_schema"}, {"type": "json_schema", "json_schema": []}]),
-    "frequency_penalty": st.sampled_from([0, 0.0, 1, False]),
-    "logit_bias": st.sampled_from([{}, {"5": 1}]),
+    "top_logprobs": st.sampled_from([-1, 21, False]),
+    "frequency_penalty": st.sampled_from([-2.1, 3, False]),
+    "presence_penalty": st.sampled_from([-2.1, 3, False]),
+    "logit_bias": st.sampled_from([{"5": 101}, {"320": 1}, {"-1": 1}, {"1" * 5000: 1}, {"5": None}]),
     "thinking_budget": st.just(-1),
 }
 
@@ -123,6 +129,8 @@ _WRONG: dict[str, st.SearchStrategy[Any]] = {
 def _bodies(draw: st.DrawFn) -> dict[str, Any]:
     needed = {"messages": _MESSAGES, "model": st.just("tiny"), "max_tokens": st.sampled_from([1, 5, 9])}
     body: dict[str, Any] = draw(st.fixed_dictionaries(needed, optional=_GOOD))
+    if body.get("top_logprobs"):
+        body["logprobs"] = True
     if draw(st.integers(0, 2)) == 0:
         name = draw(st.sampled_from(FIELDS))
         body[name] = draw(_WRONG.get(name, _JSON) | _JSON)

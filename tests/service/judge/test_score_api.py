@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Iterator
+from typing import Any
 
+import openai
 import pytest
 
-from tests.judge_server import JudgeServer, limited, prose, scored
+from tests.judge_server import JudgeServer, limited, prose, said, scored
 from tests.service.gateway.conftest import client_of, start_gateway
+from tests.service.gateway.openai.sdk_jobs import sdk_of
 
 __all__ = ["client_of", "start_gateway"]
 
@@ -117,6 +121,37 @@ async def test_a_transcript_is_kept_for_as_long_as_it_is_asked_about(user, blobs
     assert await blobs.uris_below(f"judging/{user.org}/answers")
 
 
+async def test_a_grader_that_asks_models_is_tried_with_the_openai_sdk(start_gateway, client_of, judge):
+    user = await client_of(await start_gateway(judge_provider="paused-co"))
+    judge.script = lambda call: said(json.dumps({"reason": "so", "score": 7.5, "label": "good"}))
+    asked = [{"role": "user", "content": "Rate {{ sample.output_text }} as {{ item.kind }}"}]
+    score: Any = {"type": "score_model", "name": "s", "model": "scripted", "input": asked, "range": [0, 10]}
+    label: Any = {"type": "label_model", "name": "l", "model": "scripted", "input": asked}
+    label |= {"labels": ["good", "bad"], "passing_labels": ["good"]}
+    exact = {"type": "string_check", "name": "e", "operation": "eq"}
+    exact |= {"input": "{{ sample.output_text }}", "reference": "4"}
+    multi: Any = {
+        "type": "multi",
+        "graders": {"s": score, "l": label, "e": exact},
+        "calculate_output": "s / 10 + l + e",
+    }
+    async with sdk_of(user) as client:
+        graders = client.fine_tuning.alpha.graders
+        found = await graders.run(grader=score, model_sample="4", item={"kind": "a sum"})
+        assert (found.reward, found.metadata.scores) == (7.5, {"s": 7.5})
+        found = await graders.run(grader=multi, model_sample="4", item={"kind": "a sum"})
+        assert (found.reward, found.sub_rewards) == (2.75, {"s": 7.5, "l": 1.0, "e": 1.0})
+        assert any("Rate" in call.messages[-1]["content"] for call in judge.calls)
+        lacking = await graders.run(grader=score, model_sample="4", item={})
+        assert (lacking.reward, lacking.metadata.errors.invalid_variable_error) == (0.0, True)
+        judge.script = prose
+        unread = await graders.run(grader=score, model_sample="5", item={"kind": "a sum"})
+        assert (unread.reward, unread.metadata.errors.api_model_grader_parse_error) == (0.0, True)
+    async with sdk_of(await client_of(await start_gateway(judge_provider="nobody"))) as client:
+        with pytest.raises(openai.UnprocessableEntityError, match="'nobody'"):
+            await client.fine_tuning.alpha.graders.run(grader=score, model_sample="6", item={"kind": "a sum"})
+
+
 WRONG = {
     "no rubric": ({"rubric": None}, "the request has no rubric"),
     "no criteria": ({"rubric": {"event": [], "outcome": []}}, "the rubric has no criteria"),
@@ -173,7 +208,7 @@ async def test_a_judges_key_is_kept_by_its_name_and_never_shown(user):
     assert (await user.http.delete("/api/judge-keys/mine")).status_code == 404
     assert (await user.http.get("/api/judge-keys")).json()["data"] == []
     url = "https://api.example.com/v1"
-    for name, key, at, said in (
+    for name, key, at, words in (
         ("mine", "sk 1\n", url, "no HTTP header"),
         ("no/name", "sk", url, "name"),
         ("mine", "sk", "ftp://api.example.com", "not the address of an API"),
@@ -182,4 +217,4 @@ async def test_a_judges_key_is_kept_by_its_name_and_never_shown(user):
     ):
         bad = await user.http.post("/api/judge-keys", json={"name": name, "key": key, "url": at})
         assert bad.status_code in (400, 422)
-        assert said in bad.json()["error"]["message"]
+        assert words in bad.json()["error"]["message"]

@@ -27,7 +27,7 @@ from tests.service.trainer.test_learner import start_message
 from tests.unit.trainer.batches import OPEN_GATES, random_batch, rl_config
 
 # Two processes import PyTorch, on a machine that may be busy.
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(1200)
 DEADLINE_S = 60
 RANK_INVARIANT = tuple(name for name in CONFIGS if name not in ("sft dropout", "sft 8 bits"))
 RESUMED = ("rl full", "rl lora", "vision full", "dpo full")

@@ -46,7 +46,7 @@ def _with_rollouts(count: int) -> str:
 
 
 async def test_an_iteration_of_too_many_rollouts_is_refused(validator, bus_as):
-    [problem] = await refused(bus_as, RL.replace("batch_size = 2", "batch_size = 100000"))
+    [problem] = await refused(bus_as, RL.replace("batch_size = 2", "batch_size = 100000").replace("0-9", "0-999999"))
     assert "batch_size 100,000 x group_size" in problem.what
     assert "SYNTH_MAX_ROLLOUTS_AN_ITERATION" in problem.fix
     assert problem.where.endswith("[training].batch_size")

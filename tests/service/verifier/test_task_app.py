@@ -102,7 +102,7 @@ async def test_an_app_that_comes_up_meanwhile_is_accepted():
 
 async def test_a_host_that_does_not_exist_is_refused():
     problem = await refusal("http://no-such-host.invalid:8001", retry_for=0.1)
-    assert "cannot be resolved" in problem.what
+    assert "no address is known for this host's name" in problem.what
 
 
 @pytest.mark.parametrize(("retry_for", "calls"), [(0.0, 1), (0.5, 2)])

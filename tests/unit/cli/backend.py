@@ -18,6 +18,9 @@ from synth.cli.api.client import Client
 from synth.cli.config import Config, ConfigValue
 from synth.jobs.lifecycle import State
 
+#: The settings of `synthctl` that a developer's own environment may have.
+SETTINGS = ("SYNTH_API_KEY", "BACKEND_BASE_URL", "BACKEND_OVERRIDE", "ENVIRONMENT_API_KEY", "TASK_APP_URL")
+
 
 @dataclass
 class Answer:
@@ -73,7 +76,7 @@ class Backend:
                 if reply.status != 204:
                     self.wfile.write(raw)
 
-            do_GET = do_POST = _serve
+            do_GET = do_POST = do_DELETE = _serve
 
             def log_message(self, format: str, *args: Any) -> None:
                 pass

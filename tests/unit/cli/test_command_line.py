@@ -10,26 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.cli.backend import Answer, Request, backend_that
+from tests.forked_cli import forked_cli
+from tests.unit.cli.backend import SETTINGS, Answer, Request, backend_that
 
-CLEAN = {
-    k: v
-    for k, v in os.environ.items()
-    if k not in ("SYNTH_API_KEY", "BACKEND_BASE_URL", "BACKEND_OVERRIDE", "ENVIRONMENT_API_KEY", "TASK_APP_URL")
-}
+CLEAN = {name: value for name, value in os.environ.items() if name not in SETTINGS}
 
 
 def synthctl(*arguments: str, cwd: Path, input: str = "", **env: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "synth.cli", *arguments],
-        cwd=cwd,
-        env=CLEAN | env,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-        input=input,
-    )
+    return forked_cli().run(arguments, folder=cwd, environment=CLEAN | env, timeout=60, input=input)
 
 
 def missing(request: Request) -> Answer:

@@ -5,16 +5,21 @@ from __future__ import annotations
 import io
 import math
 from datetime import UTC, datetime
+from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 from synth.api.schemas import Point
-from synth.cli.comparison.configs import Difference, differences
-from synth.cli.comparison.figures import Figure, drawn_metrics, figures
+from synth.cli.comparison.configs import Difference, differences, settings_of
+from synth.cli.comparison.figures import Figure, better_runs, drawn_metrics, figures
 from synth.cli.tui.curves import Curve, draw
 from synth.cli.tui.series import Series
 from synth.cli.tui.tables.side_by_side import SideBySide
+from synth.jobs.job_data import job_to_data
+from synth.jobs.parse.toml import read_toml
+from synth.jobs.resolve.job import Overrides, resolve_job
+from synth.models import Registry
 
 TIME = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -23,18 +28,54 @@ def points(name: str, *values: float, first: int = 1) -> list[Point]:
     return [Point(name=name, step=first + i, value=v, time=TIME) for i, v in enumerate(values)]
 
 
-def test_only_what_differs_is_told_by_its_dotted_key():
+def test_only_what_differs_is_told_by_its_table_and_key():
     seeds = {"start": 0, "count": 9, "listed": []}
     fewer = {**seeds, "count": 8}
     a = {"lr": 1e-3, "seed": 0, "lora": {"targets": ["q"]}, "evaluation": None, "train_seeds": seeds, "tags": {}}
     b = {"lr": 2e-3, "seed": 0, "lora": {"targets": ["k"]}, "train_seeds": fewer, "tags": {"x": 1}}
     assert differences([a, b]) == [
         Difference("lr", [1e-3, 2e-3]),
-        Difference("lora.targets", [["q"], ["k"]]),
+        Difference("[lora].targets", [["q"], ["k"]]),
         Difference("train_seeds", [seeds, fewer]),
-        Difference("tags.x", [None, 1]),
+        Difference("[tags].x", [None, 1]),
     ]
     assert differences([a, a, a]) == []
+
+
+def test_settings_have_the_names_of_the_job_file(tmp_path: Path):
+    (tmp_path / "tiny-qwen3").mkdir()
+    (tmp_path / "tiny-qwen3" / "config.json").write_text('{"model_type": "qwen3"}')
+    text = "[algorithm]\ntype = 'offline'\nmethod = 'sft'\nvariety = 'fft'\n"
+    text += "[job]\nmodel = 'tiny-qwen3'\ndata = 'd.jsonl'\n[hyperparameters]\nlearning_rate = {}\n"
+    files = [read_toml(text.format(rate), name="a.toml") for rate in (1e-3, 2e-3)]
+    flags, registry = Overrides(training_file="file_1"), Registry(tmp_path)
+    jobs = [job_to_data(resolve_job(file, overrides=flags, registry=registry).job) for file in files]
+    assert differences(settings_of(jobs)) == [Difference("[hyperparameters].learning_rate", [1e-3, 2e-3])]
+
+
+def test_the_better_run_of_each_figure_is_known_and_equal_runs_have_none():
+    runs = [Figure(0.5, 9), Figure(0.9, 9), None]
+    assert better_runs(runs, "reward_mean", kinds=["rl", "rl", "sft"]) == {1}
+    assert better_runs(runs, "validation_loss", kinds=["rl", "rl", "sft"]) == {0}
+    assert better_runs(runs, "loss", kinds=["sft", "sft", "sft"]) == {0}
+    assert better_runs(runs, "loss", kinds=["rl", "rl", "rl"]) == set()
+    assert better_runs([Figure(0.5, 9), Figure(0.5, 3)], "reward_mean", kinds=["rl", "rl"]) == set()
+
+
+def test_four_jobs_fit_a_hundred_columns_and_one_long_value_takes_no_room_from_the_others():
+    rows = [
+        ("[rollout.sampling].temperature", ["1", "0.7", "0.5", "0.25"]),
+        ("[model].source", [f"fft:tiny-qwen3:job_aed9871865554f{i}" for i in range(4)]),
+        ("reward_mean", ["0.9 *", "0.25", "0.5", "0.125"]),
+    ]
+    console = Console(file=io.StringIO(), width=100, color_system=None)
+    console.print(SideBySide(list("ABCD"), rows, ["", "", "", ""]))
+    assert isinstance(console.file, io.StringIO)
+    lines = [line.split() for line in console.file.getvalue().splitlines()]
+    assert lines[0] == list("ABCD")
+    assert ["[rollout.sampling].temperature", "1", "0.7", "0.5", "0.25"] in lines
+    assert ["reward_mean", "0.9", "*", "0.25", "0.5", "0.125"] in lines
+    assert ["D", "fft:tiny-qwen3:job_aed9871865554f3"] in lines
 
 
 def test_the_best_figure_is_the_highest_reward_and_of_sft_the_lowest_loss():

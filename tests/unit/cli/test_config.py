@@ -6,17 +6,19 @@ from pathlib import Path
 
 import pytest
 
-from synth.cli.cluster.env_file import merge_env_file
+from synth.bus.server.embedded import free_port
+from synth.cli.cluster.control import leads_elsewhere, prepare_cluster
+from synth.cli.cluster.env_file import merge_env_file, write_address
+from synth.cli.cluster.state import ClusterState, StateFile
 from synth.cli.config import ConfigValue, find_env_file, resolve
 from synth.cli.errors import NotAuthorised, UsageProblem
 from synth.runtime.environment.env_file import read_env_file
-
-KEYS = ("SYNTH_API_KEY", "BACKEND_BASE_URL", "BACKEND_OVERRIDE", "ENVIRONMENT_API_KEY", "TASK_APP_URL")
+from tests.unit.cli.backend import SETTINGS
 
 
 @pytest.fixture
 def env_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    for key in KEYS:
+    for key in SETTINGS:
         monkeypatch.delenv(key, raising=False)
     monkeypatch.chdir(tmp_path)
     return Path(".env")
@@ -103,6 +105,55 @@ def test_merging_adds_what_is_missing_and_changes_nothing_else(env_file: Path):
     assert env_file.read_text() == "# mine\nSYNTH_API_KEY=own\nOTHER='x y'\nBACKEND_BASE_URL=http://h\n"
     assert env_file.stat().st_mode & 0o777 == 0o640
     assert merge_env_file(env_file, {"SYNTH_API_KEY": "ours"}) == []
+
+
+def test_the_address_that_up_wrote_follows_the_port_and_the_users_own_stays(env_file: Path):
+    env_file.write_text("# mine\nOTHER=1")
+    assert write_address(env_file, "http://127.0.0.1:8000/api")
+    assert not write_address(env_file, "http://127.0.0.1:8000/api")
+    before = env_file.read_text()
+    assert write_address(env_file, "http://127.0.0.1:8951/api")
+    assert env_file.read_text() == before.replace("8000", "8951")
+    assert resolve(backend=None, env_files=[env_file]).backend.text == "http://127.0.0.1:8951/api"
+    env_file.write_text("BACKEND_BASE_URL=http://mine:1\n")
+    assert not write_address(env_file, "http://127.0.0.1:8951/api")
+    assert env_file.read_text() == "BACKEND_BASE_URL=http://mine:1\n"
+
+
+def test_up_with_another_port_changes_the_address_that_an_earlier_up_wrote(env_file: Path):
+    services, file = ("gateway",), StateFile(env_file.parent.resolve() / "data")
+    prepared = None
+    for port in (free_port(), free_port()):
+        with file.locked():
+            prepared = prepare_cluster(
+                file, services, port=port, env_file=env_file, plan=lambda: (ClusterState().devices, "")
+            )
+        assert resolve(backend=None, env_files=[env_file]).backend.text == f"http://127.0.0.1:{port}/api"
+    assert prepared is not None
+    assert "wrote BACKEND_BASE_URL to .env" in prepared.notes
+
+
+def test_an_address_that_wins_over_the_clusters_own_is_named_with_its_place(
+    env_file: Path, monkeypatch: pytest.MonkeyPatch
+):
+    state = ClusterState(url="http://127.0.0.1:8951")
+    write_address(env_file, f"{state.url}/api")
+
+    def told(backend: str | None = None) -> str:
+        return leads_elsewhere(state, resolve(backend=backend, env_files=[env_file]).backend)
+
+    own = f"not to this cluster at {state.url}/api; to use this cluster, "
+    assert told() == ""
+    assert told("http://localhost:" + state.url.rpartition(":")[2]) == ""
+    assert told("http://flag:1") == (
+        f"--backend (flag) is http://flag:1/api and wins: commands here go there, {own}leave the flag out"
+    )
+    env_file.write_text("BACKEND_BASE_URL=http://mine:1\n")
+    assert told() == (
+        f"BACKEND_BASE_URL (.env) is http://mine:1/api and wins: commands here go there, {own}remove its line from .env"
+    )
+    monkeypatch.setenv("BACKEND_OVERRIDE", "http://env:1")
+    assert told().endswith(f"{own}unset BACKEND_OVERRIDE")
 
 
 def test_a_new_env_file_is_for_its_owner_only_and_a_link_stays_one(env_file: Path):

@@ -76,7 +76,7 @@ def evaluated(*arguments: str, cwd: Path):
         return synthctl("eval", *arguments, cwd=cwd, SYNTH_API_KEY="sk_x", BACKEND_BASE_URL=backend.url)
 
 
-FLAGS = ("--model", "tiny", "--seeds", "0-9", "--task-url", "http://127.0.0.1:1")
+FLAGS = ("--model", "tiny", "--seeds", "0-9", "--task-url", "http://127.0.0.1:1", "--no-preflight")
 
 
 @pytest.mark.parametrize("words", [(), ("run",)])
@@ -171,7 +171,17 @@ def test_an_evaluation_by_flags_plays_as_many_turns_as_the_app_allows_or_as_it_i
         return Answer(body={"limits": {"max_turns": 7}} if request.path == "/api/info" else {})
 
     with backend_that(app) as (_, client), backend_that(answer) as (backend, _):
-        asked = ("--model", "tiny", "--seeds", "0-1", "--task-url", client.root, "--backend", backend.url)
+        asked = (
+            "--model",
+            "tiny",
+            "--seeds",
+            "0-1",
+            "--task-url",
+            client.root,
+            "--no-preflight",
+            "--backend",
+            backend.url,
+        )
         run = synthctl("eval", *asked, *flags, "--detach", cwd=tmp_path, SYNTH_API_KEY="sk_x")
     assert run.returncode == 0, run.stderr
     sent = next(json.loads(r.body) for r in backend.requests if r.method == "POST" and r.path == "/api/jobs")

@@ -9,12 +9,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
+from synth.chat.messages import Message, template_messages
 from synth.cli.filtering.rules import Candidate, Judged, Rules
 from synth.cli.filtering.run import run_filter
 from synth.cli.filtering.sources import ReadTrace
+from synth.cli.traces.database import TraceDatabase
 from synth.cli.traces.export import export_traces
+from synth.datasets.conversations import read_line
 from synth.traces.facts import EpisodeFacts
 from synth.transcripts.transcript import Transcript, TranscriptTurn
 from tests.unit.cli.backend import backend_that
@@ -62,6 +66,49 @@ def test_an_exported_database_is_read_back_message_by_message(run: Any, tmp_path
     assert (seeds(rows), report["dropped"]) == ([1], {"min_official_score": 1})
     _, rows, _ = run([], toml=toml + "max_tokens = 3\ninclude_images = false\n")
     assert seeds(rows) == [1]
+
+
+LOOK = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
+CALL = {"id": "c0", "type": "function", "function": {"name": "look", "arguments": '{"at": 1}'}}
+
+
+@pytest.mark.parametrize(
+    ("stored", "record"),
+    [
+        # As this SDK's task apps have it, in a database of `synth-ai eval`.
+        ([{"tool_name": "look", "arguments": {"at": 1}}], {}),
+        # As other task apps have it: the reply says nothing, and the call of the model has the tool calls.
+        ("", {"output_messages": [{"role": "assistant", "content": "", "tool_calls": [CALL]}]}),
+        ("", {"output_tool_calls": [{"name": "look", "arguments_json": '{"at": 1}'}]}),
+    ],
+)
+def test_a_reply_of_tool_calls_alone_is_a_row_that_can_be_trained_on(
+    run: Any, tmp_path: Path, stored: Any, record: dict[str, Any]
+):
+    asked = {"content": {"text": "where?"}, "message_type": "user"}
+    content = {"text": stored} if isinstance(stored, str) else {"text": None, "json_payload": json.dumps(stored)}
+    moment = {"time_record": {"event_time": 0.0, "message_time": 0}, "metadata": {}}
+    event = moment | {"system_instance_id": "policy", "call_records": [{"tools": [LOOK]} | record]}
+    session = {
+        "session_id": "s0",
+        "created_at": "2026-01-01T00:00:00+00:00",
+        "event_history": [event],
+        "markov_blanket_message_history": [asked | moment, {"content": content, "message_type": "assistant"} | moment],
+        "metadata": {"seed": 0},
+        "outcome_rewards": [],
+        "event_rewards": [],
+    }
+    db = TraceDatabase(tmp_path / "traces.db")
+    db.add(session)
+    db.commit()
+    db.close()
+    code, [row], _ = run([], toml='[filter]\ndb = "traces.db"\noutput = "rows.jsonl"\n')
+    assert (code, row["tools"]) == (0, [LOOK])
+    read = read_line(json.dumps(row).encode())
+    assert not isinstance(read, tuple), read
+    reply = msgspec.convert(row["messages"][-1], Message)
+    [rendered] = template_messages([reply], thinks=False, sees=False)
+    assert rendered["tool_calls"][0]["function"] == {"name": "look", "arguments": {"at": 1}}
 
 
 def test_thousands_of_traces_are_held_on_disk_and_not_in_memory(tmp_path: Path):

@@ -67,6 +67,9 @@ def test_check_asks_the_task_app_that_is_named_for_its_environments(rl: Path):
     with backend_that(lambda request: answer) as (app, _):
         url = app.url.removesuffix("/api")
         run = synthctl("config", "check", "rl.toml", "--task-url", url, cwd=rl.parent)
+        assert (run.returncode, run.stderr) == (0, alone), "the app plays its only environment"
+        rl.write_text(rl.read_text().replace("# env_name", "env_name"))
+        run = synthctl("config", "check", "rl.toml", "--task-url", url, cwd=rl.parent)
         assert (run.returncode, run.stdout) == (2, "")
         assert run.stderr == alone + (
             f"error: rl.toml:25 [rollout].env_name: 'my-task' is not an environment of the task app at {url}\n"

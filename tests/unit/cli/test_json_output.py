@@ -19,7 +19,7 @@ NOW = datetime(2026, 1, 1, tzinfo=UTC)
 JOB = (
     "id state kind name label source_model stand_in model step provisional_step steps attempt created_at updated_at"
     " started_at ended_at code problems warnings warned waiting values rollouts judge eval tags config resolved origins"
-    " last_seq reason"
+    " last_seq reason verdict times linked_job_id"
 )
 FILE = (
     "id status filename purpose bytes sha256 rows messages characters tokens lengths images pairs prompts"

@@ -22,7 +22,10 @@ def test_a_piped_table_has_a_line_of_names_and_whole_values(capsys: pytest.Captu
     row = ["a\tname\n", output.size(1_234_567), output.age(moment), output.number(12345.678), output.duration(61.5)]
     output.print_table(("name", "size", "age", "loss", "took"), [row], wrap="name")
     lines = capsys.readouterr().out.splitlines()
-    assert lines == ["name\tsize\tage\tloss\ttook", "a name\t1234567\t2026-01-02T00:00:00+00:00\t12345.678\t61.5"]
+    assert lines == [
+        "name\tbytes\tcreated_at\tloss\tseconds",
+        "a name\t1234567\t2026-01-02T00:00:00+00:00\t12345.678\t61.5",
+    ]
 
 
 def listed(request: Request) -> Answer:

@@ -58,6 +58,20 @@ def look(seed: int) -> int:
 async def fall(ep: Episode) -> None:
     await ep.chat([{"role": "user", "content": "hi"}])
     look(ep.seed)
+
+
+number = TaskApp("number", name="Number", description="Returns its reward.")
+silent = TaskApp("silent", name="Silent", description="Says nothing of a reward.")
+
+
+@number.episode
+async def count(ep: Episode) -> bool:
+    return (await ep.chat([{"role": "user", "content": "hi"}])).content == "hello"
+
+
+@silent.episode
+def forget(ep: Episode) -> None:
+    pass
 """
 
 
@@ -158,6 +172,24 @@ def test_what_the_app_raises_is_shown_at_its_own_lines_alone(folder: Path):
     ]
     assert "Traceback" not in run.stderr
     assert "synth/" not in run.stderr
+
+
+def test_what_an_episode_returns_is_the_reward(folder: Path):
+    run = play(folder, "doors.py:number", typed="hello\n")
+    assert (run.returncode, run.stdout.splitlines()[-2:]) == (0, ["outcome", "reward     1"])
+
+
+def test_an_episode_that_says_nothing_of_a_reward_is_an_error_at_its_line(folder: Path):
+    run = play(folder, "doors.py:silent")
+    assert run.returncode == 1
+    assert run.stderr.splitlines()[-4:] == [
+        "doors.py:55, in forget",
+        "  def forget(ep: Episode) -> None:",
+        "the episode returned nothing, and recorded no step and no outcome; expected a number, which is the reward, or "
+        "nothing, after ep.step(reward=…) or ep.outcome(…)",
+        "error: doors.py:55: the episode returned nothing, and recorded no step and no outcome; expected a number, "
+        "which is the reward, or nothing, after ep.step(reward=…) or ep.outcome(…)",
+    ]
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,7 @@ def root_of(url: str) -> ConfigValue:
         ({"/health": Answer(401, {})}, Seen.REFUSED),
         ({"/task_info": Answer(404, {})}, Seen.REFUSED),
         ({"/health": Answer(body={"healthy": False})}, Seen.REFUSED),
+        ({"/task_info": Answer(body={"hello": "world"})}, Seen.REFUSED),
         # A proxy on the way, or an app that is busy: no word on the app itself.
         ({"/health": Answer(407, {})}, Seen.UNKNOWN),
         ({"/health": Answer(429, {})}, Seen.UNKNOWN),
@@ -58,11 +59,30 @@ def test_what_is_refused_here_is_asked_of_the_cluster_which_has_the_last_word(
     assert capsys.readouterr().out == ""
 
 
-def test_the_loopback_of_a_cluster_elsewhere_is_not_this_machine_s(capsys: pytest.CaptureFixture[str]):
-    with backend_that(lambda _: Answer(404, {})) as (backend, client):
-        preflight(root_of(backend.url), _config("http://synth.example/api"), client)
-        assert backend.requests == []
-    assert "it was not looked at from this machine" in " ".join(capsys.readouterr().err.split())
+@pytest.mark.parametrize("any_ok", [True, False])
+def test_of_the_loopback_of_a_cluster_elsewhere_the_cluster_alone_is_asked(
+    any_ok: bool, capsys: pytest.CaptureFixture[str]
+):
+    with backend_that(lambda _: Answer(body={"any_ok": any_ok, "detail": "the cluster looked"})) as (backend, client):
+        url, config = root_of(backend.url), _config("http://synth.example/api")
+        if any_ok:
+            preflight(url, config, client)
+            assert "is at the cluster's own loopback; the cluster looked" in capsys.readouterr().err
+        else:
+            with pytest.raises(UsageProblem, match=r"at the cluster's own loopback.*reports: the cluster looked"):
+                preflight(url, config, client)
+        assert [request.path for request in backend.requests] == ["/api/rl/verify_task_app"]
+
+
+def test_an_app_that_is_seen_from_nowhere_stops_nothing_while_the_cluster_cannot_be_asked(
+    capsys: pytest.CaptureFixture[str],
+):
+    away = Answer(503, {"error": {"message": "the verifier is away"}})
+    with backend_that(lambda _: away) as (backend, client):
+        preflight(root_of("http://127.0.0.1:9"), _config(backend.url), client)
+    told = " ".join(capsys.readouterr().err.split())
+    assert told.startswith("warning: task app: http://127.0.0.1:9/health cannot be reached (")
+    assert told.endswith("the cluster looks at it later (the verifier is away)")
 
 
 def _config(backend: str, *, key: str | None = None) -> Config:

@@ -105,7 +105,7 @@ def test_the_evaluations_of_a_job_are_a_curve_that_begins_with_the_source():
     ]
     p = fold(*BEGIN, evaluated[0], step(5, reward_mean=0.5), evaluated[1])
     assert (p.evaluation.values, p.evaluated_step) == ([0.1, 0.4], 5)
-    assert "evaluation  ▁█  0.4  0.1 … 0.4  at step 5" in drawn(p)
+    assert "evaluation  ▁█  now 0.4  min 0.1  max 0.4  at step 5" in drawn(p)
     event = EventView(seq=1, time=START, type="eval.completed", data={**evaluated[0][1], "instances": 4})
     assert describe(event) == "evaluation of step 0 over 4 instances: reward_mean=0.1"
     # One of which nothing came back has no reward.
@@ -151,7 +151,7 @@ def test_the_view_fits_every_width(width: int):
     # What a terminal shows of Ctrl-C has room behind every line.
     assert all(len(line.rstrip()) <= width - 2 for line in lines)
     text = " ".join(lines)
-    for expected in ("rl.toml", "✓ verified", "3/10", "reward", "loss", "12,000", "no free trainer"):
+    for expected in ("rl.toml", "✓ verified", "3/10", "reward", "loss", "12,000", "for a trainer", "2 jobs"):
         assert expected in text
     console.file.close()
 
@@ -161,6 +161,26 @@ def test_a_figure_stays_beside_its_name_where_the_line_breaks():
     values |= {"grad_norm": 1.807, "lr": 0.0002}
     text = drawn(fold(*BEGIN, ("train.step", {"step": 1, "of": 10, "values": values})))
     assert "grad norm 1.807  lr 0.0002" in text
+
+
+def test_a_validation_loss_has_a_curve_of_its_own_that_stays_between_two_validations():
+    p = fold(*BEGIN, step(1, loss=2.0, validation_loss=2.5), step(2, loss=1.5, validation_loss=2.0), step(3, loss=1.0))
+    assert "validation  █▁  now 2  min 2  max 2.5  of the loss" in drawn(p)
+
+
+def test_the_time_to_the_end_is_known_after_the_first_iteration():
+    p = fold(*BEGIN, ("rollout.requested", {"mode": "train", "iteration": 1, "seeds": [1], "group_size": 8}))
+    assert p.seconds_left is None
+    p = fold(*BEGIN, ("policy.loaded", {}), step(1, reward_mean=0.1))
+    assert p.seconds_left == 2.0 * 9, "the start is at second 4, the step at second 6"
+    assert "left" in drawn(p)
+
+
+def test_rollouts_that_fail_the_same_way_are_one_warning_with_a_count():
+    failed = ("rollout.failed", {"mode": "train", "iteration": 1, "problem": {"what": "the app is down"}})
+    p = fold(*BEGIN, *[failed] * 64)
+    assert p.warning == "64 rollouts failed: the app is down"
+    assert p.failed == 64
 
 
 def test_a_paused_job_collects_nothing():

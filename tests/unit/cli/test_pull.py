@@ -6,7 +6,6 @@ import hashlib
 import json
 import os
 import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -14,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.forked_cli import forked_cli
 
 MODEL = "Qwen/Qwen3-0.6B"
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -96,10 +97,8 @@ def hub() -> Iterator[Hub]:
 def pull(folder: Path, *arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("HF_", "SYNTH_"))}
     own = {"HF_HOME": str(folder / "hub"), "HF_HUB_DISABLE_TELEMETRY": "1", "HF_HUB_DISABLE_XET": "1"}
-    command = [sys.executable, "-m", "synth.cli", "models", "pull", *arguments]
-    return subprocess.run(
-        command, cwd=folder, env=clean | own | env, capture_output=True, text=True, timeout=120, check=False
-    )
+    arguments = ("models", "pull", *arguments)
+    return forked_cli().run(arguments, folder=folder, environment=clean | own | env, timeout=120)
 
 
 def test_what_the_services_read_is_fetched_and_nothing_else(hub: Hub, tmp_path: Path) -> None:

@@ -134,7 +134,13 @@ def test_reasoning_tools_calls_and_their_results_are_told_apart():
     made = Transcript(
         turns=[
             turn(1, tools=[tool], reply=reply),
-            turn(2, messages=[{"role": "tool", "content": "KeyError: 2"}], reply=bad, finish_reason="length"),
+            turn(
+                2,
+                messages=[{"role": "tool", "content": "KeyError: 2"}],
+                reply=bad,
+                finish_reason="length",
+                images_dropped=2,
+            ),
         ]
     )
     said = [(label, text) for label, text in lines(detail(made)) if text is not None]
@@ -145,6 +151,7 @@ def test_reasoning_tools_calls_and_their_results_are_told_apart():
         ("tool", "KeyError: 2"),
         ("calls", "look({place)"),
         ("note", "the reply was cut off at the token limit"),
+        ("note", "2 images of these messages dropped: the model was not shown them"),
     ):
         assert line in said
 

@@ -23,7 +23,8 @@ from synth.taskapp.sdk import Episode, TaskApp
 
 
 @{name}.episode
-async def play(ep: Episode) -> None: ...
+async def play(ep: Episode) -> float:
+    return 0.5
 """
 
 

@@ -109,7 +109,7 @@ def test_a_problem_names_the_flag_and_other_problems_the_line_in_the_users_file(
     assert errors == [
         f"error: rl.toml:{line_of('async_level')} [training].async_levl: unknown key 'async_levl'",
         "error: --set training.learning_rat: unknown key 'learning_rat'",
-        "error: --set model.trainer_mode: trainer_mode = 'half' will not do",
+        "error: --set model.trainer_mode: trainer_mode = 'half' is not valid",
     ]
 
 

@@ -6,12 +6,16 @@ import json
 import time
 from urllib.parse import parse_qs, urlsplit
 
+import msgspec
 import pytest
 
+from synth.api.schemas import JobWithConfig
 from synth.cli.api.stream import EventFollower
 from synth.cli.commands.chat import stream_text
 from synth.cli.errors import NotFound, TimedOut, Unreachable
-from tests.unit.cli.backend import Answer, Request, backend_that
+from synth.cli.tui.follow import FollowOptions, follow_job, show_outcome
+from synth.cli.tui.output import Format
+from tests.unit.cli.backend import Answer, Request, backend_that, job_body
 
 TYPES = ["job.created", "job.validated", "job.verified", "job.started", "train.step", "train.step", "job.succeeded"]
 LOG = [
@@ -140,3 +144,29 @@ def test_a_backend_that_never_answered_is_not_waited_for():
         client.retry_budget = 0.3
         with pytest.raises(Exception, match="away"):
             list(EventFollower(client, "job_1").events())
+
+
+def test_rollouts_that_fail_alike_are_one_line_and_a_count():
+    problem = {"problem": {"what": "the app is down"}, "iteration": 1, "mode": "train", "tries": 4}
+    types = [*LOG[:4], *[{"type": "rollout.failed", "data": problem | {"seed": n}} for n in range(64)]]
+    types += [{"type": "rollout.batch", "data": {"iteration": 1, "sequences": 0}}, LOG[-1]]
+    log = [LOG[0] | event | {"seq": n + 1} for n, event in enumerate(types)]
+    lines: list[str] = []
+
+    def answer(request: Request) -> Answer:
+        if "/events" in request.path:
+            return Answer(chunks=[*map(text_of, log), END])
+        return Answer(body=job_body("succeeded"))
+
+    with backend_that(answer) as (_, client):
+        follow_job(client, "job_1", format=Format.TABLE, options=FollowOptions(timeout=60), emit=lines.append)
+    down = [line for line in lines if "the app is down" in line]
+    assert len(down) == 2, lines
+    assert "… 63 more rollouts failed the same way: the app is down" in down[1]
+    assert "batch 1" in lines[lines.index(down[1]) + 1]
+
+
+@pytest.mark.parametrize(("step", "hinted"), [(3, True), (0, False)])
+def test_a_failed_job_with_a_checkpoint_names_the_command_that_goes_on(capsys, step: int, hinted: bool):
+    show_outcome(msgspec.convert(job_body("failed", step=step), JobWithConfig))
+    assert ("synthctl jobs resume job_1" in capsys.readouterr().err) == hinted

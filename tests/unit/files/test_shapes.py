@@ -120,6 +120,12 @@ def test_a_row_becomes_the_conversation_that_it_is(row: dict[str, Any], shape: s
         ),
         ({"instruction": "q"}, "$", "missing required field `output`"),
         ({"instruction": "q", "output": ""}, "$.output", "neither content nor"),
+        ({"instruction": "q", "output": "[no response recorded]"}, "$.output", "`synthctl filter` reads it"),
+        (
+            {"messages": [USER, {"role": "assistant", "content": "[no response recorded]"}]},
+            "$.messages[1].content",
+            "`synthctl filter` reads it",
+        ),
         ({"completion": "a"}, "$", "missing required field `prompt`"),
         ({"prompt": "q", "completion": [USER]}, "$.prompt", "no assistant message"),
         ({"body": "q"}, "$", "instruction and output (Alpaca)"),

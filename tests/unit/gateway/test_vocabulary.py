@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 
 import msgspec
 import pytest
+from rich.text import Text
 
 from synth.bus.recorded import Recorded, UnknownEvent
 from synth.errors import Problem
@@ -189,3 +190,13 @@ def test_metrics_have_the_names_that_clients_know():
     assert [metric_name(n) for n in names] == [
         *("train.loss", "train.reward_mean", "val.loss", "eval.reward_mean", "train.grad_norm", "train.kl")
     ]
+
+
+@pytest.mark.parametrize("kind", ["sft", "rl"])
+def test_a_table_in_a_message_is_not_taken_for_markup(kind: str):
+    """The client's live table prints messages with rich, which reads `[compute]` as a style."""
+    problem = Problem(what="[compute].gpu_count is 0", where="j.toml:3 [compute].gpu_count")
+    described = describe_event(recorded("job.rejected", JobRejected(problems=[problem])), kind)
+    assert described is not None
+    shown = Text.from_markup(described.message).plain.replace("\u200b", "")
+    assert shown.count("[compute].gpu_count") == 2

@@ -54,6 +54,19 @@ def test_a_curriculum_that_could_never_begin_is_refused(registry: Registry) -> N
     assert "[data].curriculum" in raised.value.problems[0].where
 
 
+@pytest.mark.parametrize(
+    ("text", "key"),
+    [(RL.replace('"0-9"', "[7]"), "seeds"), (RL + 'curriculum = ["10-19", [30]]\n', "curriculum")],
+)
+def test_fewer_seeds_than_groups_are_refused(registry: Registry, text: str, key: str) -> None:
+    with pytest.raises(UserError) as raised:
+        resolved(text, registry)
+    [problem] = raised.value.problems
+    assert problem.what == "1 seed, and an iteration has 2 groups (batch_size), each on a seed of its own"
+    assert (problem.expected, problem.fix) == ("at least 2 seeds", "give more seeds, or lower [training] batch_size")
+    assert problem.where.endswith(f"[data].{key}")
+
+
 def test_seeds_that_are_wrong_are_named(registry: Registry) -> None:
     with pytest.raises(UserError, match=r"curriculum") as raised:
         resolved(RL + 'curriculum = ["9-3"]\n', registry)

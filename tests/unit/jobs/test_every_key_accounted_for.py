@@ -31,7 +31,7 @@ _RL = {
 _GRADED = {
     "grader": {"type": "string_check", "name": "g", "input": "{{item.x}}", "reference": "y", "operation": "eq"},
     "job": {"data": "file_1"},
-    "data": {"seeds": [1, 2, 3], "validation_path": "file_2"},
+    "data": {"seeds": [*range(1, 9)], "validation_path": "file_2"},
     "model": {"base": "tiny-qwen3"},
     "training": {"iterations_per_epoch": 2},
     "evaluation": {"seeds": [3, 4], "every_n_iters": 1},

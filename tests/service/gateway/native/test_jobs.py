@@ -24,7 +24,19 @@ async def test_a_submitted_job_can_be_read_at_once(user):
     assert job["state"] == "created"
     assert job["config"] == BODY["config"]
     assert job["source_model"] == "tiny"
+    assert job.pop("repeats") is None
     assert (await user.http.get(f"/api/jobs/{job['id']}")).json() == job
+
+
+async def test_an_equal_submission_of_the_last_minute_names_the_first_job(start_gateway, client_of):
+    running = await start_gateway()
+    user, other = [await client_of(running) for _ in range(2)]
+    first, _, third = [await user.submit(**body) for body in (BODY, BODY | {"seed": 8}, BODY)]
+    assert third["repeats"] == first["id"]
+    headers = {"Idempotency-Key": "k"}
+    again = [(await user.http.post("/api/jobs", json=BODY, headers=headers)).json() for _ in range(2)]
+    assert [job["repeats"] for job in again] == [first["id"], None]
+    assert (await other.submit(**BODY))["repeats"] is None
 
 
 async def test_a_hundred_submits_with_one_key_are_one_job(start_gateway, client_of, bus_as):

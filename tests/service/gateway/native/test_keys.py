@@ -12,12 +12,13 @@ from fastapi.routing import iter_route_contexts
 
 from synth.bus.replay import replay_messages
 from synth.gateway.app import describe_api
-from synth.gateway.auth import FEEDS_PATH, required_scopes
+from synth.gateway.auth import FEEDS_PATH, HANDSHAKE_PATH, required_scopes
 from synth.keys import mistyped, new_api_key
 
 OPEN_TO_THE_WORLD = {
     *("/openapi.json", "/docs", "/docs/oauth2-redirect", "/redoc"),
     *("/api/health", "/api/v1/health", "/api/api/health"),
+    *(HANDSHAKE_PATH, f"{HANDSHAKE_PATH}/init", f"{HANDSHAKE_PATH}/token"),
 }
 
 

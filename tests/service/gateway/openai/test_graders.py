@@ -48,6 +48,12 @@ async def test_a_formula_tells_its_parts(graders: Any):
     assert (found.reward, found.sub_rewards) == (0.25, {"exact": 0.0, "like": 1.0})
 
 
+async def test_a_formula_needs_no_name(graders: Any):
+    multi = {"type": "multi", "graders": {"exact": EXACT}, "calculate_output": "2 * exact"}
+    found = await graders.run(grader=multi, model_sample="4", item={"answer": "4"})
+    assert (found.reward, found.metadata.name) == (2.0, "multi")
+
+
 @pytest.mark.parametrize(
     ("changes", "said", "flag"),
     [
@@ -73,7 +79,28 @@ async def test_a_grader_that_is_not_run_is_refused_at_its_field(graders: Any):
         assert (refused.value.param, "runs no code" in refused.value.message) == ("grader", True)
 
 
-async def test_a_grader_that_asks_a_model_is_read_and_grades_in_a_job_alone(graders: Any):
+PYTHON: Any = {
+    "type": "python",
+    "name": "p",
+    "source": "def grade(sample, item):\n    return len(sample['output_text']) / item['n']",
+}
+
+
+async def test_code_grades_where_the_operator_allows_it(start_gateway: Any, client_of: Any):
+    user = await client_of(await start_gateway(python_graders=True))
+    async with sdk_of(user) as client:
+        graders = client.fine_tuning.alpha.graders
+        found = await graders.run(grader=PYTHON, model_sample="abcd", item={"n": 8})
+        assert (found.reward, found.metadata.scores) == (0.5, {"p": 0.5})
+        both: Any = {"type": "multi", "graders": {"p": PYTHON, "exact": EXACT}, "calculate_output": "p + exact"}
+        found = await graders.run(grader=both, model_sample="abcd", item={"n": 4, "answer": "abcd"})
+        assert (found.reward, found.sub_rewards) == (2.0, {"p": 1.0, "exact": 1.0})
+        failed = await graders.run(grader=PYTHON, model_sample="abcd", item={})
+        assert (failed.reward, failed.metadata.errors.python_grader_runtime_error) == (0.0, True)
+        assert "KeyError" in str(failed.metadata.errors.to_dict()["details"])
+
+
+async def test_a_grader_that_asks_a_model_is_read(graders: Any):
     score = {
         "type": "score_model",
         "name": "s",
@@ -81,5 +108,3 @@ async def test_a_grader_that_asks_a_model_is_read_and_grades_in_a_job_alone(grad
         "input": [{"role": "user", "content": "{{ sample.output_text }}"}],
     }
     assert (await graders.validate(grader=score)).grader.range == [0.0, 1.0]
-    with pytest.raises(openai.BadRequestError, match="in a job alone"):
-        await graders.run(grader=score, model_sample="x")

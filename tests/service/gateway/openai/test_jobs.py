@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -59,7 +61,9 @@ async def test_a_supervised_job_is_created_as_it_was_asked_for(sdk: Sdk):
     assert (verdict.job["epochs"], verdict.job["batch_size"], verdict.job["seed"]) == (3, 4, 7)
     assert verdict.job["lr"] == pytest.approx(2e-5)
     assert verdict.job["training_file"] == file
-    assert await sdk.jobs.retrieve(job.id) == job
+    later = await sdk.jobs.retrieve(job.id)
+    assert later.to_dict() | {"queued_seconds": 0} == job.to_dict() | {"queued_seconds": 0}
+    assert later.to_dict()["queued_seconds"] > job.to_dict()["queued_seconds"], "it still waits"
 
 
 async def test_auto_is_the_platforms_default_and_a_rank_makes_an_adapter(sdk: Sdk):
@@ -108,6 +112,20 @@ async def test_a_reinforcement_job_learns_from_seeds_of_the_task_app(sdk: Sdk):
     evaluation = resolved["evaluation"]
     assert (evaluation["every_n_iters"], evaluation["seeds"]) == (3, [100, 200, 300, 400])
     assert resolved["rollout"]["sampling"]["max_tokens"] == 12
+    await client.close()
+
+
+@pytest.mark.parametrize(("effort", "budget"), [("low", 2), ("medium", 6), ("high", 10), ("default", None)])
+async def test_a_reasoning_effort_bounds_the_thoughts_of_a_reinforcement_job(sdk: Sdk, effort: str, budget: int | None):
+    # The grader, of 12 tokens a call, is not one of the SDK's types.
+    client = sdk_of(sdk.user, strict=False)
+    method = rl(reasoning_effort=effort)
+    job: Any = await client.fine_tuning.jobs.create(model=MODEL, training_file="seeds:0-9", method=method)
+    assert job.method.reinforcement.hyperparameters.reasoning_effort == effort
+    verdict = validate(await sdk.created(job.id), Registry())
+    assert isinstance(verdict, JobValidated)
+    sampling = verdict.job["rollout"]["sampling"]
+    assert (sampling.get("thinking"), sampling.get("thinking_budget")) == (True if budget else None, budget)
     await client.close()
 
 
@@ -180,7 +198,8 @@ async def test_a_job_that_failed_says_why(sdk: Sdk):
 
 async def test_a_job_is_paused_resumed_and_cancelled(sdk: Sdk):
     id = (await sdk.supervised()).id
-    with pytest.raises(openai.ConflictError, match="the job is created"):
+    refused = "the job is validating_files; expected a job that is running; pause it once it runs"
+    with pytest.raises(openai.ConflictError, match=refused):
         await sdk.jobs.pause(id)
     trainer, fence = await sdk.started(id)
     assert (await sdk.jobs.pause(id)).status == "running"
@@ -240,6 +259,53 @@ async def test_checkpoints_are_those_that_are_still_there(sdk: Sdk):
     assert found[1].fine_tuned_model_checkpoint == f"fft:{MODEL}:{id}:step_2"
     assert (found[1].metrics.step, found[1].metrics.train_loss, found[1].metrics.full_valid_loss) == (2, 0.5, 1.0)
     assert (await sdk.client.models.retrieve(found[1].fine_tuned_model_checkpoint)).owned_by == sdk.user.org
+
+
+async def test_the_result_file_of_a_job_is_its_metrics_as_csv(sdk: Sdk, client_of: Any, start_gateway: Any):
+    id = (await sdk.supervised()).id
+    trainer, fence = await sdk.started(id)
+    files = sdk.client.files
+    for k in (1, 2):
+        validated = {"validation_loss": 0.25} if k == 2 else {}
+        await job_histories.step(trainer, fence, k, of=2, loss=1.0 / k, **validated)
+    assert (await sdk.shown(id)).result_files == []
+    with pytest.raises(openai.NotFoundError):
+        await files.content(f"file-result-{id}")
+    last = await job_histories.succeed(trainer, fence, steps=2)
+    assert last is not None
+    await sdk.wait_until_shown(last)
+    [result] = (await sdk.jobs.retrieve(id)).result_files
+    content = (await files.content(result)).text
+    assert list(csv.DictReader(io.StringIO(content))) == [
+        {
+            "step": "1",
+            "train_loss": "1.0",
+            "valid_loss": "",
+            "full_valid_loss": "",
+            "loss": "1.0",
+            "validation_loss": "",
+        },
+        {
+            "step": "2",
+            "train_loss": "0.5",
+            "valid_loss": "0.25",
+            "full_valid_loss": "0.25",
+            "loss": "0.5",
+            "validation_loss": "0.25",
+        },
+    ]
+    shown = await files.retrieve(result)
+    assert (shown.id, shown.purpose, shown.bytes, shown.status) == (
+        result,
+        "fine-tune-results",
+        len(content),
+        "processed",
+    )
+    with pytest.raises(openai.BadRequestError, match="made of a job's metrics; delete the job"):
+        await files.delete(result)
+    async with sdk_of(await client_of(await start_gateway())) as other:
+        with pytest.raises(openai.NotFoundError):
+            await other.files.content(result)
 
 
 async def test_another_organisations_job_is_not_there(sdk: Sdk, client_of: Any, start_gateway: Any):

@@ -89,10 +89,45 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
         "method.reinforcement.hyperparameters.eval_interval",
         "nothing to evaluate on",
     ),
-    "thoughts by the spoon": (
-        {"method": rl(reasoning_effort="high"), "training_file": "seeds:0-9"},
+    "an effort that is none": (
+        {"method": rl(reasoning_effort="xhigh"), "training_file": "seeds:0-9"},
         "method.reinforcement.hyperparameters.reasoning_effort",
-        "thinking_mode",
+        "'default', 'low', 'medium' or 'high'",
+    ),
+    "thoughts of a model that never thinks": (
+        {
+            "model": "Qwen/Qwen3-4B-Instruct-2507",
+            "method": rl(reasoning_effort="high"),
+            "training_file": "seeds:0-9",
+            "extra_body": {"allow_experimental": True},
+        },
+        "method.reinforcement.hyperparameters.reasoning_effort",
+        "never thinks",
+    ),
+    "an effort beside the app's own bound": (
+        {
+            "method": {
+                "type": "reinforcement",
+                "reinforcement": {
+                    "grader": APP | {"policy_config": {"thinking_budget": 9}},
+                    "hyperparameters": {"reasoning_effort": "low"},
+                },
+            },
+            "training_file": "seeds:0-9",
+        },
+        "method.reinforcement.hyperparameters.reasoning_effort",
+        "beside the thinking_budget of the policy_config",
+    ),
+    "a format that is enforced": (
+        {
+            "method": {
+                "type": "reinforcement",
+                "reinforcement": {"grader": APP, "response_format": {"type": "json_object"}},
+            },
+            "training_file": "seeds:0-9",
+        },
+        "method.reinforcement.response_format",
+        "rollouts are sampled freely",
     ),
     "a temperature of nothing": (
         {
@@ -138,3 +173,21 @@ async def test_a_file_with_wrong_lines_is_refused_with_them(sdk: Sdk):
     with pytest.raises(openai.BadRequestError, match=r"9 bad lines: line 3 \$\.messages: not a list") as refused:
         await sdk.jobs.create(model=MODEL, training_file=file)
     assert (refused.value.param, refused.value.code) == ("training_file", "invalid_file")
+
+
+async def test_a_route_of_openai_that_is_not_served_is_a_404_that_names_those_that_are(sdk: Sdk):
+    calls = [
+        sdk.client.responses.create(model=MODEL, input="hello"),
+        sdk.client.embeddings.create(model=MODEL, input="hello"),
+        sdk.client.batches.list(),
+        sdk.client.vector_stores.list(),
+    ]
+    for call in calls:
+        with pytest.raises(openai.NotFoundError) as refused:
+            await call
+        expected = (
+            "; expected of OpenAI's API one of /v1/chat/completions, /v1/files, /v1/fine_tuning/alpha/graders/run, "
+            "/v1/fine_tuning/alpha/graders/validate, /v1/fine_tuning/jobs, /v1/models; "
+            "GET /openapi.json has all of them"
+        )
+        assert expected in refused.value.message

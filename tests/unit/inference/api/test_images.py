@@ -180,6 +180,7 @@ async def test_images_beyond_the_jobs_limit_are_left_out_said_and_never_fetched(
     assert LEFT_OUT._value.get() == before + 2  # pyright: ignore
     [record] = await served.records(rollout)
     assert [image.uri for image in record.images] == [uri(RED)]
+    assert record.images_dropped == 2
 
 
 async def test_a_prompt_keeps_the_latest_images_where_the_job_limits_them(served: Served):

@@ -158,12 +158,100 @@ async def test_what_the_sdk_commonly_asks_for_is_served(server: tuple[str, Any])
         assert thinking.usage.prompt_tokens != plain.usage.prompt_tokens
 
 
+async def test_the_sdk_reads_the_likeliest_tokens_whole_and_streamed(server: tuple[str, Any]) -> None:
+    asked: Any = {"model": "tiny", "messages": ASK, "max_tokens": 9, "seed": 1, "logprobs": True, "top_logprobs": 3}
+    url = f"{server[0]}/v1"
+    async with openai.AsyncOpenAI(base_url=url, api_key=KEY, _strict_response_validation=True) as client:
+        whole = (await client.chat.completions.create(**asked)).choices[0].logprobs
+        assert whole is not None
+        assert whole.content
+        for entry in whole.content:
+            assert len(entry.top_logprobs) == 3
+            logprobs = [other.logprob for other in entry.top_logprobs]
+            assert logprobs == sorted(logprobs, reverse=True)
+            known = {tuple(other.bytes or ()): other.logprob for other in entry.top_logprobs}
+            assert known.get(tuple(entry.bytes or ()), entry.logprob) == entry.logprob
+        streamed: list[Any] = []
+        async for chunk in await client.chat.completions.create(**asked, stream=True):
+            if (listed := chunk.choices[0].logprobs) is not None:
+                streamed += listed.content or []
+        assert streamed == whole.content
+        alone = await client.chat.completions.create(**asked | {"top_logprobs": 0})
+        assert alone.choices[0].logprobs is not None
+        plain = [entry.model_copy(update={"top_logprobs": []}) for entry in whole.content]
+        assert alone.choices[0].logprobs.content == plain
+
+
+async def test_a_bias_and_penalties_of_the_sdk_change_the_reply(server: tuple[str, Any], model_dir: Path) -> None:
+    encode = load_tokenizer(model_dir).encode
+    [four], [seven] = encode("4"), encode("7")
+    common: Any = {"model": "tiny", "messages": ASK, "max_tokens": 6, "temperature": 0}
+    url = f"{server[0]}/v1"
+    async with openai.AsyncOpenAI(base_url=url, api_key=KEY, _strict_response_validation=True) as client:
+
+        async def said(**more: Any) -> str | None:
+            return (await client.chat.completions.create(**common | more)).choices[0].message.content
+
+        assert await said(logit_bias={four: 100}) == "444444"
+        # The model's own logits are closer together than half a point.
+        both: Any = {four: 90.5, seven: 90}
+        assert await said(logit_bias=both, frequency_penalty=2) == "474747"
+        assert await said(logit_bias=both, presence_penalty=2) == "474444"
+        stream = await client.chat.completions.create(**common, stream=True, logit_bias=both, presence_penalty=2)
+        assert "".join([chunk.choices[0].delta.content or "" async for chunk in stream]) == "474444"
+        forbidden = await said(logit_bias={four: 100, seven: -100}, seed=2)
+        assert forbidden == "444444"
+
+
+OUT_OF_RANGE: list[tuple[dict[str, Any], str]] = [
+    ({"logprobs": True, "top_logprobs": 21}, "top_logprobs is 21; expected 0 to 20"),
+    ({"top_logprobs": 3}, 'top_logprobs is 3; expected "logprobs": true beside it'),
+    ({"frequency_penalty": 2.1}, "frequency_penalty is 2.1; expected -2 to 2"),
+    ({"presence_penalty": -3}, "presence_penalty is -3.0; expected -2 to 2"),
+    ({"logit_bias": {"5": 101}}, "the bias of the token 5 is 101.0; expected -100 to 100"),
+    (
+        {"logit_bias": {"50256": -100}},
+        "there is no token '50256'; expected an id of 0 to 319; take the ids from this",
+    ),
+    ({"logit_bias": {" the": 1}}, "there is no token ' the'; expected an id of 0 to 319"),
+    ({"logit_bias": {"05": 1}}, "there is no token '05'"),
+]
+
+
+@pytest.mark.parametrize(("asked", "message"), OUT_OF_RANGE)
+async def test_a_value_out_of_range_is_one_400_that_names_it(
+    server: tuple[str, Any], asked: dict[str, Any], message: str
+) -> None:
+    async with openai.AsyncOpenAI(base_url=f"{server[0]}/v1", api_key=KEY) as client:
+        for stream in (False, True):
+            with pytest.raises(openai.BadRequestError) as refused:
+                await client.chat.completions.create(model="tiny", messages=ASK, stream=stream, **asked)
+            assert message in refused.value.message
+            assert refused.value.param == list(asked)[-1]
+
+
+async def test_a_rollout_is_sampled_as_without_them_and_its_likeliest_tokens_are_listed(
+    server: tuple[str, Any],
+) -> None:
+    url, recorder = server
+    cid = credential(calls=2)
+    query: Any = {"cid": cid}
+    asked: Any = {"frequency_penalty": 2, "presence_penalty": 0, "logit_bias": {"5": 100}}
+    async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", default_query=query) as client:
+        reply: Any = await client.chat.completions.create(
+            model="any", messages=ASK, logprobs=True, top_logprobs=2, **asked
+        )
+    reason = "has no effect: a rollout has none"
+    assert reply.warnings == [f"frequency_penalty 2.0 {reason}", f"logit_bias {reason}"]
+    content = reply.choices[0].logprobs.content
+    assert {len(entry.top_logprobs) for entry in content} == {2}
+    [record] = records_from_bytes(recorder.close(cid))
+    assert record.logprobs.tolist() == [entry.logprob for entry in content]
+    assert set(record.sampled_ids.tolist()) != {5}
+
+
 UNSERVED: dict[str, Any] = {
     "n": 129,
-    "top_logprobs": 3,
-    "frequency_penalty": 0.5,
-    "presence_penalty": -1,
-    "logit_bias": {"50256": -100},
     "modalities": ["text", "audio"],
     "web_search_options": {},
     "verbosity": "low",

@@ -20,6 +20,7 @@ from synth.inference.engines.settings import EngineSettings
 from synth.inference.engines.transformers import TransformersEngine
 from synth.inference.tokenizers import load_tokenizer
 from synth.trajectories import BatchMeta, CompletionRecord, RolloutBatch, RolloutMeta, build_branches
+from tests.unit.inference.engines.expected import distributions
 from tests.unit.inference.memorised_replies import ANSWER, ASK, BUDGET, REASONING, TOOLS, WONDER, talk
 from tests.unit.inference.one_model_service import Served, credential
 from tests.unit.inference.tiny_model import plain_logprobs, plain_model
@@ -99,6 +100,24 @@ async def test_reasoning_that_reaches_its_budget_is_closed_and_the_answer_follow
     closing, answered = len(encode("\n</think>\n\n")), len(encode(f"{ANSWER}<|im_end|>"))
     assert reply["usage"]["completion_tokens"] == BUDGET + answered
     assert reply["usage"]["completion_tokens_details"] == {"reasoning_tokens": BUDGET, "forced_tokens": closing}
+
+
+async def test_penalties_count_the_whole_reply_over_all_its_requests(served: Served, memorised_dir: Path) -> None:
+    asked: dict[str, Any] = GREEDY | {"thinking_mode": "think", "thinking_budget": BUDGET, "max_tokens": 30}
+    asked |= {"frequency_penalty": 2, "presence_penalty": 1, "logprobs": True, "top_logprobs": 2}
+    reply = await both(served, **asked, return_token_ids=True)
+    choice = reply["choices"][0]
+    assert reply["usage"]["completion_tokens_details"]["forced_tokens"] > 0
+    params = SamplingParams(max_tokens=30, temperature=0, frequency_penalty=2, presence_penalty=1)
+    model = plain_model(memorised_dir)
+    expected = distributions(model, reply["prompt_token_ids"], choice["token_ids"], params)
+    for entry, token, logp_V in zip(choice["logprobs"]["content"], choice["token_ids"], expected, strict=True):
+        if entry.get("sampled", True):
+            logprobs = [other["logprob"] for other in entry["top_logprobs"]]
+            assert token == logp_V.argmax()
+            assert np.allclose(logprobs, logp_V.topk(2).values, atol=1e-3)
+        else:
+            assert (entry["logprob"], entry["top_logprobs"]) == (0, [])
 
 
 async def test_a_budget_that_is_not_reached_changes_nothing(served: Served) -> None:

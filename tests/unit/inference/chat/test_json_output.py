@@ -89,6 +89,20 @@ async def test_reasoning_is_free_and_the_answer_after_it_is_json(served: Served)
     assert (REASONING.startswith(hurried["reasoning"]), fits(hurried["content"])) == (True, True)
 
 
+async def test_a_bias_and_penalties_choose_among_what_the_schema_allows(served: Served) -> None:
+    encode = served.chat.tokenizer.encode
+    asked = GREEDY | {"response_format": schema_format(VERDICT), "max_tokens": 100, "logprobs": True}
+    asked |= {"frequency_penalty": 2, "presence_penalty": 2, "top_logprobs": 20}
+    for right in ("true", "false"):
+        biased = {encode(right)[0]: 100, encode("0")[0]: 100}
+        choice = (await both(served, **asked, logit_bias=biased))["choices"][0]
+        assert fits(choice["message"]["content"])
+        assert json.loads(choice["message"]["content"])["right"] == (right == "true")
+        listed = [other["token"] for entry in choice["logprobs"]["content"] for other in entry["top_logprobs"]]
+        assert "0" not in listed
+        assert choice["logprobs"]["content"][0]["top_logprobs"][0]["token"].startswith("{")
+
+
 async def test_json_that_is_cut_off_says_so(served: Served) -> None:
     asked: dict[str, Any] = {"model": "tiny", "seed": 1, "max_tokens": 4}
     reply = await both(served, **asked, response_format=schema_format(VERDICT))

@@ -7,7 +7,7 @@ import itertools
 import random
 from collections.abc import Callable, Sequence
 
-from synth.inference.engines.protocol import Delta, Engine, EngineImage, SamplingParams
+from synth.inference.engines.protocol import Delta, Engine, EngineImage, SamplingParams, TopLogprobs
 from synth.inference.engines.sampling_time import SamplingTime
 
 _ids = itertools.count()
@@ -34,6 +34,7 @@ async def complete(
     ids: list[int] = []
     logprobs: list[float] = []
     versions: list[int] = []
+    listed: list[TopLogprobs] = []
     last: Delta | None = None
     name = request_id or f"req-{next(_ids)}"
     deltas = engine.generate(prompt_ids, params, request_id=name, time=SamplingTime(120), stream=stream, images=images)
@@ -41,10 +42,11 @@ async def complete(
         ids += last.token_ids
         logprobs += last.logprobs
         versions += last.versions
+        listed += last.top_logprobs
         if on_delta is not None:
             on_delta(last)
     assert last is not None
-    return Delta(ids, logprobs, versions, last.finish_reason, last.stop_text)
+    return Delta(ids, logprobs, versions, last.finish_reason, last.stop_text, top_logprobs=listed)
 
 
 async def start_completions(

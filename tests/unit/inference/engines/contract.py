@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from synth.errors import Permanent, SynthError, Transient, UserError
 from synth.inference.engines.limits import ContextOverflow
@@ -22,6 +22,7 @@ from synth.inference.engines.sampling_time import SamplingTime
 from synth.inference.tokenizers import load_tokenizer
 from synth.weights.policy_file import write_policy
 from tests.unit.inference.engines.completions import IM_END, complete, endless, prompt, start_completions
+from tests.unit.inference.engines.expected import distributions, drawn_from, max_error, scored
 from tests.unit.inference.tiny_model import (
     lora_model,
     perturbed_model,
@@ -30,11 +31,6 @@ from tests.unit.inference.tiny_model import (
     write_adapter_policy,
     write_full_policy,
 )
-
-
-def max_error(result: Delta, expected: Tensor) -> float:
-    """The largest difference of a completion's logprobs from those expected, in nats."""
-    return float((torch.tensor(result.logprobs) - expected).abs().max())
 
 
 async def test_logprobs_of_a_ragged_batch_are_those_of_a_plain_forward(
@@ -73,17 +69,62 @@ async def test_requests_that_join_and_leave_mid_way_do_not_change_each_other(
         SamplingParams(max_tokens=30, top_p=0.8),
         SamplingParams(max_tokens=30, temperature=0.7, top_k=20, top_p=0.9, banned=(IM_END,)),
         SamplingParams(max_tokens=30, temperature=0, banned=(IM_END,)),
+        SamplingParams(max_tokens=30, temperature=0, top_p=0.5, top_k=3, banned=(IM_END,), frequency_penalty=2.0),
+        SamplingParams(max_tokens=30, banned=(IM_END,), logit_bias=((5, 6.0), (7, 5.5), (IM_END, 100.0))),
+        SamplingParams(max_tokens=30, banned=(IM_END,), frequency_penalty=-2.0, presence_penalty=1.5, reply_tokens=4),
+        SamplingParams(
+            max_tokens=30,
+            temperature=0.7,
+            top_k=20,
+            top_p=0.9,
+            banned=(IM_END,),
+            logit_bias=((5, 6.0), (9, -100.0)),
+            frequency_penalty=0.5,
+            presence_penalty=-0.5,
+        ),
     ],
-    ids=["T", "T-banned", "top-p", "all", "greedy"],
+    ids=["T", "T-banned", "top-p", "all", "greedy", "greedy-penalties", "bias", "penalties", "everything"],
 )
 async def test_logprobs_are_those_of_the_distribution_that_was_drawn_from(
     engine: Engine, reference: Any, tolerance: float, params: SamplingParams
 ) -> None:
     prompts = [prompt(40 + i, 6 + i) for i in range(4)]
-    results = await asyncio.gather(*(complete(engine, p, params) for p in prompts))
+    beside = complete(engine, prompt(39, 5), endless(40, top_p=0.5))
+    *results, _ = await asyncio.gather(*(complete(engine, p, params) for p in prompts), beside)
     for p, r in zip(prompts, results, strict=True):
         assert not set(r.token_ids) & set(params.banned)
         assert max_error(r, drawn_from(reference, p, r.token_ids, params)) <= tolerance
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_the_likeliest_tokens_are_listed_beside_each_token(
+    engine: Engine, reference: Any, tolerance: float, stream: bool
+) -> None:
+    params = endless(12, temperature=0.7, top_k=3, presence_penalty=1.0, logit_bias=((9, -100.0),))
+    requests = [replace(params, top_logprobs=n) for n in (0, 2, 20)]
+    results = await asyncio.gather(*(complete(engine, prompt(3, 9), r, stream=stream) for r in requests))
+    assert results[0].top_logprobs == []
+    for n, r in zip((2, 20), results[1:], strict=True):
+        expected = distributions(reference, prompt(3, 9), r.token_ids, params)
+        assert len(r.top_logprobs) == len(r.token_ids) == 12
+        for listed, token, logprob, logp_V in zip(r.top_logprobs, r.token_ids, r.logprobs, expected, strict=True):
+            best = logp_V.topk(min(n, 3))  # what top-k has left out is not listed
+            assert [token for token, _ in listed] == best.indices.tolist()
+            assert torch.allclose(torch.tensor([logp for _, logp in listed]), best.values, atol=tolerance)
+            assert dict(listed).get(token, logprob) == logprob
+
+
+async def test_a_request_with_bias_penalties_and_a_list_changes_nothing_of_those_beside_it(engine: Engine) -> None:
+    def plain(seed: int) -> Any:
+        return complete(engine, prompt(seed, 9), endless(20, seed=seed))
+
+    changed = endless(
+        20, seed=1, frequency_penalty=2.0, presence_penalty=2.0, top_logprobs=20, logit_bias=((5, 100.0),)
+    )
+    before = await asyncio.gather(*(plain(seed) for seed in (1, 2, 3)))
+    among = await asyncio.gather(plain(1), complete(engine, prompt(2, 9), changed), plain(3))
+    assert [among[0], among[2]] == [before[0], before[2]]
+    assert among[1].token_ids == [5] * 20
 
 
 async def test_greedy_equals_the_librarys_generate(engine: Engine, reference: Any) -> None:
@@ -321,80 +362,3 @@ async def test_every_token_under_an_adapter_is_of_the_version_that_it_claims(
             expected = plain_logprobs(plain[version], ids, r.token_ids, temperature=temperature)
             of_this = torch.tensor(r.versions) == version
             assert not of_this.any() or (torch.tensor(r.logprobs) - expected)[of_this].abs().max() <= tolerance
-
-
-def drawn_from(model: Any, ids: list[int], sampled: list[int], params: SamplingParams) -> Tensor:
-    """float32 [C]: logprobs of the sampled tokens under temperature, bans, top-k, top-p; greedy: plain, with bans."""
-    with torch.no_grad():
-        logits = model(torch.tensor([[*ids, *sampled]])).logits[0, len(ids) - 1 : -1].float()
-    logits[:, list(params.banned)] = -torch.inf
-    greedy = params.temperature == 0
-    logp = torch.log_softmax(logits / (1 if greedy else params.temperature), dim=-1)
-    if not greedy and (params.top_p < 1 or params.top_k):
-        logp = _nucleus(logp, params.top_p, params.top_k)
-    return logp.gather(1, torch.tensor(sampled)[:, None]).squeeze(1)
-
-
-def scored(model: Any, ids: list[int]) -> Tensor:
-    return plain_logprobs(model, ids[:1], ids[1:], ban_end=False)
-
-
-def _nucleus(logp_CV: Tensor, top_p: float, top_k: int) -> Tensor:
-    """The `top_k` best tokens, then the fewest of them that hold `top_p`, one row at a time."""
-    rows: list[Tensor] = []
-    for logp_V in logp_CV:
-        order = logp_V.argsort(descending=True)[: top_k or None]
-        p = torch.softmax(logp_V[order], dim=0)
-        kept = order[: int((p.cumsum(0) - p < top_p).sum())]
-        row = torch.full_like(logp_V, -torch.inf)
-        row[kept] = torch.log_softmax(logp_V[kept], dim=0)
-        rows.append(row)
-    return torch.stack(rows)
-
-
-async def test_an_engine_that_sleeps_goes_on_where_it_stood(engine: Engine, reference: Any, tolerance: float) -> None:
-    prompts = [prompt(i, 10 + i) for i in range(4)]
-    running = await start_completions(engine, prompts, 200, names=["a", "b", "c", "gone"])
-    await engine.sleep()
-    await engine.sleep()  # as it is already
-
-    engine.abort("gone")
-    late = asyncio.create_task(complete(engine, prompt(9, 12), endless(20)))
-    done, _ = await asyncio.wait({late, *running[:3]}, timeout=0.3)
-    assert not done
-
-    await engine.wake()
-    await engine.wake()
-    results = [*await asyncio.gather(*running[:3]), await late]
-    for p, r in zip([*prompts[:3], prompt(9, 12)], results, strict=True):
-        assert max_error(r, plain_logprobs(reference, p, r.token_ids)) <= tolerance
-    assert [len(r.token_ids) for r in results] == [200, 200, 200, 20]
-    assert (await running[3]).finish_reason == "abort"
-
-
-async def test_the_time_of_a_request_stands_still_while_the_engine_sleeps(engine: Engine) -> None:
-    underway = asyncio.Event()
-
-    async def one(name: str) -> int:
-        count = 0
-        async for delta in engine.generate(
-            prompt(1, 12), endless(60), request_id=name, time=SamplingTime(20), stream=True
-        ):
-            count += len(delta.token_ids)
-            underway.set()
-        return count
-
-    await one("warm")
-    underway.clear()
-    loop = asyncio.get_running_loop()
-    slept = asyncio.create_task(one("slept"))
-    await asyncio.wait_for(underway.wait(), 20)
-    await engine.sleep()
-    # The clock of the loop leaps: what a long turn of the trainer is to a deadline.
-    real = loop.time
-    loop.time = lambda: real() + 60  # type: ignore[method-assign]
-    try:
-        await engine.wake()
-        assert await slept == 60
-    finally:
-        loop.time = real  # type: ignore[method-assign]

@@ -10,6 +10,7 @@ import pytest
 from synth.inference.engines.settings import EngineSettings
 from synth.inference.engines.transformers import TransformersEngine
 from tests.unit.inference.engines.contract import *  # noqa: F403
+from tests.unit.inference.engines.sleep_contract import *  # noqa: F403
 
 
 @pytest.fixture(scope="session")

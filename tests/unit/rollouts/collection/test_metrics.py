@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from synth.jobs.rewards import RewardSettings
 from synth.judging.settings import JudgeModel, Judging
 from synth.rollouts.collection.batching import ScoredRollout
-from synth.rollouts.collection.metrics import evaluation_metrics, repeated_metrics
+from synth.rollouts.collection.metrics import collection_metrics, evaluation_metrics, repeated_metrics
 
 
 def rollout(seed: int, reward: float, environment: float) -> ScoredRollout:
@@ -40,3 +42,9 @@ def test_a_judged_rollout_succeeds_by_what_its_environment_paid():
 
 def test_where_each_seed_is_played_once_and_no_threshold_is_given_there_are_none():
     assert repeated_metrics(ROLLOUTS, rewards=RewardSettings(), rollouts_per_seed=1, success_threshold=None) == {}
+
+
+def test_a_batch_says_how_many_images_were_dropped():
+    rollouts = [replace(one, images_dropped=n) for n, one in enumerate(ROLLOUTS)]
+    assert collection_metrics(rollouts, failed=0)["images_dropped"] == 6.0
+    assert "images_dropped" not in collection_metrics(ROLLOUTS, failed=0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -49,6 +50,11 @@ def test_it_has_the_calls_and_the_answer():
     assert made.answer.final == {"gold": 0}
     assert made.answer.metrics == {"outcome_score": 0.5, "details": {"digs": 1}}
     assert (made.answer.body, made.cut_values) == (None, 0)
+
+
+def test_a_turn_says_how_many_images_the_model_was_not_shown():
+    turns = transcript(answer(), [record(), replace(record(), images_dropped=2)]).turns
+    assert [turn.images_dropped for turn in turns] == [0, 2]
 
 
 def test_an_error_is_kept_with_the_steps_that_came_with_it():

@@ -110,7 +110,7 @@ def test_an_error_after_a_reply_that_was_cut_off_is_the_policys():
     assert isinstance(found, Rewarded)
 
 
-def test_an_error_after_a_tool_call_that_cannot_be_read_is_the_policys_unless_the_model_was_away():
+def test_an_error_after_a_tool_call_that_cannot_be_read_is_the_policys():
     malformed = replace(SAMPLED, malformed_call=True)
     body = {"detail": {"error": {"code": "environment_error", "message": "TypeError: 'NoneType' is not subscriptable"}}}
     found = score(TaskAppReply(500, body), [SAMPLED, malformed], url=URL, failure_reward=-1.0)
@@ -120,12 +120,17 @@ def test_an_error_after_a_tool_call_that_cannot_be_read_is_the_policys_unless_th
         score(TaskAppReply(500, body), [malformed, SAMPLED], url=URL, failure_reward=0.0),
         EnvironmentFailed,
     )
-    away = {"detail": {"error": {"code": "inference_unavailable", "message": "APIConnectionError"}}}
-    for last in (malformed, replace(SAMPLED, finish_reason="length")):
-        assert isinstance(
-            score(TaskAppReply(502, away), [last], url=URL, failure_reward=0.0),
-            EnvironmentFailed,
-        )
+
+
+@pytest.mark.parametrize(("status", "code"), [(502, "inference_unavailable"), (500, "bad_outcome")])
+@pytest.mark.parametrize("last", [{"malformed_call": True}, {"finish_reason": "length"}])
+def test_a_model_that_is_away_and_an_episode_without_a_reward_are_never_the_policys(
+    status: int, code: str, last: dict[str, Any]
+):
+    body = {"detail": {"error": {"code": code, "message": "the episode returned nothing"}}}
+    found = score(TaskAppReply(status, body), [replace(SAMPLED, **last)], url=URL, failure_reward=0.0)
+    assert isinstance(found, EnvironmentFailed)
+    assert found.problem.what == f"HTTP {status}: {code}: the episode returned nothing"
 
 
 def test_the_same_error_without_a_completion_is_the_environments():

@@ -78,6 +78,13 @@ def test_a_run_that_learns_is_left_alone():
     assert detected(recorded("learns")) == []
 
 
+def test_dropped_images_are_warned_about_once():
+    counts = [0.0, 4.0, 6.0, 0.0, 2.0]
+    [warned] = detected([HEALTHY | {"images_dropped": count} for count in counts])
+    assert (warned.rule, warned.step, warned.value, warned.action) == ("images_dropped", 2, 4.0, "warn")
+    assert "4 images of the rollouts of iteration 2 were dropped" in warned.problem.what
+
+
 def test_a_policy_that_collapses_is_seen_while_it_falls():
     warnings = detected(recorded("collapses"))
     assert [w.rule for w in warnings] == ["reward_drop", "no_signal"]

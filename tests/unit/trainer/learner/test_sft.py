@@ -11,6 +11,7 @@ import torch
 
 from synth.trainer.config import SftTrainConfig, parse_train_config
 from synth.trainer.errors import TrainingFailed
+from synth.trainer.learner.checkpoint.checkpoint import write_checkpoint
 from synth.trainer.learner.data.sft_dataset import SftDataset, encode_rows, load_tokenizer
 from synth.trainer.learner.model.mean_nll import mean_nll
 from synth.trainer.learner.model.policy import load_policy
@@ -63,6 +64,38 @@ def test_the_best_weights_are_kept(model_dir: Path, data: SftDataset, tmp_path: 
     assert best_step < 8
     trainer.use_best()
     assert mean_nll(policy, data.sequences) == best_loss
+
+
+def test_the_verdict_compares_the_kept_weights_with_the_source_also_after_a_resume(
+    model_dir: Path, data: SftDataset, tmp_path: Path
+) -> None:
+    held_out = encode_rows(training_rows(addition_rows(80)[64:]), load_tokenizer(model_dir), sequence_length=128)
+
+    def run(best: str) -> SftTrainer:
+        config = sft_config(steps=12, lr=5e-3, validation_every=4, best_metric="validation_loss")
+        return SftTrainer(load_policy(model_dir, config), config, data, validation=held_out, best_file=tmp_path / best)
+
+    straight, again = run("a"), run("b")
+    values = [straight.step().values for _ in range(6)]
+    write_checkpoint(tmp_path / "checkpoint", straight.state.snapshot(best_file=tmp_path / "a"))
+    values += [straight.step().values for _ in range(6)]
+    verdict = straight.verdict()
+    assert verdict is not None
+    assert (verdict.outcome, verdict.measure, verdict.count) == ("learned", "validation_loss", 16)
+    losses = [v["validation_loss"] for v in values if "validation_loss" in v]
+    assert verdict.before == pytest.approx(mean_nll(load_policy(model_dir, sft_config()), held_out.sequences))
+    assert verdict.after == pytest.approx(min(losses))
+    again.state.resume(tmp_path / "checkpoint")
+    while again.state.step < again.total:
+        again.step()
+    assert again.verdict() == verdict
+
+
+def test_without_validation_rows_there_is_no_verdict(model_dir: Path, data: SftDataset) -> None:
+    config = sft_config(steps=1)
+    trainer = SftTrainer(load_policy(model_dir, config), config, data)
+    trainer.step()
+    assert trainer.verdict() is None
 
 
 def test_a_best_metric_without_a_validation_file_is_refused(model_dir: Path, data: SftDataset) -> None:
