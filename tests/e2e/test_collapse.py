@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import ExitStack
 
@@ -129,6 +130,11 @@ def test_the_first_job_of_a_new_user_that_cannot_learn_ends_with_the_cause(platf
     assert done.returncode == 3, done.stderr
     assert "had no group whose rewards differ" in done.stderr
     assert "start from a model that succeeds now and then" in done.stderr
+    nothing = "no change: 0.00 → 0.00 on 4 seeds (interval of the difference 0.00 to 0.00)"
+    assert f"{nothing}: no rollout of either evaluation earned anything" in done.stderr
+    id = json.loads(shell.ok("jobs", "ls", "-o", "json", "--limit", "1"))[0]["id"]
+    assert f"try next: read what the model answers: synthctl rollouts ls {id} --worst" in done.stderr
+    assert nothing in shell.ok("jobs", "get", id)
 
 
 @pytest.mark.parametrize(("reward", "rule"), [(1.0, SOLVED), (0.0, NO_LEARNING_SIGNAL)])
@@ -157,3 +163,4 @@ def test_a_job_that_trained_nothing_says_so(platform: Platform, reward: float, r
         assert job["problems"] == [warned["problem"]]
         assert warned["problem"]["what"] in watched.stderr
         assert warned["problem"]["fix"] in watched.stderr
+        assert job["verdict"]["cause"] == "no rollout of either evaluation earned anything"

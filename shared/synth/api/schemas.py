@@ -68,9 +68,9 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     for what, null once an attempt owns it. times: how long it was queued, and how long it ran. judge: null where
     rollouts are not judged.
     warned: what the collapse watch saw last, by its rule.
-    code: a stable word for why it failed. reason: why it succeeded, where it did not
-    simply do all of its steps. verdict: whether the model is better than its source; null until
-    the job has succeeded, and if it did not evaluate both.
+    code: a stable word for why it failed. reason: why it succeeded before its last step.
+    verdict: whether the model is better than its source, of a job that succeeded or that the collapse watch ended; null
+    if the job did not evaluate both.
     last_seq: the last event of the job.
     """
 

@@ -194,10 +194,14 @@ class JobSucceeded(Event, frozen=True, kw_only=True):
 
 @event("job.failed", by=Role.OWNER, reads=_UNTIL_OVER, write=Write.CAS)
 class JobFailed(Event, frozen=True, kw_only=True):
-    """The job cannot go on. code: a stable word for programs; problem: what, expected, fix, for people."""
+    """The job cannot go on. code: a stable word for programs; problem: what, expected, fix, for people.
+
+    verdict: of a job that trained, and that the collapse watch ended; None if the job did not evaluate both policies.
+    """
 
     code: str
     problem: Problem
+    verdict: Verdict | None = None
 
 
 @event("job.deleted", by=Role.GATEWAY, reads={Role.VERIFIER: Reading.FOLLOW, Role.INFERENCE: Reading.FOLLOW})

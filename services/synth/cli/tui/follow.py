@@ -159,18 +159,23 @@ def show_outcome(job: Job) -> None:
     if job.state == "succeeded":
         if job.reason:
             output.message(job.reason)
-        if job.verdict:
-            output.message(job.verdict.text())
-            if job.verdict.next:
-                output.hint(f"try next: {job.verdict.next}")
+        _show_verdict(job)
         if job.model:
             output.hint(f"talk to it: synthctl chat {job.model}")
     elif job.state == "cancelled":
         output.message(f"{job.id} was cancelled")
     else:
         output.show_problems(job.problems or [Problem(what=f"{job.id} {job.state}" + _code(job))])
+        _show_verdict(job)
         if job.state == State.FAILED and job.step:
             output.hint(f"go on from its last checkpoint: synthctl jobs resume {job.id}")
+
+
+def _show_verdict(job: Job) -> None:
+    if job.verdict:
+        output.message(job.verdict.text())
+        if job.verdict.next:
+            output.hint(f"try next: {job.verdict.next}")
 
 
 def _code(job: Job) -> str:

@@ -80,7 +80,7 @@ def problem_data(e: JobRejected | JobRefused | JobFailed | JobParked | RolloutBl
         "detail": "\n".join(p.text() for p in problems),
         "code": e.code if isinstance(e, JobFailed) else code[type(e)],
         "problems": msgspec.to_builtins(problems),
-    }
+    } | _verdict_data(e)
 
 
 def job_created(e: JobCreated) -> str:
@@ -134,7 +134,12 @@ def job_succeeded(e: JobSucceeded) -> str:
 def job_succeeded_data(e: JobSucceeded) -> Data:
     data: Data = {"fine_tuned_model": e.model, "steps": e.steps, "values": e.values}
     data |= {"reason": e.reason} if e.reason else {}
-    return data | ({"verdict": msgspec.to_builtins(e.verdict)} if e.verdict else {})
+    return data | _verdict_data(e)
+
+
+def _verdict_data(e: object) -> Data:
+    verdict = e.verdict if isinstance(e, JobSucceeded | JobFailed) else None
+    return {"verdict": msgspec.to_builtins(verdict)} if verdict else {}
 
 
 def train_step(e: TrainStep) -> str:
@@ -144,7 +149,8 @@ def train_step(e: TrainStep) -> str:
 
 
 def train_warned(e: TrainWarned) -> str:
-    return e.problem.text()
+    verdict = e.verdict if isinstance(e, JobFailed) else None
+    return e.problem.text() + (f"; {verdict.text()}" if verdict else "")
 
 
 def train_warned_data(e: TrainWarned) -> Data:
@@ -172,7 +178,8 @@ def queue_waiting(e: QueueWaiting) -> str:
 
 
 def problem_text(e: JobFailed | RolloutBlocked | PolicyRefused) -> str:
-    return e.problem.text()
+    verdict = e.verdict if isinstance(e, JobFailed) else None
+    return e.problem.text() + (f"; {verdict.text()}" if verdict else "")
 
 
 def job_paused(e: JobPaused) -> str:

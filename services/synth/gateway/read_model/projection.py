@@ -256,7 +256,7 @@ def _facts(job: Job, recorded: Recorded) -> dict[str, Any]:
         case JobSucceeded() as e:
             return {"model": e.model or job.model, "reason": e.reason, "verdict": e.verdict}
         case JobFailed() as e:
-            return {"problems": [e.problem], "code": e.code}
+            return {"problems": [e.problem], "code": e.code, "verdict": e.verdict}
         case TrainProgressed(steps=[]):
             return {}
         case TrainProgressed() as e:

@@ -95,7 +95,7 @@ class TrainTaskOwner:
             )
         except JobFailure as failure:
             log.error("job fails", code=failure.code, reason=failure.problem.text())
-            ending = JobFailed(code=failure.code, problem=failure.problem)
+            ending = JobFailed(code=failure.code, problem=failure.problem, verdict=failure.verdict)
         except (Transient, asyncio.CancelledError) as reason:
             await self._hand_back(fence, reason)
             raise

@@ -235,11 +235,8 @@ class _TrainingRun:
         return await _recv(self.learner, settings.silence_s, *kinds)
 
     def raise_for_collapse(self) -> None:
-        """Raise `_PauseRequested` if a warning of the collapse watch pauses or stops the job.
-
-        Both save a checkpoint first.
-        """
-        if self.demand is not None and self.demand.action != "finish":
+        """Raise `_PauseRequested` if a warning of the collapse watch pauses the job. A checkpoint is saved first."""
+        if self.demand is not None and self.demand.action == "pause":
             raise _PauseRequested
 
     @property
@@ -260,7 +257,7 @@ class _TrainingRun:
         if warned is None:
             return ""
         if warned.action == "stop":
-            raise JobFailure(NO_LEARNING_SIGNAL, warned.problem)
+            raise JobFailure(NO_LEARNING_SIGNAL, warned.problem, verdict=self.verdict)
         return f"{warned.rule}: {warned.problem.what}"
 
 
@@ -277,7 +274,8 @@ def _pause_reason(run: _TrainingRun) -> str:
     if demand is None or demand.action == "finish":
         return ""
     if demand.action == "stop":
-        raise JobFailure(NO_LEARNING_SIGNAL if demand.rule == NO_LEARNING_SIGNAL else "collapsed", demand.problem)
+        code = NO_LEARNING_SIGNAL if demand.rule == NO_LEARNING_SIGNAL else "collapsed"
+        raise JobFailure(code, demand.problem, verdict=run.verdict)
     return demand.problem.text()
 
 
@@ -324,7 +322,7 @@ async def _train_rl(run: _TrainingRun, job: RlJob) -> Done | Paused:
         last_step = run.ready.step
         for k in range(run.ready.step + 1, job.iterations + 1):
             if run.demand is not None:
-                # The policy has solved its last seeds: what was collected ahead of that is not trained.
+                # The policy has solved its last seeds, or it collapsed: what was collected ahead is not trained.
                 break
             await feed.request_up_to(k, stage=run.watch.stage if run.watch is not None else 0)
             waited = time.monotonic()
@@ -343,11 +341,14 @@ async def _train_rl(run: _TrainingRun, job: RlJob) -> Done | Paused:
             run.raise_for_collapse()
         await feed.request_evaluation(last_step, last=True)
         await run.wait_unless_paused(feed.wait_evaluations())
+        run.verdict = await read_verdict(run.attempt, job, last_step)
+        if run.demand is not None and run.demand.action == "stop":
+            # The job fails, and its last step is saved first.
+            raise _PauseRequested
         await run.learner.send(Finish())
         done = await run.recv(Done)
         await run.all_stored()
         run.reason = await run.reason_of_end()
-        run.verdict = await read_verdict(run.attempt, job, last_step)
         return done
     except _PauseRequested:
         await run.learner.send(Pause())
