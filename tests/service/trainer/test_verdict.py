@@ -15,6 +15,7 @@ from synth.errors import Problem
 from synth.estimates.verdict import Verdict
 from synth.events import (
     BlobRef,
+    Continuation,
     EvalCompleted,
     JobCreated,
     JobValidated,
@@ -75,20 +76,34 @@ def batch(k: int, reward: float, *, kept: int = 4) -> RolloutBatched:
 
 @pytest.fixture
 def verdict_of(bus_as, cluster_dir: Path):
-    async def read(events: Sequence[Event], batches: Sequence[RolloutBatched] = (), last: int = LAST) -> Verdict | None:
+    async def read(
+        events: Sequence[Event],
+        batches: Sequence[RolloutBatched] = (),
+        last: int = LAST,
+        *,
+        earlier: Sequence[Sequence[Event]] = (),
+    ) -> Verdict | None:
+        """earlier: the events of the jobs that this one continues, the first job first."""
         created = JobCreated(config=RL, config_name="job.toml", body_sha256="0")
         validated = validate(created, Registry(make_model_dir(cluster_dir)))
         assert isinstance(validated, JobValidated), validated
         job = job_from_data(validated.job)
         assert isinstance(job, RlJob)
-        fence = unclaimed(new_org_id(), new_job_id())
-        publishers = {name: Publisher(await bus_as(name)) for name in ("trainer", "rollouts")}
-        announced = AttemptHistory(batches={b.iteration: b for b in batches})
-        for number, event in enumerate(events):
-            by = "trainer" if isinstance(event, RolloutRequested) else "rollouts"
-            await publishers[by].fenced(event, fence=fence, id=f"e{number}")
-            if isinstance(event, EvalCompleted):
-                announced.evaluated.add(event.iteration)
+        publishers = {name: Publisher(await bus_as(name)) for name in ("trainer", "rollouts", "validator")}
+        org, continues, fence = new_org_id(), None, unclaimed("", "")
+        for of_job in (*earlier, events):
+            fence = unclaimed(org, new_job_id())
+            began = msgspec.structs.replace(validated, continues=continues)
+            await publishers["validator"].lifecycle(began, org=org, key=fence.job_id, id="validated", after=0)
+            for number, event in enumerate(of_job):
+                by = "trainer" if isinstance(event, RolloutRequested) else "rollouts"
+                await publishers[by].fenced(event, fence=fence, id=f"e{number}")
+            at = f"rl:tiny:{fence.job_id}:step_1"
+            following = Continuation(job=fence.job_id, model=at, step=1, version=1, tree=BLOB)
+            if of_job is not events:
+                continues = following
+        announced = AttemptHistory(batches={b.iteration: b for b in batches}, continues=continues)
+        announced.evaluated.update(event.iteration for event in events if isinstance(event, EvalCompleted))
         attempt: Any = SimpleNamespace(
             bus=await bus_as("trainer"),
             fence=fence,
@@ -141,6 +156,15 @@ async def test_a_judges_reward_replaces_the_environments_and_a_rollout_without_o
 @pytest.mark.parametrize("events", [[], paid(0, 1, 1, 1, 1, 1), paid(LAST, 1, 1, 1, 1, 1)])
 async def test_without_both_evaluations_there_is_none(verdict_of, events: list[Event]):
     assert await verdict_of(events) is None
+
+
+async def test_a_job_that_continues_others_is_compared_with_the_source_of_the_first(verdict_of):
+    first = [*paid(0, 0.0, 0.2, 0.1, 0.0, 0.3), *paid(2, 0.5, 0.5, 0.5, 0.5, 0.5)]
+    verdict = await verdict_of(paid(LAST, 0.9, 1.0, 1.0, 0.8, 1.0), earlier=[first, []])
+    assert verdict is not None
+    assert (verdict.outcome, verdict.before, verdict.after) == ("learned", pytest.approx(0.12), pytest.approx(0.94))
+    # What was evaluated and never ended is no evaluation.
+    assert await verdict_of(paid(LAST, 1, 1, 1, 1, 1), earlier=[first[:1], []]) is None
 
 
 def flat_batches(count: int, *, kept: int = 4) -> list[RolloutBatched]:

@@ -14,7 +14,16 @@ from synth.bus.connection import Connection
 from synth.bus.replay import follow, replay
 from synth.estimates.repeated import seed_means
 from synth.estimates.verdict import Verdict, compare_policies
-from synth.events import EvalCompleted, RolloutBatched, RolloutCompleted, RolloutFailed, RolloutJudged, RolloutRequested
+from synth.events import (
+    Continuation,
+    EvalCompleted,
+    JobValidated,
+    RolloutBatched,
+    RolloutCompleted,
+    RolloutFailed,
+    RolloutJudged,
+    RolloutRequested,
+)
 from synth.jobs.resolved import RlJob, SftJob
 from synth.trainer.owner.attempt import Attempt
 
@@ -26,24 +35,51 @@ _FEW = 20
 async def read_verdict(attempt: Attempt, job: RlJob, last_step: int) -> Verdict | None:
     """Compare the evaluation of the last step with that of step 0. Returns None if the job did not evaluate both.
 
-    Call it when both evaluations have ended: they are read until their `eval.completed`.
+    Call it when the evaluation of the last step has ended. A job that continues another one is compared with the step 0
+    of the first one; None if that was deleted.
     """
     bus, org, job_id = attempt.bus, attempt.fence.org, attempt.fence.job_id
-    if last_step == 0 or not attempt.announced.evaluated >= {0, last_step}:
+    if last_step == 0 or last_step not in attempt.announced.evaluated:
         return None
     attempt.lease.progress("compare the evaluations", deadline=attempt.settings.model_io_s)
-    begins = {
-        recorded.event.iteration: recorded.seq
-        for recorded in await replay(bus, [f"rollout.requested.{org}.{job_id}"])
-        if isinstance(recorded.event, RolloutRequested) and recorded.event.mode == "eval"
-    }
-    before, after = [await _rewards(bus, org, job_id, k, after=begins[k]) for k in (0, last_step)]
+    continues, first, requested = attempt.announced.continues, job_id, await _evaluations(bus, org, job_id)
+    last = requested[last_step]
+    while 0 not in requested and continues is not None:
+        first, continues = continues.job, await _continued(bus, org, continues.job)
+        requested = await _evaluations(bus, org, first)
+    if 0 not in requested:
+        return None
+    before = await _rewards(bus, org, first, 0, after=requested[0])
+    after = await _rewards(bus, org, job_id, last_step, after=last)
     verdict = compare_policies(seed_means(before), seed_means(after))
     if verdict is None or verdict.outcome == "learned":
         return verdict
     batches = attempt.announced.batches
     cause, next = _explain(verdict, job, job_id, [batches[k] for k in sorted(batches) if k <= last_step])
     return msgspec.structs.replace(verdict, cause=cause, next=next)
+
+
+async def _evaluations(bus: Connection, org: str, job_id: str) -> dict[int, int]:
+    """The iterations of the evaluations that have ended, each with the sequence of its request."""
+    requested: dict[int, int] = {}
+    ended: set[int] = set()
+    for recorded in await replay(bus, [f"{fact}.{org}.{job_id}" for fact in ("rollout.requested", "eval.completed")]):
+        match recorded.event:
+            case RolloutRequested(mode="eval", iteration=k):
+                requested[k] = recorded.seq
+            case EvalCompleted(iteration=k):
+                ended.add(k)
+            case _:
+                pass
+    return {k: seq for k, seq in requested.items() if k in ended}
+
+
+async def _continued(bus: Connection, org: str, job_id: str) -> Continuation | None:
+    """The checkpoint at which a job began; None for its source model."""
+    for recorded in await replay(bus, [f"job.validated.{org}.{job_id}"]):
+        if isinstance(recorded.event, JobValidated):
+            return recorded.event.continues
+    return None
 
 
 async def _rewards(bus: Connection, org: str, job_id: str, iteration: int, *, after: int) -> dict[int, list[float]]:
