@@ -29,10 +29,10 @@ from tests.unit.trainer.pair_rows import pair_rows, preference_pairs
 from tests.unit.trainer.sft_rows import addition_rows, sft_config, training_rows
 from tests.unit.trainer.vision import square_rows, vision_batch
 
-STEPS, MIDDLE, WORLD_SIZE = 10, 5, 2
+STEPS, MIDDLE, WORLD_SIZE = 6, 3, 2
 _DEADLINE_S = 280
 
-_SFT = {"steps": STEPS, "micro_batch_tokens": 256, "validation_every": 5}
+_SFT = {"steps": STEPS, "micro_batch_tokens": 256, "validation_every": MIDDLE}
 _SFT_ROWS = _SFT | {"batch_size": 4, "micro_batch_tokens": 64}
 _RL = {"minibatches": 2, **OPEN_GATES}
 # Gates that reject about half of the random sequences, on either rank.

@@ -120,7 +120,7 @@ def test_two_ranks_with_moments_in_8_bits_train_as_one(models: Models, two_rank_
         assert values["loss"] == pytest.approx(one.values[step]["loss"], rel=1e-2)
     weights, others = (load_tensors(folder / "policy.safetensors")[0] for folder in (tmp_path, two))
     lr = CONFIGS["sft 8 bits"].lr
-    # Each of ten steps moves a weight by about the rate.
+    # Each step moves a weight by about the rate.
     assert all((tensor - others[name]).abs().mean() < 0.1 * lr for name, tensor in weights.items())
     # A rank's codes are those of its rows: one process goes on from what two of them saved.
     resumed = train("sft 8 bits", models, tmp_path / "resumed", resume=two / "checkpoint")
