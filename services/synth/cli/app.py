@@ -13,7 +13,20 @@ from typing import Annotated, Any, NoReturn
 import typer
 from typer.exceptions import TyperException
 
-from synth.cli.commands import chat, config, dead, demo, files, filter, keys, models, rollouts, submit, traces
+from synth.cli.commands import (
+    chat,
+    config,
+    dead,
+    demo,
+    files,
+    filter,
+    import_account,
+    keys,
+    models,
+    rollouts,
+    submit,
+    traces,
+)
 from synth.cli.commands.cluster import backup, doctor, logs, run, setup
 from synth.cli.commands.evaluation import app as evaluation
 from synth.cli.commands.jobs import app as jobs
@@ -146,6 +159,7 @@ app.add_typer(traces.app, name="traces", rich_help_panel="Things")
 app.add_typer(files.app, name="files", rich_help_panel="Things")
 app.add_typer(models.app, name="models", rich_help_panel="Things")
 app.add_typer(config.app, name="config", rich_help_panel="Things")
+app.add_typer(import_account.app, name="import", rich_help_panel="Things")
 app.add_typer(keys.app, name="keys", rich_help_panel="Access")
 app.add_typer(keys.orgs_app, name="orgs", rich_help_panel="Access")
 app.add_typer(dead.app, name="dead", rich_help_panel="Cluster")

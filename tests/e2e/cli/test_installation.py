@@ -20,6 +20,7 @@ from tests.e2e.cli import in_turn
 from tests.e2e.cli.looks import Words, every_command
 from tests.e2e.platform import JOB_S, Platform, sft
 from tests.e2e.task_apps import Served
+from tests.unit.cli.openai_account.account import write_export
 from tests.unit.cli.test_serve import ONE
 
 pytestmark = pytest.mark.timeout(1200)
@@ -137,6 +138,7 @@ def environments(platform: Platform, rows: Path, tmp_path_factory: pytest.TempPa
             shutil.copy(file, environment.folder)
         (environment.folder / "one_app.py").write_text(ONE.format(name="one"))
         (environment.folder / "sft.toml").write_text(sft(steps=80))
+        write_export(environment.folder / "exported")
         (environment.folder / "rows").mkdir()
         (environment.folder / "rows" / "rows.parquet").write_bytes(b"PAR1" + bytes(64) + b"PAR1")
     return environments
@@ -190,6 +192,7 @@ def test_a_plain_install_runs_every_command_of_a_client(environments: dict[str, 
         (2, ("models", "unalias"), ("nobody/knows-it",)),
         (0, ("models", "download"), (model,)),
         (0, ("config", "init"), ("rl",)),
+        (0, ("import", "openai"), ("--from", "exported")),
         (0, ("config", "check"), ("sft.toml", "--dataset", "math.jsonl")),
         (0, ("config", "explain"), ("sft.toml", "--dataset", "math.jsonl")),
         (0, ("keys", "ls"), ()),

@@ -16,6 +16,7 @@ from tests.e2e.cli.looks import LOOKS, Words, every_command
 from tests.e2e.cli.terminal import Shown
 from tests.e2e.platform import Platform, rl, sft
 from tests.e2e.task_apps import Served
+from tests.unit.cli.openai_account.account import write_export
 from tests.unit.cli.test_serve import ONE
 
 pytestmark = [pytest.mark.timeout(900), pytest.mark.long]
@@ -88,6 +89,7 @@ def screens(p: Platform, url: str) -> list[Screen]:
     same = (again, "--dataset", "math.jsonl", "--idempotency", "tour")
     shell.ok("submit", *same, "--follow")
     run = ("--seeds", "0-3", "--max-tokens", "8", "--task-url", url, "--idempotency", "tour-eval", "--per-seed")
+    write_export(shell.folder / "exported")
     jobs, models, step = (trained, played, *evals, refused), (model, learnt), f"{learnt}:step_2"
     return [
         Screen(("setup",), ("--no-input",), whole=("SYNTH_API_KEY", "ENVIRONMENT_API_KEY"), table=True),
@@ -147,6 +149,7 @@ def screens(p: Platform, url: str) -> list[Screen]:
         Screen(("config", "explain"), (again, "--dataset", "math.jsonl"), whole=("hyperparameters.learning_rate",)),
         Screen(("config", "init"), ("sft",)),
         Screen(("keys", "ls"), table=True),
+        Screen(("import", "openai"), ("--from", "exported"), whole=("ftjob-export",), table=True),
         Screen(("keys", "rotate"), ("key_0",), code=6, whole=("key_0",)),
         Screen(("keys", "revoke"), ("key_0",), code=6, whole=("key_0",)),
         # Nobody has stored one here, so that there is no table.

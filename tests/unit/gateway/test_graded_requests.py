@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from synth.gateway.api.openai.configs import translate_request
-from synth.gateway.api.openai.requests import FineTuningRequest
+from synth.api.fine_tuning.request import FineTuningRequest
+from synth.api.fine_tuning.translate import translate_request
 
 
 def _judges(*models: str, provider: str = "synth") -> Any:

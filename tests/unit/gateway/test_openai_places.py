@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from synth.api.fine_tuning.request import FineTuningRequest
 from synth.errors import Problem
 from synth.gateway.api.openai.places import name_fields, place_in_request
-from synth.gateway.api.openai.requests import FineTuningRequest
 
 _REINFORCEMENT = "method.reinforcement.hyperparameters"
 

@@ -9,15 +9,15 @@ import msgspec
 from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
 
+from synth.api.fine_tuning.request import FineTuningRequest
+from synth.api.fine_tuning.translate import SEEDS, TranslatedJob, is_graded, translate_request
 from synth.bus.kv.secrets import ApiKey
 from synth.datasets.refused import prompts_refused, rows_refused
 from synth.errors import NewerVersion, Problem, UserError
 from synth.events import JobCreated
-from synth.gateway.api.openai.configs import SEEDS, TranslatedJob, is_graded, translate_request
 from synth.gateway.api.openai.events import FineTuningEvent, event_object, parse_event_id, read_newest_first
 from synth.gateway.api.openai.files import page_response
 from synth.gateway.api.openai.places import place_in_request
-from synth.gateway.api.openai.requests import FineTuningRequest
 from synth.gateway.api.openai.views import (
     FineTuningCheckpoint,
     FineTuningJob,

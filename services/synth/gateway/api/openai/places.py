@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from typing import Literal
 
+from synth.api.fine_tuning.request import FineTuningRequest
+from synth.api.fine_tuning.translate import EFFORT_FIELD
 from synth.errors import Problem
-from synth.gateway.api.openai.requests import FineTuningRequest
 
 Method = Literal["supervised", "dpo", "reinforcement"]
 
@@ -46,7 +47,6 @@ _KEYS = {
     "[evaluation]": {"instances": "eval_samples", "every_n_iters": "eval_interval"},
 }
 _SETTING = re.compile(r"(\[[a-z_]+\])[. ]([a-z_]+)")
-EFFORT_FIELD = "method.reinforcement.hyperparameters.reasoning_effort"
 _EXPERIMENTAL = 'extra_body={"allow_experimental": True}'
 
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import msgspec
 
+from synth.api.fine_tuning.translate import GROUP_SIZE, SEEDS, THOUGHTS
 from synth.api.schemas import Checkpoint, File, Job, Model
-from synth.gateway.api.openai.configs import GROUP_SIZE, SEEDS, THOUGHTS
 from synth.gateway.api.openai.places import Method, name_fields
 from synth.gateway.presentation.vocabulary import STATUS
 from synth.gateway.read_model.projection import FileRow, JobRow

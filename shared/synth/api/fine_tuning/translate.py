@@ -12,9 +12,7 @@ from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
-from synth.errors import Problem, UserError
-from synth.gateway.api.openai.places import EFFORT_FIELD
-from synth.gateway.api.openai.requests import (
+from synth.api.fine_tuning.request import (
     DpoHyperparameters,
     FineTuningRequest,
     Reinforcement,
@@ -22,6 +20,7 @@ from synth.gateway.api.openai.requests import (
     SupervisedHyperparameters,
     TaskAppGrader,
 )
+from synth.errors import Problem, UserError
 from synth.graders.schema import models_of, parse_grader
 from synth.jobs.parse.validate import Kind
 from synth.jobs.resolve.rl import LEARNING_RATE as RL_RATE
@@ -33,6 +32,7 @@ from synth.jobs.seeds import Seeds, parse_seeds
 from synth.models import parse_finetuned
 
 SEEDS = "seeds:"
+EFFORT_FIELD = "method.reinforcement.hyperparameters.reasoning_effort"
 TASK_APP = "task_app"
 #: What a reinforcement job does where its request says "auto".
 GROUP_SIZE: int = TrainingSection.model_fields["group_size"].default
