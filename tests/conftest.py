@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import functools
+import os
 import signal
+import ssl
 import subprocess
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import Any
 
+import httpx
 import pytest
 from hypothesis import HealthCheck, settings
 from pydantic import SecretStr
@@ -24,6 +29,24 @@ from synth.runtime.settings import ServiceSettings
 # How fast this machine is just now says nothing of the code.
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any machine")
+
+
+@functools.cache
+def _ssl_context(files: tuple[str | None, ...], *arguments: Any) -> ssl.SSLContext:
+    return httpx.create_ssl_context(*arguments)
+
+
+def _cached_ssl_context(verify: Any = True, cert: Any = None, trust_env: bool = True) -> ssl.SSLContext:
+    files = (os.environ.get("SSL_CERT_FILE"), os.environ.get("SSL_CERT_DIR"))
+    return _ssl_context(files, verify, cert, trust_env)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def authorities_are_loaded_once() -> Iterator[None]:
+    """Share the TLS settings of HTTP clients: each client loads the authorities in 30 ms of CPU time."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("httpx._transports.default.create_ssl_context", _cached_ssl_context)
+        yield
 
 
 def pytest_configure() -> None:
@@ -92,7 +115,8 @@ def cluster_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def settings_of(nats_server: ServerConfig, cluster_dir: Path):
     """The settings that a service of this name runs with."""
 
-    def make(service: str) -> ServiceSettings:
+    @functools.cache
+    def read(service: str) -> ServiceSettings:
         return ServiceSettings(
             nats_url=nats_server.url,
             nats_user=service,
@@ -104,7 +128,7 @@ def settings_of(nats_server: ServerConfig, cluster_dir: Path):
             replica=f"{service}-0",
         )
 
-    return make
+    return lambda service: read(service).model_copy()
 
 
 @pytest.fixture(scope="session")

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import socket
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,10 +13,14 @@ from pathlib import Path
 import httpx
 import pytest
 import uvicorn
+from fastapi import FastAPI
+from starlette.datastructures import State
+from starlette.routing import BaseRoute
 
 from synth.blobs import BlobStore
 from synth.bus.connection import Connection, connect
 from synth.bus.kv.secrets import SecretStore
+from synth.gateway import app as gateway_app
 from synth.gateway.app import setup
 from synth.gateway.settings import GatewaySettings
 from synth.http_server.connection import http_config
@@ -54,6 +59,24 @@ class Running:
         self.server.should_exit = True
         await asyncio.wait_for(asyncio.gather(*self.tasks), 10)
         await self.service.bus.close()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def routes_are_built_once() -> Iterator[None]:
+    """Share the routes of all gateways: to build them takes longer than most tests."""
+    described = gateway_app.describe_api()
+
+    def describe(observability: Sequence[BaseRoute] = ()) -> FastAPI:
+        app = copy.copy(described)
+        app.state, app.user_middleware, app.middleware_stack = State({**described.state._state}), [], None
+        app.router = copy.copy(described.router)
+        app.router.routes = [*observability, *described.router.routes]
+        app.router.middleware_stack = app.router.app  # it was bound to the router that was copied
+        return app
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gateway_app, "describe_api", describe)
+        yield
 
 
 @pytest.fixture
