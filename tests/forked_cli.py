@@ -127,7 +127,7 @@ def main() -> None:
     parent = ForkParent(socket.socket(fileno=int(sys.argv[1])))
     for module in pkgutil.walk_packages(synth.cli.commands.__path__, "synth.cli.commands."):
         importlib.import_module(module.name)
-    for name in ("httpx", "synth.cli.submission", "rich.live", "rich.table"):
+    for name in ("httpx", "synth.cli.submission", "synth.taskapp.sdk", "rich.live", "rich.table", "uvicorn"):
         importlib.import_module(name)
     # To build the program takes ten times as long as most commands, and it is the same each time.
     app.build = functools.cache(app.build)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ import pytest
 from synth.cli.play.relay import Call
 from synth.cli.play.show import transcript_of
 from synth.cli.tui.rollout.conversation import conversation
+from tests.forked_cli import forked_cli
 from tests.unit.cli.backend import Answer, Request, backend_that
 from tests.unit.cli.test_command_line import CLEAN
 
@@ -83,16 +83,8 @@ def folder(tmp_path: Path) -> Path:
 
 def play(folder: Path, *arguments: str, typed: str = "", **env: str) -> subprocess.CompletedProcess[str]:
     """What the command prints; lines that are typed come through a pipe."""
-    return subprocess.run(
-        [sys.executable, "-m", "synth.cli", "play", *arguments],
-        cwd=folder,
-        env={k: v for k, v in CLEAN.items() if not k.startswith("OPENAI")} | env,
-        input=typed,
-        capture_output=True,
-        text=True,
-        timeout=90,
-        check=False,
-    )
+    environment = {k: v for k, v in CLEAN.items() if not k.startswith("OPENAI")} | env
+    return forked_cli().run(("play", *arguments), folder=folder, environment=environment, timeout=90, input=typed)
 
 
 def test_a_rollout_reads_turn_by_turn_with_tools_steps_and_reward(folder: Path):
