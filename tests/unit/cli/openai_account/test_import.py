@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.docs.blocks import blocks_of
 from tests.unit.cli.backend import Answer, backend_that
 from tests.unit.cli.checking import Run
 from tests.unit.cli.openai_account.account import ENCODED_METRICS, KEY, METRICS, StubAccount, job, prompts, rows
@@ -266,6 +267,17 @@ def test_an_exported_folder_is_imported_without_a_key(run: Run, tmp_path: Path, 
     assert "file-result of ftjob-sft: it is not in the export" in err
     assert Path("openai/files/file-train.jsonl").read_bytes() == FILES["file-train"]
     assert toml("ftjob-rft")["grader"] == GRADER
+
+
+def test_the_commands_of_the_page_run_as_written(run: Run, url: str):
+    page = Path(__file__).parents[4] / "docs" / "from-openai.md"
+    export(Path("exported"))
+    lines = [line for block in blocks_of(page) if block.mark == "run by" for line in block.text.splitlines()]
+    commands = [line.split()[1:] for line in lines if line.startswith("synthctl ")]
+    assert len(commands) == 2
+    for command in commands:
+        code, _, err = run(*command, "--base-url", url)
+        assert code == 0, err
 
 
 def test_a_damaged_export_names_the_file(run: Run, tmp_path: Path):
