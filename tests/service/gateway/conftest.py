@@ -61,6 +61,14 @@ class Running:
         await self.service.bus.close()
 
 
+async def wait_until_started(http: httpx.AsyncClient) -> None:
+    """Return when a gateway has started, and has read the queue of jobs: it is unhealthy before."""
+    async with asyncio.timeout(30):
+        unhealthy = {"start"}
+        while unhealthy & {"start", "queue"}:
+            unhealthy = (await http.get("/healthz")).json()["unhealthy"].keys()
+
+
 @pytest.fixture(scope="session", autouse=True)
 def routes_are_built_once() -> Iterator[None]:
     """Share the routes of all gateways: to build them takes longer than most tests."""
@@ -114,6 +122,7 @@ async def start_gateway(settings_of, bus_admin, tmp_path: Path) -> AsyncIterator
         # It answers nobody before it has read the log, which is that of all tests of a session.
         async with httpx.AsyncClient(base_url=service.url, timeout=65) as http:
             await http.get("/api/jobs")
+            await wait_until_started(http)
         return started[-1]
 
     yield start
