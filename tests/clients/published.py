@@ -53,7 +53,10 @@ class Published:
     def train(
         self, kind: str, config: str, *flags: str, api_key: str | None = None, task_url: str | None = None
     ) -> Ran:
-        """`synth-ai train --type KIND`, as a person types it; polls often, so that the tests are quick."""
+        """`synth-ai train --type KIND`, as a person types it; polls often, so that the tests are quick.
+
+        The keys are variables, too, as in `evaluate`: `make demo` writes a `.env` into this clone.
+        """
         env = {
             "SYNTH_API_KEY": api_key or self.api_key,
             "ENVIRONMENT_API_KEY": self.environment_key,
@@ -70,7 +73,7 @@ class Published:
             "--poll-interval",
             "0.5",
         )
-        return self.run(str(self.venv / "bin" / "synth-ai"), "train", "--type", kind, *options, *flags)
+        return self.run(str(self.venv / "bin" / "synth-ai"), "train", "--type", kind, *options, *flags, **env)
 
     def evaluate(self, config: str, db: str) -> Ran:
         """`synth-ai eval` on the task app, traces kept in `db`.

@@ -73,6 +73,11 @@ def openai(
         output.warn(line)
     files = f"{report.downloaded} files downloaded, {report.kept} were here"
     output.message(f"{len(report.jobs)} jobs, {report.evaluations} evals; {files}")
+    if available is None:
+        output.message("no cluster was reached: bases are proposed from the known ones")
+    if kept := sum(job.kept for job in report.jobs):
+        fix = "; remove one to have it written with --base" if base else ""
+        output.warn(f"{kept} job files existed and are unchanged{fix}")
     if ready := next((job.file for job in report.jobs if job.file), None):
         output.hint(f"train one here: synthctl submit {ready}")
     return None

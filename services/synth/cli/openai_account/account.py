@@ -106,8 +106,8 @@ class HostedAccount:
 
     def _pause(self, attempt: int, reply: httpx.Response | None, failure: CliError, deadline: float) -> None:
         """Wait before the next try. Raises the failure if another try cannot help or would come too late."""
-        asked = reply.headers.get("retry-after", "") if reply is not None else ""
-        pause = max(backoff(attempt), float(asked) if asked.replace(".", "", 1).isdecimal() else 0.0)
+        retry_after = reply.headers.get("retry-after", "") if reply is not None else ""
+        pause = max(backoff(attempt), float(retry_after) if retry_after.replace(".", "", 1).isdecimal() else 0.0)
         if (reply is not None and reply.status_code not in _BUSY) or time.monotonic() + pause > deadline:
             raise failure
         time.sleep(pause)
@@ -117,17 +117,17 @@ class HostedAccount:
         return Unreachable(f"OpenAI cannot be reached ({self._http.reason(error)})", fix=fix, where=url)
 
     def _failure(self, reply: httpx.Response, url: str) -> CliError:
-        said = _message(reply)
+        reason = _message(reply)
         if reply.status_code == 401:
             fix = "the key may be revoked: create another one, or read an export with --from FOLDER"
-            return NotAuthorised(f"OpenAI refuses {self._key.label}: {said}", fix=fix, where=url)
+            return NotAuthorised(f"OpenAI refuses {self._key.label}: {reason}", fix=fix, where=url)
         if reply.status_code == 403:
             fix = "give the key read access to Fine-tuning, Files and Evals, or use one of its project's owner"
-            return NotAuthorised(f"{self._key.label} may not read this: {said}", fix=fix, where=url)
+            return NotAuthorised(f"{self._key.label} may not read this: {reason}", fix=fix, where=url)
         if reply.status_code == 404:
-            return NotFound(f"it is not in the account: {said}", where=url)
+            return NotFound(f"it is not in the account: {reason}", where=url)
         fix = "try again later; what is downloaded is kept" if reply.status_code in _BUSY else ""
-        return CliError(f"OpenAI answers HTTP {reply.status_code}: {said}", fix=fix, where=url)
+        return CliError(f"OpenAI answers HTTP {reply.status_code}: {reason}", fix=fix, where=url)
 
 
 class ExportedAccount:
@@ -174,6 +174,12 @@ class ExportedAccount:
             what = f"{len(matches)} exported files have this name" if matches else "it is not in the export"
             raise NotFound(what, fix=f"name its content {file_id}.jsonl", where=file_id)
         return matches[0]
+
+
+def section(item: Json, name: str) -> Json:
+    """An object within one of the API; {} for a missing one, or for a value that is no object."""
+    value = item.get(name)
+    return cast(Json, value) if isinstance(value, dict) else {}
 
 
 _OBJECTS = ("fine_tuning.job", "fine_tuning.job.checkpoint", "file", "eval")

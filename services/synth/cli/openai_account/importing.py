@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import cast
+from typing import Any, cast
 
 from synth.cli.errors import NotFound
 from synth.cli.openai_account.account import AccountSource, Json
@@ -17,7 +17,10 @@ from synth.models.table import QWEN3
 
 @dataclass
 class ImportedJob:
-    """A job of the account. file: its job file, "" if none could be written; problem: why not."""
+    """A job of the account. file: its job file, "" if none could be written; problem: why not.
+
+    kept: the job file existed, and is unchanged.
+    """
 
     id: str
     method: str
@@ -26,6 +29,7 @@ class ImportedJob:
     rows: int | None = None
     base: str = ""
     file: str = ""
+    kept: bool = False
     problem: str = ""
 
 
@@ -79,8 +83,9 @@ def _import_job(
     id = checked_id(job.get("id"))
     imported = ImportedJob(id, method_of(job), str(job.get("model", "")), str(job.get("status", "")))
     folder.write_object("jobs", {**job, "checkpoints": _checkpoints(account, id)})
-    for result in cast(list[str], job.get("result_files") or []):
-        _fetch(account, folder, result, id, report, decode=True)
+    results = job.get("result_files")
+    for result in cast(list[Any], results) if isinstance(results, list) else []:
+        _fetch(account, folder, checked_id(result), id, report, decode=True)
     paths = {
         name: _fetch(account, folder, str(job[name]), id, report)
         for name in ("training_file", "validation_file")
@@ -116,7 +121,7 @@ def _import_job(
         imported.problem = "; ".join(problem.text() for problem in error.problems)
         return imported
     name = f"jobs/{id}.toml"
-    folder.write_once(name, text)
+    imported.kept = not folder.write_once(name, text)
     imported.file = str(folder.path / name)
     return imported
 

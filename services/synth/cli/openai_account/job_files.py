@@ -16,7 +16,7 @@ from synth.api.fine_tuning.request import (
     SupervisedHyperparameters,
 )
 from synth.api.fine_tuning.translate import translate_request
-from synth.cli.openai_account.account import Json
+from synth.cli.openai_account.account import Json, section
 from synth.cli.openai_account.bases import Needs, Proposal
 from synth.errors import Problem, UserError
 
@@ -33,8 +33,7 @@ _HYPERPARAMETERS: dict[str, type[BaseModel]] = {
 
 def method_of(job: Json) -> str:
     """ "supervised", "dpo" or "reinforcement"; a job from before methods is supervised."""
-    method = cast(Json, job.get("method") or {})
-    return str(method.get("type") or "supervised")
+    return str(section(job, "method").get("type") or "supervised")
 
 
 def job_file(job: Json, *, data: str, validation: str | None, rows: Mapping[str, Needs], base: Proposal) -> str:
@@ -43,8 +42,8 @@ def job_file(job: Json, *, data: str, validation: str | None, rows: Mapping[str,
     data, validation: the paths of its files. rows: what these files have, by the fields that name them.
     """
     kind = method_of(job)
-    settings = cast(Json, cast(Json, job.get("method") or {}).get(kind) or {})
-    written = cast(Json, settings.get("hyperparameters") or job.get("hyperparameters") or {})
+    settings = section(section(job, "method"), kind)
+    written = section(settings, "hyperparameters") or section(job, "hyperparameters")
     hyper, unused = _known(written, kind)
     left_out = [f"{name} = {value!r}: nothing here corresponds to it" for name, value in unused.items()]
     if settings.get("response_format") not in (None, {"type": "text"}):
@@ -96,7 +95,7 @@ def _request(body: Json, job: Json) -> FineTuningRequest:
 
 
 def _sequence_length(needs: Needs) -> int:
-    """Tokens that no row exceeds: the next power of two."""
+    """A power of two that is at least the number of tokens of the longest row, up to `_LONGEST`."""
     tokens, length = needs.longest / _BYTES_A_TOKEN, _SHORTEST
     while length < tokens and length < _LONGEST:
         length *= 2
@@ -126,7 +125,7 @@ def _comments(hyper: Json, config: Json, base: Proposal, kind: str) -> dict[tupl
         ("hyperparameters", "global_batch"): "rows an optimizer step: batch_size of the job",
         ("hyperparameters", "learning_rate"): multiplied,
         ("hyperparameters", "beta"): "of the job",
-        ("hyperparameters", "sequence_length"): "tokens a row; from the longest row of the file",
+        ("hyperparameters", "sequence_length"): "tokens a row; what is longer is cut, and counted",
     }
 
 

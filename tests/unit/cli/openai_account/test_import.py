@@ -135,9 +135,10 @@ def test_a_second_run_downloads_nothing_and_keeps_edited_job_files(run: Run, url
     run("import", "openai", "--base-url", url)
     Path("openai/jobs/ftjob-sft.toml").write_text("# mine\n")
     account.paths.clear()
-    code, _, err = run("import", "openai", "--base-url", url)
+    code, _, err = run("import", "openai", "--base-url", url, "--base", "tiny-qwen3")
     assert code == 0
     assert "0 files downloaded, 6 were here" in err
+    assert "3 job files existed and are unchanged; remove one to have it written with --base" in err
     assert [path for path in account.paths if "/files/" in path] == []
     assert Path("openai/jobs/ftjob-sft.toml").read_text() == "# mine\n"
 
@@ -217,13 +218,14 @@ def test_a_job_with_an_unknown_grader_or_method_says_why_it_has_no_job_file(run:
         job("ftjob-a", "reinforcement", training_file="file-prompts", hyperparameters={}, settings=strange),
         job("ftjob-b", "telepathy"),
         job("ftjob-c", hyperparameters={"n_epochs": 2, "momentum": 0.9}),
+        job("ftjob-d", hyperparameters=[]) | {"method": "supervised", "result_files": None},
     ]
     code, out, err = run("import", "openai", "--base-url", url, "-o", "json")
     assert code == 0, err
-    a, b, c = json.loads(out)["jobs"]
+    a, b, c, d = json.loads(out)["jobs"]
     assert "oracle" in a["problem"]
     assert "telepathy" in b["problem"]
-    assert c["problem"] == ""
+    assert (c["problem"], d["problem"]) == ("", "")
     assert "# Left out: momentum = 0.9" in Path("openai/jobs/ftjob-c.toml").read_text()
 
 
