@@ -65,7 +65,7 @@ def test_what_differs_is_the_key_that_was_set_and_the_curves_begin_with_the_sour
     for job in (runs.a, runs.b):
         assert [step for step, _ in found["curves"]["eval.reward_mean"][job]] == [0, 1, 2]
     # Both judge the same model on the same seeds at step 0.
-    source = runs.platform.shell.json("eval", "compare", runs.a, runs.b, "--step", "0")["difference"]
+    source = runs.platform.shell.json("eval", "compare", runs.a, runs.b, "--step", "0")["differences"][0]
     assert source["seeds"] == 4
 
 

@@ -29,6 +29,7 @@ from synth.cli.commands import (
 )
 from synth.cli.commands.cluster import backup, doctor, logs, run, setup
 from synth.cli.commands.evaluation import app as evaluation
+from synth.cli.commands.evaluation import dataset
 from synth.cli.commands.jobs import app as jobs
 from synth.cli.commands.task_app import deploy, listing, play, serve
 from synth.cli.connect import Backend, EnvFiles
@@ -144,6 +145,7 @@ for name, command, panel in (
     ("doctor", doctor.doctor, "Cluster"),
     ("demo", demo.demo, "Work"),
     ("submit", submit.submit, "Work"),
+    ("compare", dataset.compare_models_command, "Work"),
     ("chat", chat.chat, "Work"),
     ("serve", serve.serve, "Work"),
     ("play", play.play, "Work"),

@@ -117,11 +117,11 @@ def test_of_an_rl_job_it_is_the_last_complete_evaluation_or_the_one_that_is_aske
 
 
 def test_two_evaluations_are_paired_by_the_seeds_that_both_have(tmp_path: Path):
-    found = json.loads(evaluated("compare", "job_1", "job_2", "-o", "json", cwd=tmp_path).stdout)["difference"]
+    found = json.loads(evaluated("compare", "job_1", "job_2", "-o", "json", cwd=tmp_path).stdout)["differences"][0]
     assert (found["seeds"], found["mean"], found["better"], found["worse"], found["equal"]) == (8, 0.5, 4, 0, 4)
     run = evaluated("compare", "job_1", "job_2", cwd=tmp_path)
     assert "seeds: B is better on 4, worse on 0, the same on 4" in run.stdout
-    assert "B is better: the interval does not hold 0" in run.stdout
+    assert "B is better: the interval does not contain 0" in run.stdout
 
 
 def test_seeds_that_are_played_several_times_give_mean_at_k_and_pass_at_k(tmp_path: Path):
@@ -145,11 +145,11 @@ def test_what_judges_made_of_a_rollout_is_its_reward_and_what_it_earned_is_its_s
 
 def test_repeated_evaluations_are_paired_by_seed_in_each_measure_that_both_have(tmp_path: Path):
     found = json.loads(evaluated("compare", "job_6", "job_7", "-o", "json", cwd=tmp_path).stdout)
-    assert found["difference"]["mean"] == pytest.approx((0.5 + 0.5 + 0) / 3)
+    assert found["differences"][0]["mean"] == pytest.approx((0.5 + 0.5 + 0) / 3)
     # Of seed 0 one rollout is left: it has no pass@2.
-    assert (found["differences"]["pass@2"]["seeds"], found["differences"]["pass@2"]["mean"]) == (2, 0.0)
+    assert (found["measures"][0]["pass@2"]["seeds"], found["measures"][0]["pass@2"]["mean"]) == (2, 0.0)
     run = evaluated("compare", "job_6", "job_7", cwd=tmp_path)
-    assert "pass@1\t0.5\t3\t" in run.stdout, run.stdout
+    assert "B - A\tpass@1\t0.5\t3\t" in run.stdout, run.stdout
     assert "pass@" not in evaluated("compare", "job_1", "job_6", cwd=tmp_path).stdout
 
 

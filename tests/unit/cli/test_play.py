@@ -148,7 +148,7 @@ def test_a_model_anywhere_plays_with_the_sampling_that_is_asked_for(folder: Path
     assert "note       a conversation of its own: it goes on from no earlier turn" in told
     assert "note       the reply was cut off at the token limit" in told
     assert refused.returncode == 4
-    assert "refuses the key, OPENAI_API_KEY (environment) (HTTP 401)" in refused.stderr
+    assert "the model's endpoint refuses OPENAI_API_KEY (environment)" in refused.stderr
     assert refused.stdout == ""
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -36,6 +35,7 @@ from synth.api.schemas import (
 )
 from synth.cli.api.counted_file import CountedFile
 from synth.cli.api.refusals import error_of
+from synth.cli.api.retries import backoff, is_refusal, retry_after
 from synth.cli.config import Config
 from synth.cli.connections.clients import open_http
 from synth.cli.errors import NotFound, Unreachable
@@ -48,6 +48,7 @@ _REQUEST_TIMEOUT_S = 30.0  # without --request-timeout
 _LONG_TIMEOUT_S = 300.0  # to find the worst of half a million rollouts, the backend reads all of them
 _UPLOAD_TIMEOUT_S = 600.0  # after the last byte, the backend puts the file in its place
 _CONNECT_TIMEOUT_S = 5.0
+_LONGEST_PAUSE_S = 30.0
 _RETRIED = frozenset({429, 502, 503, 504})
 
 
@@ -56,11 +57,6 @@ class _Page(msgspec.Struct):
 
     data: msgspec.Raw
     has_more: bool = False
-
-
-def backoff(attempt: int) -> float:
-    """Seconds before try `attempt` + 1 (from 0): doubling from 0.2 to 5, jittered, so that many clients spread."""
-    return min(5.0, 0.2 * 2**attempt) * random.uniform(0.5, 1.0)
 
 
 class Client:
@@ -265,8 +261,21 @@ class Client:
 
         However long the reply is, the backend decides when it takes too long.
         """
-        url = f"{self.root}/v1/chat/completions"
-        reply = self._retried(lambda: self.http.post(url, json=body, timeout=self._limit(None)), budget=patience)
+        return self._post_patiently("/v1/chat/completions", body, patience, usual=None)
+
+    def grade(self, body: dict[str, Any], *, patience: float) -> dict[str, Any]:
+        """Grade one sample by a grader; patience: as in `chat`."""
+        return self._post_patiently("/v1/fine_tuning/alpha/graders/run", body, patience)
+
+    def judge(self, body: dict[str, Any], *, patience: float) -> dict[str, Any]:
+        """Have a judge score one trace by a rubric; patience: as in `chat`, also while the judge is at work."""
+        return self._post_patiently("/judge/v1/score", body, patience)
+
+    def _post_patiently(
+        self, path: str, body: dict[str, Any], patience: float, *, usual: float | None = _LONG_TIMEOUT_S
+    ) -> dict[str, Any]:
+        timeout = self._limit(usual)
+        reply = self._retried(lambda: self.http.post(self.root + path, json=body, timeout=timeout), budget=patience)
         return self.decode(reply.content, dict[str, Any])
 
     @contextmanager
@@ -275,7 +284,7 @@ class Client:
 
         def send() -> httpx.Response:
             reply = self._open("POST", "/v1/chat/completions", {"json": body, "timeout": self._limit(None)})
-            if _is_refusal(reply):
+            if is_refusal(reply):
                 reply.read()
             return reply
 
@@ -290,7 +299,7 @@ class Client:
         """Open an answer whose body is read as a stream. Raises a `CliError` for an error status."""
         reply = self._open(method, path, options)
         try:
-            if _is_refusal(reply):
+            if is_refusal(reply):
                 reply.read()
                 raise error_of(reply, key=self._key)
             yield reply
@@ -357,9 +366,9 @@ class Client:
                 if time.monotonic() + delay > deadline:
                     raise self._unreachable(error) from error
             else:
-                if not _is_refusal(reply):
+                if not is_refusal(reply):
                     return reply
-                delay = _retry_after(reply) or delay
+                delay = min(_LONGEST_PAUSE_S, retry_after(reply) or delay)
                 if reply.status_code not in _RETRIED or time.monotonic() + delay > deadline:
                     raise error_of(reply, key=self._key)
             time.sleep(delay)
@@ -386,15 +395,3 @@ class Client:
     @property
     def _where(self) -> str:
         return f"{self.root} ({self._backend.origin})"
-
-
-def _is_refusal(reply: httpx.Response) -> bool:
-    """Whether an answer is an error; a redirect is one, because the key does not follow it."""
-    return reply.status_code >= 400 or reply.has_redirect_location
-
-
-def _retry_after(reply: httpx.Response) -> float | None:
-    try:
-        return min(30.0, max(0.1, float(reply.headers["Retry-After"])))
-    except (KeyError, ValueError):
-        return None

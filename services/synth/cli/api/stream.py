@@ -15,7 +15,8 @@ import httpx
 
 from synth.api.schemas import EventView
 from synth.api.sse import SseEvent, read_sse
-from synth.cli.api.client import Client, backoff
+from synth.cli.api.client import Client
+from synth.cli.api.retries import backoff
 from synth.cli.errors import CliError, TimedOut, Unreachable
 from synth.jobs.lifecycle import TERMINAL, TERMINAL_FACTS
 

@@ -6,7 +6,6 @@ Each is a function from the body of a chat request to a chat completion. One tha
 from __future__ import annotations
 
 import json
-import os
 import queue
 import sys
 import time
@@ -16,22 +15,17 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-import httpx
-
-from synth.base_url import base_url_fault
-from synth.cli.api.client import Client, backoff
-from synth.cli.api.task_app import excerpt
-from synth.cli.config import ENVIRONMENT, Config, ConfigValue, without_password
-from synth.cli.connections.clients import OriginClient, open_http
-from synth.cli.connections.known_origins import confirm, remember
-from synth.cli.errors import CliError, NotAuthorised, Unreachable, UsageProblem
+from synth.cli.api.client import Client
+from synth.cli.api.hosted import HostedApi, model_endpoint
+from synth.cli.config import Config, ConfigValue
+from synth.cli.connections.known_origins import confirm
+from synth.cli.errors import CliError, UsageProblem
 
 Body = dict[str, Any]
 Answer = Callable[[Body], Body]
 
 #: Seconds for one call in all, with the tries of a model that is being loaded or is busy.
 _PATIENCE_S = 300.0
-_BUSY = frozenset({429, 502, 503, 504})
 _CALL = "/call "
 
 
@@ -53,47 +47,16 @@ def of_cluster(model: str, settings: Config) -> ModelChoice:
 
 def of_endpoint(model: str, address: ConfigValue, *, trusted: bool) -> ModelChoice:
     """A model behind another OpenAI-compatible address; its key is OPENAI_API_KEY. Raises `UnconfirmedOrigin`."""
-    if fault := base_url_fault(address.text):
-        expected = "the base URL of an OpenAI-compatible endpoint, such as http://127.0.0.1:11434/v1"
-        what = f"{without_password(address.text)!r} is no address of a model: it {fault}"
-        raise UsageProblem(what, expected=expected, where=address.label)
-    text = os.environ.get("OPENAI_API_KEY")
-    key = ConfigValue(text, ENVIRONMENT, "OPENAI_API_KEY") if text else None
-    if trusted:
-        remember("OPENAI_API_KEY", address.text)
-    elif key is not None:
-        confirm(key, address)
-    http = open_http(address, key=key, timeout=httpx.Timeout(_PATIENCE_S, connect=5.0))
-    url = address.text.rstrip("/") + "/chat/completions"
-    return ModelChoice(model, address.text, lambda body: _ask(http, url, {**body, "model": model}, key))
+    key = model_endpoint(address, trusted=trusted)
+    api = HostedApi(address, key, name="the model's endpoint", patience_s=_PATIENCE_S, timeout_s=_PATIENCE_S)
+    return ModelChoice(model, address.text, lambda body: _answer(api, {**body, "model": model}))
 
 
-def _ask(http: OriginClient, url: str, body: Body, key: ConfigValue | None) -> Body:
-    deadline, attempt = time.monotonic() + _PATIENCE_S, 0
-    while True:
-        pause = backoff(attempt)
-        try:
-            reply = http.post(url, json=body)
-        except httpx.TransportError as error:
-            what = f"the model cannot be reached ({http.reason(error)})"
-            raise Unreachable(
-                what, fix=http.fix("is it running, and is this its address?", error), where=url
-            ) from error
-        if reply.status_code not in _BUSY or time.monotonic() + pause > deadline:
-            break
-        time.sleep(pause)
-        attempt += 1
-    if reply.status_code in (401, 403):
-        what = f"refuses the key, {key.label}" if key else "requires a key, and no OPENAI_API_KEY is set"
-        fix = "set OPENAI_API_KEY to a key of this endpoint"
-        raise NotAuthorised(f"the model's endpoint {what} (HTTP {reply.status_code})", fix=fix, where=url)
-    try:
-        found = reply.json()
-    except ValueError:
-        found = None
-    if reply.status_code != 200 or not isinstance(found, dict) or not found.get("choices"):
-        raise CliError(f"the model's endpoint answers HTTP {reply.status_code}: {excerpt(reply.text)}", where=url)
-    return cast(Body, found)
+def _answer(api: HostedApi, body: Body) -> Body:
+    answer = api.post("/chat/completions", body)
+    if not answer.get("choices"):
+        raise CliError("the model's endpoint returns no chat completion", where=api.root)
+    return answer
 
 
 @dataclass

@@ -11,7 +11,8 @@ from typing import Any
 import httpx
 
 from synth.api.schemas import ModelFile
-from synth.cli.api.client import Client, backoff
+from synth.cli.api.client import Client
+from synth.cli.api.retries import backoff
 from synth.cli.errors import CliError, Unreachable
 from synth.cli.tui import output
 

@@ -11,7 +11,7 @@ from synth.cli.commands.jobs.options import JobArgument, JobsArgument
 from synth.cli.connect import open_client
 from synth.cli.errors import UsageProblem
 from synth.cli.tui import output
-from synth.cli.tui.output import Cell, Format, Output
+from synth.cli.tui.output import Format, Output
 
 if TYPE_CHECKING:
     from synth.cli.evaluation.rewards import Evaluation
@@ -58,44 +58,48 @@ def compare(
     step: Step = None,
     fmt: Output = Format.TABLE,
 ) -> None:
-    """Compare two evaluations: the mean difference B less A on the seeds that both have, with a 95 % interval.
+    """Compare evaluations with the first: the mean difference on the seeds that both have, with a 95 % interval.
 
-    An interval without 0 says that one of them is better. The interval is Student's, of the paired differences. Of a
-    seed that was played several times it is the mean that is compared, and each pass@k that both have.
+    An interval without 0 shows that one of them is better. The interval is Student's, of the paired differences. Of a
+    seed that was played several times the mean is compared, and each pass@k that both have.
     """
+    from synth.cli.comparison.paired import Measured, against_first
+    from synth.cli.comparison.table import MARKS, print_paired, signed
     from synth.cli.evaluation.rewards import read_evaluation
-    from synth.estimates.intervals import paired_difference
     from synth.estimates.repeated import paired_estimates
 
-    if len(jobs) != 2:
-        raise UsageProblem(f"{len(jobs)} job{'s' * (len(jobs) != 1)}", expected="two jobs, A and B")
+    if not 2 <= len(jobs) <= len(MARKS):
+        count = f"{len(jobs)} job{'s' * (len(jobs) != 1)}"
+        raise UsageProblem(count, expected=f"2 to {len(MARKS)} jobs, the first of which the others are compared with")
     with open_client(ctx) as client, output.status("reading the rewards"):
-        a, b = (read_evaluation(client, job, step=step) for job in jobs)
-    found = paired_difference(a.by_seed, b.by_seed)
-    if found is None:
-        raise UsageProblem(
-            f"no seed is in both: {a.title} has {_seeds(a)}, {b.title} {_seeds(b)}",
-            expected="evaluations on the same seeds",
-        )
-    measured = paired_estimates(a.measures, b.measures)
+        evaluations = [read_evaluation(client, job, step=step) for job in jobs]
+    first, *others = evaluations
+    measured = [Measured(evaluation.title, evaluation.by_seed) for evaluation in evaluations]
+    differences = against_first(measured)
+    for evaluation, difference in zip(others, differences[1:], strict=True):
+        if difference is None:
+            raise UsageProblem(
+                f"no seed is in both: {first.title} has {_seeds(first)}, {evaluation.title} {_seeds(evaluation)}",
+                expected="evaluations on the same seeds",
+            )
+    measures = [paired_estimates(first.measures, evaluation.measures) for evaluation in others]
     if fmt is Format.JSON:
-        data = {"a": as_data(a), "b": as_data(b), "difference": found}
-        return output.print_json(data | ({"differences": measured} if measured else {}))
+        found = {"evaluations": [as_data(e) for e in evaluations], "differences": differences[1:]}
+        return output.print_json(found | ({"measures": measures} if any(measures) else {}))
     if per_seed:
-        shared = sorted(a.by_seed.keys() & b.by_seed.keys())
-        rows = [[str(s), *(output.number(r[s]) for r in (a.by_seed, b.by_seed)), _gain(a, b, s)] for s in shared]
-        output.print_table(("seed", "a", "b", "b - a"), rows)
-    rows = [
-        ["A", a.title, *_mean_cells(a)],
-        ["B", b.title, *_mean_cells(b)],
-        ["B - A", "-", _signed(found.mean), str(found.seeds), _range(found.interval)],
+        shared = sorted(set(first.by_seed).intersection(*(e.by_seed for e in others)))
+        rows = [[str(s), *(output.number(e.by_seed[s]) for e in evaluations), *_gains(evaluations, s)] for s in shared]
+        names = [*MARKS[: len(jobs)].lower(), *(f"{mark} - a" for mark in MARKS[1 : len(jobs)].lower())]
+        output.print_table(("seed", *names), rows)
+    print_paired(measured, differences, heading="evaluation", unit="seed")
+    cells = [
+        [f"{mark} - A", name, signed(d.mean), str(d.seeds), _range(d.interval)]
+        for mark, of_other in zip(MARKS[1:], measures, strict=False)
+        for name, d in of_other.items()
     ]
-    output.print_table(("label", "evaluation", "mean", "seeds", "95 % interval"), rows, wrap="evaluation")
-    if measured:
-        cells = [[name, _signed(d.mean), str(d.seeds), _range(d.interval)] for name, d in measured.items()]
-        output.print_table(("measure", "b - a", "seeds", "95 % interval"), cells)
-    output.print_sentence(f"seeds: B is better on {found.better}, worse on {found.worse}, the same on {found.equal}")
-    return output.print_sentence(_verdict(found.interval))
+    if cells:
+        output.print_table(("label", "measure", "difference", "seeds", "95 % interval"), cells)
+    return None
 
 
 def as_data(evaluation: Evaluation) -> dict[str, object]:
@@ -162,42 +166,21 @@ def print_seeds(evaluation: Evaluation) -> None:
     output.print_table(("seed", "reward", "outcome", "calls", "tokens", "took", "rollout"), rows, wrap="rollout")
 
 
-def _mean_cells(evaluation: Evaluation) -> list[str]:
-    from synth.estimates.intervals import mean_interval
-
-    rewards = list(evaluation.by_seed.values())
-    return [output.number(statistics.fmean(rewards)), str(len(rewards)), _range(mean_interval(rewards))]
-
-
 def _estimate_rows(name: str, found: Estimate) -> list[tuple[str, str]]:
     return [(name, output.number(found.value)), (f"{name} 95 % interval", _range(found.interval))]
 
 
 def _range(interval: Interval | None) -> str:
-    if interval is None:
-        return "-"
-    return interval_text(interval.low, interval.high)
+    from synth.cli.comparison.table import interval_cell
+
+    return interval_cell(interval)
 
 
-def interval_text(low: float, high: float) -> str:
-    """Both ends of an interval: as people read them, and apart for programs."""
-    return Cell(f"{output.number(low)} … {output.number(high)}", f"{low} {high}")
+def _gains(evaluations: list[Evaluation], seed: int) -> list[str]:
+    from synth.cli.comparison.table import signed
 
-
-def _signed(value: float) -> str:
-    return Cell(("+" if value > 0 else "") + output.number(value), value)
-
-
-def _gain(a: Evaluation, b: Evaluation, seed: int) -> str:
-    return _signed(b.by_seed[seed] - a.by_seed[seed])
-
-
-def _verdict(interval: Interval | None) -> str:
-    if interval is None:
-        return "one seed tells nothing of the others"
-    if interval.low > 0 or interval.high < 0:
-        return f"{'B' if interval.low > 0 else 'A'} is better: the interval does not hold 0"
-    return "the interval holds 0: on these seeds, neither is better for certain"
+    first, *others = evaluations
+    return [signed(other.by_seed[seed] - first.by_seed[seed]) for other in others]
 
 
 def _seeds(evaluation: Evaluation) -> str:

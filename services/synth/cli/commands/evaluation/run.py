@@ -9,7 +9,19 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from synth.cli.commands.evaluation.results import PerSeed, as_data, interval_rows, interval_text, print_seeds
+from synth.cli.commands.evaluation.dataset import (
+    ApiPatience,
+    BaseUrl,
+    ComparisonOptions,
+    Grader,
+    Judge,
+    Limit,
+    Prices,
+    ReplyTimeout,
+    TrustModelUrl,
+    run_comparison,
+)
+from synth.cli.commands.evaluation.results import PerSeed, as_data, interval_rows, print_seeds
 from synth.cli.commands.submit import (
     DEFAULT_DATA,
     AllowExperimental,
@@ -43,8 +55,31 @@ def evaluate(
         typer.Argument(metavar="FILE", help="A TOML with [eval]; or say it with the flags.", show_default=False),
     ] = None,
     model: Annotated[
-        str | None, typer.Option(metavar="ID", help="The model to evaluate.", autocompletion=complete_models)
+        list[str] | None,
+        typer.Option(
+            metavar="ID", help="The model to evaluate; with --dataset repeatable.", autocompletion=complete_models
+        ),
     ] = None,
+    dataset: Annotated[
+        Path | None,
+        typer.Option(
+            "--dataset",
+            metavar="ROWS",
+            help="Evaluate on the rows of this file, without a task app.",
+            show_default=False,
+        ),
+    ] = None,
+    grader: Grader = None,
+    judge: Judge = None,
+    base_url: BaseUrl = None,
+    trust_model_url: TrustModelUrl = False,
+    limit: Limit = None,
+    price: Prices = None,
+    out: Annotated[
+        Path, typer.Option("--out", metavar="DIR", help="With --dataset: the folder of replies and reports.")
+    ] = Path("evaluation"),
+    api_patience: ApiPatience = 300.0,
+    reply_timeout: ReplyTimeout = 600.0,
     seeds: Annotated[str | None, typer.Option(metavar="SEEDS", help='One rollout on each: "0-99" or "1,2,5".')] = None,
     task_url: TaskUrl = None,
     app_id: Annotated[
@@ -68,7 +103,8 @@ def evaluate(
     ] = None,
     concurrency: Annotated[int | None, typer.Option(metavar="N", min=1, help="Rollouts at one time.")] = None,
     rollouts_per_seed: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="Rollouts of each seed, for mean@k and pass@k.")
+        int | None,
+        typer.Option(metavar="N", min=1, help="Rollouts of each seed, for mean@k and pass@k; replies to each row."),
     ] = None,
     per_seed: PerSeed = False,
     set_: Set = None,
@@ -96,6 +132,9 @@ def evaluate(
 
     With `--app-id` and no `--task-url`, the app is found as `apps ls` finds it and served for the cluster of this
     machine while this command waits: when the wait ends before the job does, the job is cancelled.
+
+    With `--dataset ROWS` there is no task app and no job: each --model replies to every row, here, and is compared with
+    the first one. `synthctl compare --help` describes the tables, the reports and where models are served.
     """
     from synth.cli.checking.cluster import AskedCluster
     from synth.cli.checking.job_file import require_fit
@@ -114,6 +153,57 @@ def evaluate(
     from synth.cli.tui.follow import FollowOptions, follow_job, show_outcome, wait_for_job
 
     override_options(ctx, backend=backend, env_files=env_file)
+    models = list(model or ())
+    of_task_app = {
+        "FILE": config,
+        "--seeds": seeds,
+        "--task-url": task_url,
+        "--app-id": app_id,
+        "--env-name": env_name,
+        "--max-turns": max_turns,
+        "--set": set_,
+        "--name": name,
+        "--tag": tag,
+        "--idempotency-key": idempotency,
+        "--per-seed": per_seed or None,
+        "--no-poll": no_poll or None,
+        "--follow": follow,
+        "--poll-timeout": poll_timeout,
+    }
+    of_dataset = {
+        "--grader": grader,
+        "--judge": judge,
+        "--base-url": base_url,
+        "--trust-model-url": trust_model_url or None,
+        "--limit": limit,
+        "--price": price,
+    }
+    if dataset is not None:
+        _refuse(of_task_app, "has no effect on a dataset", "--dataset")
+        if not models:
+            raise UsageProblem("--model missing", fix="name one model or more: --model ID", where="--dataset")
+        asked = ComparisonOptions(
+            models=models,
+            dataset=dataset,
+            out=out,
+            grader=grader,
+            judge=judge,
+            base_url=base_url,
+            trust_model_url=trust_model_url,
+            api_patience=api_patience,
+            reply_timeout=reply_timeout,
+            temperature=temperature,
+            max_tokens=max_tokens,
+            samples=rollouts_per_seed or 1,
+            concurrency=concurrency or 8,
+            limit=limit,
+            prices=tuple(price or ()),
+        )
+        return run_comparison(ctx, asked, fmt)
+    _refuse(of_dataset, "has no effect without --dataset ROWS", "synthctl eval")
+    if len(models) > 1:
+        raise UsageProblem(f"{len(models)} models", expected="one --model; several with --dataset ROWS")
+    served_model = models[0] if models else None
     served = app_id is not None and task_url is None
     if app_id is not None and task_url is None:
         from synth.cli.deployments.temporary import serve_for_job
@@ -142,14 +232,14 @@ def evaluate(
         if max_turns is None and address is not None and (own := app_max_turns(address, settings)) is not None:
             output.hint(f"max_turns: {own}, the app's own")
             flags_given["max_turns"] = own
-        text, file_name = _toml(model, address.text if address else None, flags_given), "synthctl eval"
+        text, file_name = _toml(served_model, address.text if address else None, flags_given), "synthctl eval"
     else:
         if flags_given:
             flag = "--" + next(iter(flags_given)).replace("_", "-")
             raise UsageProblem(f"{flag} beside a file", expected="it in the file's [eval]", where=str(config))
         text, file_name = read_config(config), name_of(config)
     flags = Flags(
-        model=model,
+        model=served_model,
         task_url=address,
         allow_experimental=allow_experimental,
         settings=settings_of_flags(set_, tag),
@@ -196,8 +286,16 @@ def evaluate(
     raise typer.Exit(code)
 
 
+def _refuse(flags: dict[str, object], reason: str, where: str) -> None:
+    """Refuse flags that would change nothing. Raises `UsageProblem`."""
+    if given := [flag for flag, value in flags.items() if value is not None]:
+        raise UsageProblem(f"{', '.join(given)} {reason}", fix="remove it", where=where)
+
+
 def _print_result(values: dict[str, float], evaluation: Evaluation | None) -> None:
     """Every measure, the mean reward with its interval first, then mean@k and pass@k with theirs."""
+    from synth.cli.comparison.table import interval_text
+
     rows: list[list[str]] = []
     ends = {f"{name}{end}" for name in values if "@" in name for end in ("_low", "_high")}
     for name in sorted(values.keys() - ends, key=_place):

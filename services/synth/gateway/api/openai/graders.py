@@ -46,11 +46,19 @@ class ValidateRequest(_GraderBody):
 
 
 class RunRequest(_GraderBody):
-    """A grader, and what it grades. model_sample: what the model said. item: the row, the namespace `item`."""
+    """A grader, and what it grades. model_sample: the reply's text. item: the row, the namespace `item`.
+
+    sample_tools: the reply's tool calls, `sample.output_tools`; the published API has no field for them.
+    """
 
     grader: dict[str, Any]
     model_sample: str
     item: dict[str, Any] = Field(default={})
+    sample_tools: list[dict[str, Any]] = Field(default=[])
+
+    @property
+    def sample(self) -> Sample:
+        return Sample(self.model_sample, self.sample_tools)
 
 
 class ValidatedGrader(msgspec.Struct, frozen=True, kw_only=True):
@@ -181,13 +189,13 @@ def grading_needs(request: RunRequest, python: bool, max_characters: int) -> byt
     """Return as JSON what the grader needs before it grades. Raises `UserError`."""
     parts = parts_of(grader := _parse(request.grader, python=python))
     sources = {key: part.source for key, part in parts.items() if isinstance(part, Python)}
-    sample = sample_as_seen(Sample(request.model_sample, [])) if sources else {}
+    sample = sample_as_seen(request.sample) if sources else {}
     return msgspec.json.encode(GradingNeeds(sources=sources, sample=sample, asks_models=bool(models_of(grader))))
 
 
 def prompts_for_models(request: RunRequest, python: bool, max_characters: int, ran: dict[str, float]) -> bytes:
     """Return as JSON what the grader asks models; nothing where it cannot ask. ran: the scores of its code."""
-    grader, sample = _parse(request.grader, python=python), Sample(request.model_sample, [])
+    grader, sample = _parse(request.grader, python=python), request.sample
     try:
         graded = grade(grader, request.item, sample, max_characters=max_characters, ran=ran)
     except GraderFailed:
@@ -214,9 +222,7 @@ def grade_sample(
     graded = Graded(0.0)
     if not stopped:
         try:
-            graded = grade(
-                grader, request.item, Sample(request.model_sample, []), max_characters=max_characters, ran=scores
-            )
+            graded = grade(grader, request.item, request.sample, max_characters=max_characters, ran=scores)
             if graded.asked:
                 parts = {**graded.parts, **dict.fromkeys(graded.lacking, 0.0), **scores}
                 shown = parts if isinstance(grader, Multi) else {}

@@ -1,0 +1,117 @@
+"""What sampling may cost: calls and money, neither of which is ever exceeded."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from typing import Any, cast
+
+import msgspec
+
+from synth.cli.errors import UsageProblem
+from synth.cli.sampling.answers import Answer
+
+Json = dict[str, Any]
+
+#: Tokens that an image is counted as, before its request: more than any provider bills for one.
+_IMAGE_TOKENS = 4096
+
+
+@dataclass(frozen=True)
+class Price:
+    """What a model costs, in the user's currency for a million tokens. prompt: of what is sent; reply: of the reply."""
+
+    prompt: float
+    reply: float
+
+    def of(self, prompt_tokens: float, reply_tokens: float) -> float:
+        return (prompt_tokens * self.prompt + reply_tokens * self.reply) / 1e6
+
+
+def read_prices(values: list[str], models: list[str]) -> dict[str, Price]:
+    """Read `--price MODEL=PROMPT,REPLY`, or `--price PROMPT,REPLY` for the first model. Raises `UsageProblem`."""
+    prices: dict[str, Price] = {}
+    for text in values:
+        model, equals, figures = text.rpartition("=")
+        parts = figures.split(",")
+        try:
+            prompt, reply = (float(part) for part in parts)
+        except ValueError:
+            prompt = reply = -1.0
+        if not (0 <= prompt < float("inf") and 0 <= reply < float("inf")):
+            raise UsageProblem(
+                f"{text!r} is no price",
+                expected="what a million tokens of prompts and of replies cost, as MODEL=2.5,10",
+                where="--price",
+            )
+        name = model if equals else models[0]
+        if name not in models:
+            raise UsageProblem(f"{name!r} is no model of this command", expected=", ".join(models), where="--price")
+        prices[name] = Price(prompt, reply)
+    return prices
+
+
+class SpendingLimit:
+    """Counts what is sent, from any number of threads. None for a limit that does not exist.
+
+    A call reserves the most that it can cost, and gives back what it did not: the sum never passes the limit.
+    """
+
+    def __init__(
+        self, *, max_calls: int | None = None, max_cost: float | None = None, price: Price | None = None
+    ) -> None:
+        self.calls = 0
+        self.cost = 0.0
+        self.max_calls, self.max_cost, self.price = max_calls, max_cost, price
+        self._reserved = 0.0
+        self._lock = threading.Lock()
+
+    def allows(self, body: Json) -> bool:
+        """Whether one more request may be sent, beside those under way; if so, its cost is reserved."""
+        most = self._most(body)
+        with self._lock:
+            if self.max_calls is not None and self.calls >= self.max_calls:
+                return False
+            if self.max_cost is not None and self.cost + self._reserved + most > self.max_cost:
+                return False
+            self.calls += 1
+            self._reserved += most
+            return True
+
+    def settle(self, body: Json, answer: Answer | None) -> None:
+        """Replace what a request reserved by what it cost. answer: None for one that is not known to be billed."""
+        paid = self.price.of(answer.prompt_tokens, answer.completion_tokens) if self.price and answer else 0.0
+        with self._lock:
+            self._reserved -= self._most(body)
+            self.cost += paid
+
+    def _most(self, body: Json) -> float:
+        """Return the most that a request can cost: a token has a byte at least, and a reply `max_tokens`."""
+        if self.price is None or self.max_cost is None:
+            return 0.0
+        images = 0
+        texts: list[Any] = [body.get("tools"), body.get("response_format")]
+        for message in cast(list[Json], body["messages"]):
+            content = message.get("content")
+            parts = [cast(Json, part) for part in cast(list[Any], content)] if isinstance(content, list) else []
+            images += sum(part.get("type") != "text" for part in parts)
+            shown = [part for part in parts if part.get("type") == "text"] if parts else content
+            texts.append({**message, "content": shown})
+        prompt = len(msgspec.json.encode(texts)) + images * _IMAGE_TOKENS
+        return self.price.of(prompt, float(body.get("max_tokens") or 0) * int(body.get("n") or 1))
+
+
+def check_limits(*, max_cost: float | None, price: Price | None, max_tokens: int | None) -> None:
+    """Refuse a limit that could not be kept. Raises `UsageProblem`."""
+    missing = [
+        flag
+        for flag, value in (("--price", price), ("--max-tokens", max_tokens))
+        if max_cost is not None and value is None
+    ]
+    if missing:
+        raise UsageProblem(
+            f"{' and '.join(missing)} missing",
+            expected="the price of a million tokens and the length of a reply, by which the cost is bounded",
+            fix="set it, or limit the calls with --max-calls",
+            where="--max-cost",
+        )

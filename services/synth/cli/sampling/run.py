@@ -1,0 +1,111 @@
+"""Samples the replies of one model to all rows, so many at a time, and keeps each as it arrives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+
+from synth.cli.api.hosted import Json
+from synth.cli.sampling.answers import Answer, AnswerFile, digest_of
+from synth.cli.sampling.budget import SpendingLimit
+from synth.cli.sampling.endpoints import ChatEndpoint, SamplingOptions
+from synth.cli.sampling.rows import PromptRow
+
+
+@dataclass
+class SamplingReport:
+    """What a run did. kept: replies that were there before. stopped: whether the budget, or an error, ended the run."""
+
+    sampled: int = 0
+    kept: int = 0
+    stopped: bool = False
+
+
+def requests_of(
+    row: PromptRow, endpoint: ChatEndpoint, options: SamplingOptions, samples: int
+) -> tuple[Json, list[str]]:
+    """Return the body that is sent for each reply to a row, and the digest of each: one reply is not another's."""
+    body = options.body(row, endpoint.model)
+    return body, [digest_of({**body, "sample": sample}) for sample in range(samples)]
+
+
+def sample_rows(
+    rows: Iterable[PromptRow],
+    endpoint: ChatEndpoint,
+    options: SamplingOptions,
+    answers: AnswerFile,
+    *,
+    samples: int = 1,
+    concurrency: int = 8,
+    budget: SpendingLimit,
+    progress: Callable[[str], None] = lambda text: None,
+) -> SamplingReport:
+    """Sample what the file lacks. Memory is bounded by `concurrency`, whatever the number of rows.
+
+    An error that no other row would change ends the run after the calls under way, whose replies are kept; then it is
+    raised. So does Ctrl-C.
+    """
+    run = _Sampling(endpoint, answers, budget, progress)
+    with ThreadPoolExecutor(concurrency) as pool:
+        try:
+            for row in rows:
+                body, digests = requests_of(row, endpoint, options, samples)
+                for sample, request in enumerate(digests):
+                    if answers.has(row.number, sample, request):
+                        run.report.kept += 1
+                        continue
+                    if not run.make_room(concurrency, body):
+                        run.report.stopped = True
+                        break
+                    future = pool.submit(endpoint.answer, row.number, sample, request, body)
+                    run.under_way[future] = body
+                if run.report.stopped:
+                    break
+        finally:
+            run.finish()
+    if run.error is not None:
+        raise run.error
+    return run.report
+
+
+class _Sampling:
+    def __init__(
+        self, endpoint: ChatEndpoint, answers: AnswerFile, budget: SpendingLimit, progress: Callable[[str], None]
+    ) -> None:
+        self.report = SamplingReport()
+        self.under_way: dict[Future[Answer], Json] = {}
+        self._endpoint = endpoint
+        self.error: BaseException | None = None
+        self._answers = answers
+        self._budget = budget
+        self._progress = progress
+
+    def make_room(self, concurrency: int, body: Json) -> bool:
+        """Wait until a request may be sent. Returns False if an error or the budget ends the run."""
+        while len(self.under_way) >= concurrency:
+            self._collect()
+        while self.error is None and not self._budget.allows(body):
+            if not self.under_way:
+                return False
+            self._collect()
+        return self.error is None
+
+    def finish(self) -> None:
+        """Keep the replies that are under way."""
+        while self.under_way:
+            self._collect()
+
+    def _collect(self) -> None:
+        done, _ = wait(self.under_way, return_when=FIRST_COMPLETED)
+        for future in done:
+            body, error = self.under_way.pop(future), future.exception()
+            answer = future.result() if error is None else None
+            self._budget.settle(body, answer)
+            if answer is None:
+                self.error = self.error or error
+            else:
+                self._answers.add(answer)
+                self.report.sampled += 1
+        total = self.report.sampled + self.report.kept
+        self._progress(f"{self._endpoint.model}: {total:,} replies")
