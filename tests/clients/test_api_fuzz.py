@@ -45,6 +45,9 @@ _NUMBERS = [
     for parameter in operation.get("parameters", ())
     if parameter["in"] == "query" and "integer" in str(parameter["schema"])
 ]
+#: With another value these make a request that is not HTTP, which the server refuses before the API reads it. Hypothesis
+#: draws names from the constants of our own code, so they do occur.
+_FRAMING = ("Transfer-Encoding", "Content-Length")
 #: An operation without parameters has few requests that differ, so the others get more.
 _EACH = math.ceil(CASES / len(_OPERATIONS)) - 4
 
@@ -130,7 +133,8 @@ def test_an_answer_is_never_our_fault(backend: Backend, operation: str, mode: Ge
             for given_by in (case.path_parameters, case.query):
                 for name in set(given_by or ()) & set(backend.there):
                     given_by[name] = data.draw(st.sampled_from(backend.there[name]), label=name)
-        case.headers.pop("Authorization", None)
+        for name in ("Authorization", *_FRAMING):
+            case.headers.pop(name, None)
         backend.ask(case.as_transport_kwargs(base_url=backend.url))
 
     ask()

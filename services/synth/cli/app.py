@@ -13,21 +13,9 @@ from typing import Annotated, Any, NoReturn
 import typer
 from typer.exceptions import TyperException
 
-from synth.cli.commands import (
-    chat,
-    config,
-    dead,
-    demo,
-    files,
-    filter,
-    import_account,
-    keys,
-    models,
-    rollouts,
-    submit,
-    traces,
-)
+from synth.cli.commands import chat, config, dead, demo, keys, models, rollouts, submit
 from synth.cli.commands.cluster import backup, doctor, logs, run, setup
+from synth.cli.commands.data import distil, files, filter, import_account, traces
 from synth.cli.commands.evaluation import app as evaluation
 from synth.cli.commands.evaluation import dataset
 from synth.cli.commands.jobs import app as jobs
@@ -150,6 +138,7 @@ for name, command, panel in (
     ("serve", serve.serve, "Work"),
     ("play", play.play, "Work"),
     ("filter", filter.filter_traces, "Work"),
+    ("distil", distil.distil, "Work"),
 ):
     app.command(name, rich_help_panel=panel)(command)
 app.add_typer(evaluation.app, name="eval", rich_help_panel="Work")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -21,14 +20,12 @@ from synth.cli.errors import CliError
 from synth.cli.sampling.answers import Answer, AnswerFile, answers_of
 from synth.cli.sampling.budget import Price, SpendingLimit
 from synth.cli.sampling.endpoints import ChatEndpoint, SamplingOptions
+from synth.cli.sampling.parallel import map_in_order
 from synth.cli.sampling.rows import PromptFile, PromptRow
 from synth.cli.sampling.run import requests_of, sample_rows
 
 Json = dict[str, Any]
 Progress = Callable[[str], None]
-
-#: Rows that are scored at one time, beyond those that a judge works on.
-_WINDOW = 64
 
 
 @dataclass(frozen=True)
@@ -172,15 +169,12 @@ def worst_rows(results: Sequence[ModelResult], count: int) -> list[int]:
 
 def _score(plan: Plan, files: Sequence[AnswerFile], count: int, progress: Progress) -> list[ModelResult]:
     results = [ModelResult(endpoint.model, endpoint.where) for endpoint in plan.endpoints]
-    rows = plan.each_row()
-    done = 0
-    with ThreadPoolExecutor(plan.concurrency) as pool, (plan.folder / "scores.jsonl").open("wb") as out:
-        while window := [_read(plan, files, row) for row in islice(rows, _WINDOW)]:
-            for scored in pool.map(lambda pair: _score_row(plan, *pair), window):
-                _count(results, scored)
-                out.write(msgspec.json.encode(_line(results, scored)) + b"\n")
-            done += len(window)
-            progress(f"scored {done:,} of {count:,} rows")
+    read = (_read(plan, files, row) for row in plan.each_row())
+    with (plan.folder / "scores.jsonl").open("wb") as out:
+        for scored in map_in_order(lambda item: _score_row(plan, *item), read, at_once=plan.concurrency):
+            _count(results, scored)
+            out.write(msgspec.json.encode(_line(results, scored)) + b"\n")
+            progress(f"scored {scored.row.number:,} of {count:,} rows")
     return results
 
 

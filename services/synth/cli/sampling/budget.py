@@ -15,6 +15,8 @@ Json = dict[str, Any]
 
 #: Tokens that an image is counted as, before its request: more than any provider bills for one.
 _IMAGE_TOKENS = 4096
+#: Tokens that an API adds to a request and to each of its messages, before the first answer shows how many.
+_REQUEST_TOKENS, _MESSAGE_TOKENS = 64, 16
 
 
 @dataclass(frozen=True)
@@ -64,41 +66,48 @@ class SpendingLimit:
         self.cost = 0.0
         self.max_calls, self.max_cost, self.price = max_calls, max_cost, price
         self._reserved = 0.0
+        self._added = _REQUEST_TOKENS
         self._lock = threading.Lock()
 
-    def allows(self, body: Json) -> bool:
-        """Whether one more request may be sent, beside those under way; if so, its cost is reserved."""
-        most = self._most(body)
+    def reserve(self, body: Json) -> float | None:
+        """Return the most that one more request can cost, which is reserved; None if the limits do not allow it."""
         with self._lock:
+            most = self._most(body)
             if self.max_calls is not None and self.calls >= self.max_calls:
-                return False
+                return None
             if self.max_cost is not None and self.cost + self._reserved + most > self.max_cost:
-                return False
+                return None
             self.calls += 1
             self._reserved += most
-            return True
+            return most
 
-    def settle(self, body: Json, answer: Answer | None) -> None:
+    def settle(self, reserved: float, body: Json, answer: Answer | None) -> None:
         """Replace what a request reserved by what it cost. answer: None for one that is not known to be billed."""
         paid = self.price.of(answer.prompt_tokens, answer.completion_tokens) if self.price and answer else 0.0
         with self._lock:
-            self._reserved -= self._most(body)
+            self._reserved -= reserved
             self.cost += paid
+            if answer is not None:
+                self._added = max(self._added, self._added + answer.prompt_tokens - self._prompt_tokens(body))
 
     def _most(self, body: Json) -> float:
-        """Return the most that a request can cost: a token has a byte at least, and a reply `max_tokens`."""
         if self.price is None or self.max_cost is None:
             return 0.0
+        return self.price.of(self._prompt_tokens(body), float(body.get("max_tokens") or 0))
+
+    def _prompt_tokens(self, body: Json) -> int:
+        """Return the most tokens that a prompt can have: a token has a byte at least."""
         images = 0
         texts: list[Any] = [body.get("tools"), body.get("response_format")]
-        for message in cast(list[Json], body["messages"]):
+        messages = cast(list[Json], body["messages"])
+        for message in messages:
             content = message.get("content")
             parts = [cast(Json, part) for part in cast(list[Any], content)] if isinstance(content, list) else []
             images += sum(part.get("type") != "text" for part in parts)
             shown = [part for part in parts if part.get("type") == "text"] if parts else content
             texts.append({**message, "content": shown})
-        prompt = len(msgspec.json.encode(texts)) + images * _IMAGE_TOKENS
-        return self.price.of(prompt, float(body.get("max_tokens") or 0) * int(body.get("n") or 1))
+        added = self._added + len(messages) * _MESSAGE_TOKENS
+        return len(msgspec.json.encode(texts)) + images * _IMAGE_TOKENS + added
 
 
 def check_limits(*, max_cost: float | None, price: Price | None, max_tokens: int | None) -> None:

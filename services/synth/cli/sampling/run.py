@@ -55,11 +55,12 @@ def sample_rows(
                     if answers.has(row.number, sample, request):
                         run.report.kept += 1
                         continue
-                    if not run.make_room(concurrency, body):
+                    reserved = run.make_room(concurrency, body)
+                    if reserved is None:
                         run.report.stopped = True
                         break
                     future = pool.submit(endpoint.answer, row.number, sample, request, body)
-                    run.under_way[future] = body
+                    run.under_way[future] = (reserved, body)
                 if run.report.stopped:
                     break
         finally:
@@ -74,22 +75,23 @@ class _Sampling:
         self, endpoint: ChatEndpoint, answers: AnswerFile, budget: SpendingLimit, progress: Callable[[str], None]
     ) -> None:
         self.report = SamplingReport()
-        self.under_way: dict[Future[Answer], Json] = {}
+        self.under_way: dict[Future[Answer], tuple[float, Json]] = {}
         self._endpoint = endpoint
         self.error: BaseException | None = None
         self._answers = answers
         self._budget = budget
         self._progress = progress
 
-    def make_room(self, concurrency: int, body: Json) -> bool:
-        """Wait until a request may be sent. Returns False if an error or the budget ends the run."""
+    def make_room(self, concurrency: int, body: Json) -> float | None:
+        """Wait until a request may be sent. Returns what it reserves; None if an error or the limits end the run."""
         while len(self.under_way) >= concurrency:
             self._collect()
-        while self.error is None and not self._budget.allows(body):
-            if not self.under_way:
-                return False
+        while self.error is None:
+            reserved = self._budget.reserve(body)
+            if reserved is not None or not self.under_way:
+                return reserved
             self._collect()
-        return self.error is None
+        return None
 
     def finish(self) -> None:
         """Keep the replies that are under way."""
@@ -99,9 +101,9 @@ class _Sampling:
     def _collect(self) -> None:
         done, _ = wait(self.under_way, return_when=FIRST_COMPLETED)
         for future in done:
-            body, error = self.under_way.pop(future), future.exception()
+            (reserved, body), error = self.under_way.pop(future), future.exception()
             answer = future.result() if error is None else None
-            self._budget.settle(body, answer)
+            self._budget.settle(reserved, body, answer)
             if answer is None:
                 self.error = self.error or error
             else:

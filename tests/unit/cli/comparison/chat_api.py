@@ -45,7 +45,7 @@ class ChatApi:
         choice = {"index": 0, "message": message, "finish_reason": "stop"}
         with self._lock:
             name = self.names.pop(0) if self.names else body["model"]
-        usage = {"prompt_tokens": 100, "completion_tokens": 20, "total_tokens": 120}
+        usage = {"prompt_tokens": 20, "completion_tokens": 20, "total_tokens": 40}
         return Answer(body={"id": "c", "object": "chat.completion", "model": name, "choices": [choice], "usage": usage})
 
 

@@ -26,7 +26,7 @@ def test_two_hosted_models_are_compared_row_by_row_without_a_cluster(run: Run, u
     assert (good["mean"], weak["mean"], good["rows"]) == (1.0, 0.5, 20)
     assert (weak["difference"]["mean"], weak["difference"]["worse"], weak["difference"]["equal"]) == (-0.5, 10, 10)
     assert weak["difference"]["interval"]["high"] < 0
-    assert (good["cost_of_1000_calls"], weak["cost_of_1000_calls"]) == (pytest.approx(0.4), None)
+    assert (good["cost_of_1000_calls"], weak["cost_of_1000_calls"]) == (pytest.approx(0.24), None)
     lines = [json.loads(line) for line in Path("comparison/scores.jsonl").read_text().splitlines()]
     assert lines[1] == {"row": 2, "scores": {"good": 1.0, "weak": 0.0}, "preferred": {}}
 

@@ -1,0 +1,1 @@
+"""A dataset of a teacher's replies, which SFT or DPO trains as it is."""
