@@ -45,8 +45,8 @@ _NUMBERS = [
     for parameter in operation.get("parameters", ())
     if parameter["in"] == "query" and "integer" in str(parameter["schema"])
 ]
-#: With another value these make a request that is not HTTP, which the server refuses before the API reads it. Hypothesis
-#: draws names from the constants of our own code, so they do occur.
+#: With another value these make a request that is not HTTP, which the server refuses before the API reads it.
+#: Hypothesis draws names from the constants of our own code, so they do occur.
 _FRAMING = ("Transfer-Encoding", "Content-Length")
 #: An operation without parameters has few requests that differ, so the others get more.
 _EACH = math.ceil(CASES / len(_OPERATIONS)) - 4

@@ -64,6 +64,9 @@ def test_what_differs_is_the_key_that_was_set_and_the_curves_begin_with_the_sour
     assert [job["name"] for job in found["jobs"]] == ["first", "second"]
     for job in (runs.a, runs.b):
         assert [step for step, _ in found["curves"]["eval.reward_mean"][job]] == [0, 1, 2]
+    [first, second] = found["evaluations"]
+    assert (first["evaluation"], first["difference"]) == (f"{runs.a} step 2", None)
+    assert second["difference"]["seeds"] == 4
     # Both judge the same model on the same seeds at step 0.
     source = runs.platform.shell.json("eval", "compare", runs.a, runs.b, "--step", "0")["differences"][0]
     assert source["seeds"] == 4

@@ -34,7 +34,7 @@ from synth.api.schemas import (
     SubmittedJob,
 )
 from synth.cli.api.counted_file import CountedFile
-from synth.cli.api.refusals import error_of
+from synth.cli.api.refusals import error_of, gave_no_score
 from synth.cli.api.retries import backoff, is_refusal, retry_after
 from synth.cli.config import Config
 from synth.cli.connections.clients import open_http
@@ -369,7 +369,7 @@ class Client:
                 if not is_refusal(reply):
                     return reply
                 delay = min(_LONGEST_PAUSE_S, retry_after(reply) or delay)
-                if reply.status_code not in _RETRIED or time.monotonic() + delay > deadline:
+                if reply.status_code not in _RETRIED or gave_no_score(reply) or time.monotonic() + delay > deadline:
                     raise error_of(reply, key=self._key)
             time.sleep(delay)
             attempt += 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import httpx
 import msgspec
@@ -10,6 +10,18 @@ import msgspec
 from synth.cli.config import ConfigValue
 from synth.cli.errors import CliError, NotAuthorised, NotFound, Unreachable, UsageProblem
 from synth.errors import Problem
+
+#: The type of the error of a judge that answered, and gave no score.
+_NO_SCORE = "judge_unreadable"
+
+
+class NoScore(CliError):
+    """A judge answered as often as it may, and gave no score that can be read."""
+
+
+def gave_no_score(reply: httpx.Response) -> bool:
+    """Whether an error is the judge's, who answered: the same request again would cost the same calls again."""
+    return reply.status_code == 503 and _error(reply).get("type") == _NO_SCORE
 
 
 def error_of(reply: httpx.Response, *, key: ConfigValue) -> CliError:
@@ -21,6 +33,8 @@ def error_of(reply: httpx.Response, *, key: ConfigValue) -> CliError:
             where=f"{reply.request.method} {reply.request.url}",
         )
     problems = _problems(reply)
+    if gave_no_score(reply):
+        return NoScore.of(problems)
     if not problems and reply.status_code < 500 and reply.status_code not in (401, 403):
         return Unreachable(
             f"what answers here is not a Synth backend: {reply.status_code} without a reason",
@@ -49,10 +63,18 @@ def error_of(reply: httpx.Response, *, key: ConfigValue) -> CliError:
 def _problems(reply: httpx.Response) -> list[Problem]:
     """The problems in an error of the backend; none when the body is not one of the backend's errors."""
     try:
-        body = msgspec.json.decode(reply.content, type=dict[str, Any])
-        error = body.get("error") or {}
+        error = _error(reply)
         listed = msgspec.convert(error.get("problems") or [], list[Problem])
         text = str(error.get("message") or "")
-    except (msgspec.DecodeError, msgspec.ValidationError, AttributeError):
+    except msgspec.ValidationError:
         listed, text = [], ""
     return listed or ([Problem(what=text)] if text else [])
+
+
+def _error(reply: httpx.Response) -> dict[str, Any]:
+    """The error object of an answer; {} if it has none."""
+    try:
+        error = msgspec.json.decode(reply.content, type=dict[str, Any]).get("error")
+    except (msgspec.DecodeError, msgspec.ValidationError):
+        return {}
+    return cast(dict[str, Any], error) if isinstance(error, dict) else {}

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol, cast
 
 from synth.cli.api.client import Client
+from synth.cli.api.refusals import NoScore
 from synth.cli.comparison.validity import read_calls
 from synth.cli.errors import CliError, UsageProblem
 from synth.cli.sampling.rows import PromptRow, text_of
@@ -152,7 +153,10 @@ class RubricScorer:
             "rubric": self._rubric,
             "options": {"event": False, **self._options},
         }
-        review = self._client.judge(body, patience=_PATIENCE_S)
+        try:
+            review = self._client.judge(body, patience=_PATIENCE_S)
+        except NoScore as error:
+            return Score(None, error.problems[0].what)
         outcome = cast(Json, review.get("outcome_review") or {})
         criteria = cast(dict[str, Json], outcome.get("criteria") or {})
         reasons = "; ".join(f"{name}: {c['reason']}" for name, c in criteria.items() if c.get("reason"))

@@ -19,8 +19,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from synth.api.schemas import JobWithConfig, Point
+    from synth.cli.api.client import Client
     from synth.cli.comparison.configs import Difference
     from synth.cli.comparison.figures import Figure
+    from synth.cli.comparison.paired import Measured
 
 _PLOT_HEIGHT = 12
 _BETTER = " *"
@@ -52,7 +54,8 @@ def compare(
 ) -> None:
     """Show what differs between jobs: their settings, their final and best figures, their curves over each other.
 
-    Settings have the names of a job file. `*` marks the better run of each figure.
+    Settings have the names of a job file. `*` marks the better run of each figure. The last evaluations of the jobs are
+    compared on the seeds that both have, as `eval compare` does it.
     """
     from synth.cli.comparison.configs import differences, settings_of
     from synth.cli.comparison.figures import drawn_metrics, figures
@@ -73,16 +76,19 @@ def compare(
         for mark, id in zip(string.ascii_uppercase, jobs, strict=False):
             job, points = client.job(id), client.metrics(id)
             compared.append(_Compared(mark, job, points, figures(points, kind=job.kind)))
+        evaluated = _evaluations(client, compared)
     differing = differences(settings_of([c.job.resolved for c in compared]))
     drawn = drawn_metrics([c.figures for c in compared], [c.job.kind for c in compared])
     if fmt is Format.JSON:
-        return output.print_json(_as_data(compared, differing, drawn))
+        return output.print_json(_as_data(compared, differing, drawn, evaluated))
     _print_jobs(compared)
     _print_rows("jobs", compared, _facts(compared))
     figure_rows = _figures(compared)
     _print_rows("figures", compared, figure_rows)
     if output.is_terminal() and any(str(value).endswith(_BETTER) for _, values in figure_rows for value in values):
         output.hint("* the better run")
+    if evaluated:
+        _print_evaluations(evaluated)
     unresolved = [c.job.id for c in compared if c.job.resolved is None]
     if unresolved:
         output.warn(f"{', '.join(unresolved)}: never validated, so that there are no settings to compare")
@@ -95,8 +101,38 @@ def compare(
     return None
 
 
-def _as_data(compared: Sequence[_Compared], differing: Sequence[Difference], drawn: Sequence[str]) -> dict[str, Any]:
+def _evaluations(client: Client, compared: Sequence[_Compared]) -> list[Measured]:
+    """Return the last evaluation of each job, seed by seed; [] if fewer than two jobs have one."""
+    from synth.cli.comparison.paired import Measured
+    from synth.cli.evaluation.rewards import find_evaluation
+
+    measured: list[Measured] = []
+    for c in compared:
+        # To read the events of a job takes long: only of those that have evaluations.
+        evaluation = find_evaluation(client, c.job.id) if c.points_of("eval.reward_mean") or c.job.eval else None
+        if evaluation is not None:
+            measured.append(Measured(evaluation.title, evaluation.by_seed))
+    return measured if len(measured) > 1 else []
+
+
+def _print_evaluations(evaluated: Sequence[Measured]) -> None:
+    from synth.cli.comparison.paired import against_first
+    from synth.cli.comparison.table import print_paired
+
+    print_paired(evaluated, against_first(evaluated), heading="evaluation", unit="seed")
+    output.print_line("")
+
+
+def _as_data(
+    compared: Sequence[_Compared],
+    differing: Sequence[Difference],
+    drawn: Sequence[str],
+    evaluated: Sequence[Measured],
+) -> dict[str, Any]:
+    from synth.cli.comparison.paired import against_first
+
     ids = [c.job.id for c in compared]
+    paired = zip(evaluated, against_first(evaluated), strict=True) if evaluated else ()
     return {
         "jobs": [
             {
@@ -112,6 +148,10 @@ def _as_data(compared: Sequence[_Compared], differing: Sequence[Difference], dra
         ],
         "differences": [{"key": d.key, "values": dict(zip(ids, d.values, strict=True))} for d in differing],
         "figures": {c.job.id: c.figures for c in compared},
+        "evaluations": [
+            {"evaluation": m.title, "mean": m.mean, "interval": m.interval, "difference": difference}
+            for m, difference in paired
+        ],
         "curves": {
             name: {c.job.id: [[p.step, p.value] for p in c.points_of(name)] for c in compared} for name in drawn
         },
