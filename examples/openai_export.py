@@ -55,7 +55,7 @@ def write_export(folder: Path) -> None:
     files = {"file-tickets": all_rows[_HELD_OUT:], "file-held-out": all_rows[:_HELD_OUT]}
     for id, content in files.items():
         (folder / f"{id}.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in content))
-    hyperparameters = {"n_epochs": 6, "batch_size": 16, "learning_rate_multiplier": 300.0}
+    hyperparameters = {"n_epochs": 12, "batch_size": 16, "learning_rate_multiplier": 300.0}
     job = {
         "object": "fine_tuning.job",
         "id": "ftjob-tickets",
