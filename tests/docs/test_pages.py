@@ -28,8 +28,8 @@ def name(page: Path) -> str:
 @pytest.mark.parametrize("page", FROM_NOTHING, ids=name)
 def test_a_page_that_begins_with_nothing_runs_as_written(page: Path, tmp_path: Path):
     session = Session(tmp_path / "synth")
-    # The same job files, with all of their steps, are proved to learn by tests/e2e/cli/test_demo.py. After 200 steps one
-    # answer in 20 is right; after 100 one in 300, and then an RL job may end because it sees no reward.
+    # The same job files, with all of their steps, are proved to learn by tests/e2e/cli/test_demo.py. After 200 steps
+    # one answer in 20 is right; after 100 one in 300, and then an RL job may end because it sees no reward.
     session.shorten(sft=200, rl=3)
     try:
         session.run_page(page)

@@ -89,6 +89,7 @@ def screens(p: Platform, url: str) -> list[Screen]:
     same = (again, "--dataset", "math.jsonl", "--idempotency", "tour")
     shell.ok("submit", *same, "--follow")
     run = ("--seeds", "0-3", "--max-tokens", "8", "--task-url", url, "--idempotency", "tour-eval", "--per-seed")
+    rows = ("--limit", "4", "--max-tokens", "40")
     write_export(shell.folder / "exported")
     jobs, models, step = (trained, played, *evals, refused), (model, learnt), f"{learnt}:step_2"
     return [
@@ -110,6 +111,8 @@ def screens(p: Platform, url: str) -> list[Screen]:
         Screen(("eval", "run"), ("--app-id", "two", "--seeds", "0-3", "--model", "tiny-qwen3"), code=2),
         Screen(("eval", "show"), (evals[0], "--per-seed"), whole=tuple(f"{evals[0]}_e0_{i}" for i in range(4))),
         Screen(("eval", "compare"), (*evals, "--per-seed"), whole=tuple(evals)),
+        Screen(("compare",), ("tiny-qwen3", model, *rows, "--rows", "math.jsonl"), whole=("comparison/report.html",)),
+        Screen(("distil",), ("--teacher", model, *rows, "--prompts", "math.jsonl", "--i-may-train-on-this")),
         Screen(("jobs", "ls"), whole=(*jobs, *models), table=True),
         Screen(("jobs", "get"), (played,), whole=(played, learnt)),
         Screen(("jobs", "get"), (refused,), whole=(refused,)),

@@ -235,16 +235,16 @@ def open_scorer(grader: Path | None, judge: Path | None, cluster: Client | CliEr
 def _print_tables(plan: Plan, results: list[ModelResult], prices: dict[str, Price], paths: list[str]) -> None:
     from synth.cli.comparison.paired import against_first
     from synth.cli.comparison.report import figures
-    from synth.cli.comparison.table import print_paired
+    from synth.cli.comparison.table import MARKS, print_paired
 
     measured = [result.measured for result in results]
     output.message(f"score: {plan.scorer.title}")
     print_paired(measured, against_first(measured), heading="model", unit="row")
     output.print_line("")
     table = figures(results, prices)
-    # Models as columns: the figures are more than a terminal is wide.
+    # Models as columns, by their letters: the figures are more than a terminal is wide.
     output.print_table(
-        ("figure", *(row[0] for row in table.rows)),
+        ("figure", *MARKS[: len(results)]),
         [[name, *(row[i] for row in table.rows)] for i, name in enumerate(table.head) if i],
     )
     for result in results:
