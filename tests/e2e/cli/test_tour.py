@@ -111,7 +111,7 @@ def screens(p: Platform, url: str) -> list[Screen]:
         Screen(("eval", "run"), ("--app-id", "two", "--seeds", "0-3", "--model", "tiny-qwen3"), code=2),
         Screen(("eval", "show"), (evals[0], "--per-seed"), whole=tuple(f"{evals[0]}_e0_{i}" for i in range(4))),
         Screen(("eval", "compare"), (*evals, "--per-seed"), whole=tuple(evals)),
-        Screen(("compare",), ("tiny-qwen3", model, *rows, "--rows", "math.jsonl"), whole=("comparison/report.html",)),
+        Screen(("compare",), ("tiny-qwen3", model, *rows, "--rows", "math.jsonl"), whole=("tiny-qwen3", model)),
         Screen(("distil",), ("--teacher", model, *rows, "--prompts", "math.jsonl", "--i-may-train-on-this")),
         Screen(("jobs", "ls"), whole=(*jobs, *models), table=True),
         Screen(("jobs", "get"), (played,), whole=(played, learnt)),
