@@ -8,7 +8,7 @@ import os
 import signal
 import ssl
 import subprocess
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from synth.bus.server.embedded import ServerConfig, free_port, new_users, start,
 from synth.bus.server.provision import provision
 from synth.bus.server.topology import topology
 from synth.runtime.settings import ServiceSettings
+from synth.runtime.startup import collector_off
 
 # How fast this machine is just now says nothing of the code.
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -47,6 +48,13 @@ def authorities_are_loaded_once() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("httpx._transports.default.create_ssl_context", _cached_ssl_context)
         yield
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Import the tests without the garbage collector, and keep it from going through what they import."""
+    with collector_off():
+        return (yield)
 
 
 def pytest_configure() -> None:

@@ -52,13 +52,15 @@ class Flywheel:
 @pytest.fixture(scope="module")
 def flywheel(platform: Platform, sums: Path, math_url: str) -> Flywheel:
     """Run the flywheel; kill it after its first model, and start it again with the same line."""
+    sft = (ROOT / "configs/demo/sft.toml").read_text().replace("total_steps = 1000", "total_steps = 500")
+    (platform.shell.folder / "loop_sft.toml").write_text(sft)
     rl = (ROOT / "configs/demo/rl.toml").read_text().replace("iterations_per_epoch = 30", "iterations_per_epoch = 12")
     (platform.shell.folder / "loop_rl.toml").write_text(rl)
     held_out = (ROOT / "configs/demo/eval.toml").read_text().replace("1000000-1000511", "1000000-1000191")
     (platform.shell.folder / "loop_eval.toml").write_text(held_out)
     command = [
         *(sys.executable, "-m", "examples.flywheel", "--name", "loop", "--dataset", str(sums)),
-        *("--task-url", math_url, "--rl", "loop_rl.toml", "--sft", f"{ROOT}/configs/demo/sft.toml"),
+        *("--task-url", math_url, "--rl", "loop_rl.toml", "--sft", "loop_sft.toml"),
         *("--play", f"{ROOT}/configs/flywheel/eval.toml", "--distil", f"{ROOT}/configs/flywheel/sft.toml"),
         *("--eval", "loop_eval.toml"),
     ]

@@ -20,6 +20,15 @@ JOBS = [f"job_{n:016d}" for n in range(1, 5)]
 VALUES = {"aaa": 1.0, "reward_mean": 0.5, "eval.reward_mean": 0.75, "loss": 2.0, "zeta": 3.0}
 
 
+def evaluated(gain: int) -> list[dict[str, Any]]:
+    """The events of an evaluation of eight seeds. gain: what each seed earns more than its number's remainder."""
+    rollouts = [{"mode": "eval", "rollout_id": f"e2_{s}", "seed": s, "iteration": 2} for s in range(8)]
+    bodies = [("rollout.completed", rollout | {"reward": rollout["seed"] % 2 + gain}) for rollout in rollouts]
+    bodies.append(("eval.completed", {"iteration": 2, "step": 2}))
+    when = "2026-01-01T00:00:00Z"
+    return [{"seq": n, "type": type, "data": data, "time": when} for n, (type, data) in enumerate(bodies, start=1)]
+
+
 def answer(request: Request) -> Answer:
     url = urlparse(request.path)
     query = parse_qs(url.query)
@@ -33,6 +42,8 @@ def answer(request: Request) -> Answer:
             if name in query.get("name", [name])
         ]
         return Answer(body={"points": points, "more": False})
+    if url.path.endswith("/events"):
+        return Answer(body={"events": evaluated(JOBS.index(id)), "last_seq": 9, "more": False})
     if id:
         return Answer(body=job_body("succeeded", id=id, kind="rl"))
     jobs = [job_body("succeeded", id=id, kind="rl") for id in reversed(JOBS)]
@@ -99,6 +110,14 @@ def test_a_picture_without_the_plotting_package_names_its_extra(monkeypatch: pyt
 def test_the_jobs_with_a_tag_are_compared_oldest_first():
     data = json.loads(run("compare", "--tag", "sweep=lr", "-o", "json").stdout)
     assert [job["id"] for job in data["jobs"]] == JOBS
+
+
+def test_the_last_evaluations_are_compared_with_the_first_seed_by_seed():
+    data = json.loads(run("compare", *JOBS[:3], "-o", "json").stdout)
+    differences = [evaluation["difference"] for evaluation in data["evaluations"]]
+    assert [d and (d["mean"], d["seeds"]) for d in differences] == [None, (1.0, 8), (2.0, 8)]
+    shown = run("compare", *JOBS[:2]).stdout
+    assert "B is better: the interval does not contain 0" in shown
 
 
 def test_a_tag_of_no_job_is_an_error_that_names_it():
