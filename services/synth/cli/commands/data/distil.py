@@ -127,7 +127,7 @@ def distil(
             expected=f"an answer from {terms_of(endpoint.where)}",
             fix="if it is, add --i-may-train-on-this",
         )
-    output.message(f"{teacher} by {terms_of(endpoint.where)}")
+    output.message(f"replies of {teacher}: {terms_of(endpoint.where)} hold")
     plan = DistillationPlan(
         rows=PromptFile(prompts),
         endpoint=endpoint,
