@@ -71,21 +71,25 @@ def grade(
 ) -> Graded:
     """Grade a sample. item: the row. max_characters: of the texts of one comparison, and of one question.
 
-    ran: the scores of its `python` parts. Raises `GraderFailed`.
+    ran: the scores of parts that were graded elsewhere, by their keys: of all `python` parts at least. Raises
+    `GraderFailed`.
     """
     scores, lacking = dict[str, float](), dict[str, str]()
     asked: list[GraderPrompt] = []
     try:
         for key, part in parts_of(grader).items():
+            if key in ran:
+                scores[key] = ran[key]
+                continue
             budget = Budget(max_characters)
             try:
                 match part:
-                    case Python():
-                        scores[key] = ran[key]
                     case ScoreModel() | LabelModel():
                         asked.append(_prompt(key, part, item, sample, budget))
-                    case _:
+                    case StringCheck() | TextSimilarity():
                         scores[key] = _score(part, item, sample, budget)
+                    case Python():
+                        raise KeyError(f"{key!r} is code, and was not run")
             except SampleLacks as lacks:
                 scores[key], lacking[key] = 0.0, str(lacks)
     except (ItemLacks, TooLong) as error:

@@ -52,6 +52,14 @@ NEEDY: dict[tuple[str, ...], str] = {
     ("files", "upload", "rows"): "parquet",
     ("config", "check", "sft.toml", "--dataset", "rows/rows.parquet"): "parquet",
 }
+#: A grader that needs no package.
+_SAME = {
+    "type": "string_check",
+    "name": "same",
+    "operation": "eq",
+    "input": "{{sample.output_text}}",
+    "reference": "{{item.reference}}",
+}
 _EVAL = ("eval", "run", "--model", "tiny-qwen3", "--max-tokens", "8")
 #: Client commands that are not run here, and why.
 NOT_RUN: dict[Words, str] = {
@@ -138,6 +146,7 @@ def environments(platform: Platform, rows: Path, tmp_path_factory: pytest.TempPa
             shutil.copy(file, environment.folder)
         (environment.folder / "one_app.py").write_text(ONE.format(name="one"))
         (environment.folder / "sft.toml").write_text(sft(steps=80))
+        (environment.folder / "same.json").write_text(json.dumps(_SAME))
         write_export(environment.folder / "exported")
         (environment.folder / "rows").mkdir()
         (environment.folder / "rows" / "rows.parquet").write_bytes(b"PAR1" + bytes(64) + b"PAR1")
@@ -151,7 +160,7 @@ def test_a_plain_install_runs_every_command_of_a_client(environments: dict[str, 
     [(watched, text)] = plain.run(["jobs", "watch", job])
     assert watched == 0, text
     model = plain.json("jobs", "get", job)["model"]
-    eval_ = ("eval", "run", *seeds, "--model")
+    eval_, rows = ("eval", "run", *seeds, "--model"), ("--limit", "2", "--max-tokens", "40")
     first, second = (plain.json(*eval_, id, "--follow")["job"] for id in (model, "tiny-qwen3"))
     key = plain.json("keys", "create")["id"]
     file = plain.json("files", "upload", "math.jsonl")["id"]
@@ -166,8 +175,8 @@ def test_a_plain_install_runs_every_command_of_a_client(environments: dict[str, 
         (0, ("eval", "run"), (*seeds, "--model", model)),
         (0, ("eval", "show"), (first, "--per-seed")),
         (0, ("eval", "compare"), (first, second)),
-        (0, ("compare",), ("tiny-qwen3", model, "--rows", "math.jsonl", "--limit", "2", "--max-tokens", "8")),
-        (0, ("distil",), ("--teacher", model, "--prompts", "math.jsonl", "--limit", "2", "--i-may-train-on-this")),
+        (0, ("compare",), ("tiny-qwen3", model, *rows, "--rows", "math.jsonl", "--grader", "same.json")),
+        (0, ("distil",), ("--teacher", model, *rows, "--prompts", "math.jsonl", "--i-may-train-on-this")),
         (0, ("jobs", "ls"), ()),
         (0, ("jobs", "get"), (job,)),
         (0, ("jobs", "config"), (job,)),

@@ -6,6 +6,7 @@ import json
 import sys
 import tomllib
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol, cast
 
@@ -15,7 +16,16 @@ from synth.cli.comparison.validity import read_calls
 from synth.cli.errors import CliError, UsageProblem
 from synth.cli.sampling.rows import PromptRow, text_of
 from synth.errors import Problem, UserError
-from synth.graders.schema import Grader, LabelModel, Python, ScoreModel, parse_grader, parts_of, templates_of
+from synth.graders.schema import (
+    Grader,
+    LabelModel,
+    Python,
+    ScoreModel,
+    TextSimilarity,
+    parse_grader,
+    parts_of,
+    templates_of,
+)
 from synth.graders.template import ItemLacks, Sample, check_item
 from synth.judging.rubric import rubric_from_table
 
@@ -76,7 +86,11 @@ class GraderScorer:
         self.title = f"grader {grader.name}"
         self._grader = grader
         self._client = None if isinstance(cluster, CliError) else cluster
-        self._remote = {k: p for k, p in parts_of(grader).items() if isinstance(p, Python | ScoreModel | LabelModel)}
+        remote = (Python, ScoreModel, LabelModel)
+        if self._client is not None and find_spec("rapidfuzz") is None:
+            # Without the extra `graders` the cluster compares texts, too.
+            remote = (*remote, TextSimilarity)
+        self._remote = {key: part for key, part in parts_of(grader).items() if isinstance(part, remote)}
         if self._remote and isinstance(cluster, CliError):
             key, part = next(iter(self._remote.items()))
             raise UsageProblem(
@@ -93,7 +107,7 @@ class GraderScorer:
                 raise UsageProblem(str(lacks), fix="correct the row, or the grader's template", where=where) from lacks
 
     def score(self, row: PromptRow, message: Json) -> Score:
-        from synth.graders.grade import GraderFailed, grade, total_of
+        from synth.graders.grade import GraderFailed, grade
 
         sample = Sample(text_of(message), message.get("tool_calls") or [])
         remote: dict[str, float] = {}
@@ -104,11 +118,9 @@ class GraderScorer:
             remote[key] = answer
         try:
             graded = grade(self._grader, row.item, sample, max_characters=sys.maxsize, ran=remote)
-            parts = {**graded.parts, **remote, **dict.fromkeys(graded.lacking, 0.0)}
-            value = graded.score if graded.score is not None else total_of(self._grader, parts)
         except GraderFailed as failed:
             return Score(None, str(failed))
-        return Score(value, "; ".join(graded.lacking.values()), parts if len(parts) > 1 else {})
+        return Score(graded.score, "; ".join(graded.lacking.values()), graded.parts)
 
     def _run(self, grader: Json, row: PromptRow, message: Json) -> float | str:
         """Return the score of a part that runs on the cluster, or why it has none."""

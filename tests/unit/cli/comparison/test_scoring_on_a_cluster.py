@@ -123,3 +123,19 @@ def test_a_key_of_the_rubrics_file_without_effect_is_refused(run: Run, url: str,
     code, _, err = run("compare", "good", "weak", "--rows", "sums.jsonl", "--base-url", url, "--judge", "rubric.toml")
     assert code == 2
     assert "[judge.options].max_calls has no effect on a dataset" in err
+
+
+def test_without_the_packages_of_the_extra_the_cluster_compares_texts(
+    run: Run, url: str, cluster_url: str, judges: Judges, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("synth.cli.comparison.scoring.find_spec", lambda name: None)
+    part = {"type": "text_similarity", "evaluation_metric": "bleu", "input": "{{sample.output_text}}", "reference": "4"}
+    check = {"type": "string_check", "operation": "eq", "input": "{{sample.output_text}}", "reference": "4"}
+    graders = {"alike": part | {"name": "alike"}, "same": check | {"name": "same"}}
+    multi = {"type": "multi", "name": "both", "graders": graders, "calculate_output": "alike / 2 + same / 2"}
+    Path("grader.json").write_text(json.dumps(multi))
+    judges.failures = [Answer(body={"reward": 0.5, "metadata": {"errors": ERRORS}})] * 8
+    good = compared(run, url, "--grader", "grader.json")["models"][0]
+    # Of 0, 2, 4 and 6 one is 4.
+    assert good["mean"] == pytest.approx((4 * 0.25 + 0.5) / 4)
+    assert {body["grader"]["type"] for body in judges.bodies} == {"text_similarity"}
