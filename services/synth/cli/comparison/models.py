@@ -1,4 +1,4 @@
-"""Compares models on the rows of a dataset: samples what is missing, scores every reply, and pairs the rows."""
+"""Compares models on the rows of a dataset: samples missing replies, scores every reply, and pairs the rows."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Progress = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Plan:
-    """What is compared, and how. limit: of rows, the first so many; None for all."""
+    """The models, the rows and the settings of a comparison. limit: only the first rows; None for all."""
 
     rows: PromptFile
     endpoints: Sequence[ChatEndpoint]

@@ -11,7 +11,7 @@ from synth.estimates.intervals import Interval, PairedDifference, mean_interval,
 
 @dataclass(frozen=True)
 class Measured:
-    """What was measured. title: of the model or the evaluation. by_key: a value of each seed or row."""
+    """The values of one model or evaluation. title: its name. by_key: a value of each seed or row."""
 
     title: str
     by_key: Mapping[int, float]

@@ -1,4 +1,4 @@
-"""What a reply is worth: by the row's own reply, by a grader, or by a judge with a rubric."""
+"""The score of a reply: by the row's own reply, by a grader, or by a judge with a rubric."""
 
 from __future__ import annotations
 

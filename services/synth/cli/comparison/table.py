@@ -22,7 +22,7 @@ def print_paired(
 ) -> None:
     """Print a line for each with its mean, then a line for each difference to the first, then what they show.
 
-    heading: of the titles, such as "model". unit: what is paired, "seed" or "row".
+    heading: of the titles, such as "model". unit: of the pairs, "seed" or "row".
     """
     from synth.cli.comparison.paired import verdict
 

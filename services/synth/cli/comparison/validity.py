@@ -17,7 +17,7 @@ _NO_OTHERS: Registry[Any] = Registry()
 
 
 def format_problem(row: PromptRow, message: Json) -> str | None:
-    """Return what is wrong with a reply's structured output, "" for a valid one; None for a row without.
+    """Return the fault of a reply's structured output, "" for a valid one; None for a row without.
 
     A row has structured output if its `response_format` is a JSON one, or if its own reply is a JSON object.
     """
@@ -37,7 +37,7 @@ def format_problem(row: PromptRow, message: Json) -> str | None:
 
 
 def calls_problem(row: PromptRow, message: Json) -> str | None:
-    """Return what is wrong with a reply's tool calls, "" for valid ones; None if neither it nor the row's reply calls.
+    """Return the fault of a reply's tool calls, "" for valid ones; None if neither it nor the row's reply calls.
 
     A call is valid if the row has its tool, and its arguments are an object that fits the tool's schema. A reply
     without a call is wrong if the row's own reply calls a tool.

@@ -23,7 +23,7 @@ Progress = Callable[[str], None]
 
 @dataclass(frozen=True)
 class DistillationPlan:
-    """What is sampled, and what is kept. samples: replies to each prompt. limit: of prompts; None for all."""
+    """The settings of a distillation. samples: replies to each prompt. limit: only the first prompts; None for all."""
 
     rows: PromptFile
     endpoint: ChatEndpoint
@@ -39,7 +39,7 @@ class DistillationPlan:
 
 @dataclass
 class DistillationReport:
-    """What was sampled and kept. repeated: prompts that another row has already. rows: written. file: their place.
+    """The counts of a distillation. repeated: prompts that an earlier row has. rows: in `file`.
 
     refused: prompts that the API did not accept, with the reason, by row.
     """

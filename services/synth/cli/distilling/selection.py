@@ -17,9 +17,9 @@ from synth.cli.sampling.rows import PromptRow, text_of
 
 Json = dict[str, Any]
 
-#: What training reads of an assistant's message.
+#: The keys of an assistant's message that training reads.
 _KEPT = ("role", "content", "reasoning_content", "reasoning", "tool_calls", "name")
-#: What is identical in every row of one prompt.
+#: The keys of a tool call that training reads.
 _CALL = ("id", "type", "function")
 
 

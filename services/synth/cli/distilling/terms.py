@@ -1,10 +1,10 @@
-"""Where a provider's terms say what its replies may be used for."""
+"""The pages of providers' terms of use, which limit the use of their replies."""
 
 from __future__ import annotations
 
 from urllib.parse import urlsplit
 
-#: By the end of the API's host. Providers change their terms: the page is named, and nothing of what it says.
+#: By the end of the API's host. Providers change their terms: only the page is named here.
 _TERMS = {
     "openai.com": "https://openai.com/policies/",
     "anthropic.com": "https://www.anthropic.com/legal/commercial-terms",

@@ -21,7 +21,7 @@ _REQUEST_TOKENS, _MESSAGE_TOKENS = 64, 16
 
 @dataclass(frozen=True)
 class Price:
-    """What a model costs, in the user's currency for a million tokens. prompt: of what is sent; reply: of the reply."""
+    """The price of a million tokens, in the user's currency: of those that are sent, and of the reply's."""
 
     prompt: float
     reply: float
@@ -54,9 +54,9 @@ def read_prices(values: list[str], models: list[str]) -> dict[str, Price]:
 
 
 class SpendingLimit:
-    """Counts what is sent, from any number of threads. None for a limit that does not exist.
+    """Counts requests and their cost, from any number of threads. None for a limit that does not exist.
 
-    A call reserves the most that it can cost, and gives back what it did not: the sum never passes the limit.
+    A call reserves the most that it can cost until its cost is known: the sum never passes the limit.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class SpendingLimit:
             return most
 
     def settle(self, reserved: float, body: Json, answer: Answer | None) -> None:
-        """Replace what a request reserved by what it cost. answer: None for one that is not known to be billed."""
+        """Replace the reserve of a request by its cost. answer: None for a request that is not known to be billed."""
         paid = self.price.of(answer.prompt_tokens, answer.completion_tokens) if self.price and answer else 0.0
         with self._lock:
             self._reserved -= reserved

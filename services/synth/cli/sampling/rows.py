@@ -1,4 +1,4 @@
-"""The rows of a dataset as prompts: what a model is sent, and what its reply is compared with."""
+"""The rows of a dataset as prompts: the request that a model gets, and the reply that its own is compared with."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from synth.cli.sampling.rows import PromptRow
 
 @dataclass
 class SamplingReport:
-    """What a run did. kept: replies that were there before. stopped: whether the budget, or an error, ended the run."""
+    """The counts of a run. kept: replies of earlier runs. stopped: whether the budget, or an error, ended the run."""
 
     sampled: int = 0
     kept: int = 0
@@ -41,7 +41,7 @@ def sample_rows(
     budget: SpendingLimit,
     progress: Callable[[str], None] = lambda text: None,
 ) -> SamplingReport:
-    """Sample what the file lacks. Memory is bounded by `concurrency`, whatever the number of rows.
+    """Sample what the file lacks. Memory is bounded by `concurrency`, for any number of rows.
 
     An error that no other row would change ends the run after the calls under way, whose replies are kept; then it is
     raised. So does Ctrl-C.
@@ -83,7 +83,7 @@ class _Sampling:
         self._progress = progress
 
     def make_room(self, concurrency: int, body: Json) -> float | None:
-        """Wait until a request may be sent. Returns what it reserves; None if an error or the limits end the run."""
+        """Wait until a request may be sent. Returns the reserved cost; None if an error or the limits end the run."""
         while len(self.under_way) >= concurrency:
             self._collect()
         while self.error is None:

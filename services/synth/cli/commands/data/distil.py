@@ -95,7 +95,7 @@ def distil(
     reply_timeout: ReplyTimeout = 600.0,
     fmt: Output = Format.TABLE,
 ) -> None:
-    """Sample a teacher on prompts, and write what is good as rows that SFT or DPO trains as they are.
+    """Sample a teacher on prompts, and write its good replies as rows that SFT or DPO trains as they are.
 
     Tools, images and `response_format` of a row are sent with it. Replies are kept in --out: the same command
     continues, and pays for none twice. Refusals, empty and cut-off replies, invalid tool calls and formats, and

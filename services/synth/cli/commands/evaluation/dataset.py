@@ -66,7 +66,7 @@ Prices = Annotated[
     typer.Option(
         "--price",
         metavar="MODEL=IN,OUT",
-        help="What a million tokens of prompts and of replies cost. Repeatable.",
+        help="The price of a million tokens of prompts and of replies. Repeatable.",
         show_default=False,
     ),
 ]
