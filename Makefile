@@ -3,7 +3,7 @@ PYTHON ?= python3.11
 SEED ?= 0
 PORT ?= 8000
 ENGINE ?= transformers
-MINUTES ?= 2
+MINUTES ?= 3
 FAULTS ?= 200
 BIN := .venv/bin
 # Python compiles what it imports, and keeps it: to compile all that is installed takes half as long as to install it.
@@ -95,7 +95,7 @@ test-vllm-cluster: .venv/installed .venv-vllm/installed ## a cluster whose jobs 
 chaos: .venv/installed ## kill, hang and stop what runs jobs, and the bus, in their middle
 	@$(BIN)/pytest tests/chaos -m "not soak" --numprocesses 2 --dist loadfile
 
-storm: .venv/installed ## two minutes of seeded faults on two of every service and three bus servers (MINUTES=n SEED=n)
+storm: .venv/installed ## three minutes of seeded faults on two of every service and three bus servers (MINUTES=n SEED=n)
 	@$(BIN)/python -m tests.soak --minutes $(MINUTES) --seed $(SEED)
 
 soak: .venv/installed $(CLIENTS:%=.venv-clients/%/installed) ## 200 seeded faults on two of every service and three bus servers, a check of all that the log says; and what takes minutes to learn

@@ -29,15 +29,11 @@ _PIECE = 1 << 20
 
 
 class RequestRefused(CliError):
-    """The API does not accept this one request. param: the parameter that it names, "" for none."""
-
-    def __init__(self, what: str, *, param: str = "", where: str = "") -> None:
-        super().__init__(what, where=where)
-        self.param = param
+    """The API does not accept this one request."""
 
 
-class BrokenAnswer(CliError):
-    """The API answered 200 with a body that is no JSON object."""
+class NoAnswer(CliError):
+    """A request has no answer that can be read, and may have been billed: it timed out, or the answer is broken."""
 
 
 class HostedApi:
@@ -66,28 +62,36 @@ class HostedApi:
         self._fix = fix
         self._answered = False
         self._pause = _Pause()
+        self._stopped = threading.Event()
+
+    def stop(self) -> None:
+        """Send no request again. Requests under way go on to their end."""
+        self._stopped.set()
 
     def get(self, path: str, params: dict[str, str] | None = None) -> Json:
         """Read one object."""
         url = self.root + path
         return self._object(self._request(lambda: self._http.get(url, params=params), url), url)
 
-    def post(self, path: str, body: Json) -> Json:
-        """Send a body. Returns the object of the answer.
+    def post(self, path: str, body: Json) -> tuple[Json, float]:
+        """Send a body. Returns the object of the answer, and the seconds of this one request, pauses not counted.
 
-        Raises `RequestRefused` if the API does not accept this body, or does not answer it in time: it may have been
-        billed, so it is not sent again. Raises `NotAuthorised`, `NotFound`, `Unreachable` or `CliError` if no other
-        body would be answered.
+        Raises `RequestRefused` if the API does not accept this body, and `NoAnswer` if the connection breaks or times
+        out after the body was sent. Raises `NotAuthorised`, `NotFound`, `Unreachable` or `CliError` if no other body
+        would be answered.
         """
         url = self.root + path
 
         def send() -> httpx.Response:
             try:
                 return self._http.post(url, json=body)
-            except httpx.ReadTimeout as error:
-                raise RequestRefused(f"{self._name} has not answered in time", where=url) from error
+            except (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout):
+                raise
+            except httpx.TransportError as error:
+                raise NoAnswer(f"{self._name} has not answered ({self._http.reason(error)})", where=url) from error
 
-        return self._object(self._request(send, url), url)
+        reply = self._request(send, url)
+        return self._object(reply, url), reply.elapsed.total_seconds()
 
     def download(self, path: str, to: IO[bytes]) -> None:
         """Write a content to a file. A download that breaks off begins again."""
@@ -110,7 +114,7 @@ class HostedApi:
         """Send, and repeat while the API is busy or away. Raises the `CliError` of the last answer."""
         deadline: float | None = None
         for attempt in itertools.count():
-            self._pause.wait()
+            self._pause.wait(self._stopped)
             pause = backoff(attempt)
             try:
                 reply = send()
@@ -131,9 +135,8 @@ class HostedApi:
                     # The limit holds for the other threads, too.
                     self._pause.extend(pause)
             deadline = deadline or time.monotonic() + self._patience_s
-            if time.monotonic() + pause > deadline:
+            if time.monotonic() + pause > deadline or self._stopped.wait(pause):
                 raise failure
-            time.sleep(pause)
         raise AssertionError("unreachable")
 
     def _object(self, reply: httpx.Response, url: str) -> Json:
@@ -142,7 +145,7 @@ class HostedApi:
         except ValueError:
             value = None
         if not isinstance(value, dict):
-            raise BrokenAnswer(f"{self._name} returns no JSON object: {excerpt(reply.text)}", where=url)
+            raise NoAnswer(f"{self._name} returns no JSON object: {excerpt(reply.text)}", where=url)
         return cast(Json, value)
 
     def _away(self, error: httpx.TransportError, url: str) -> CliError:
@@ -168,7 +171,7 @@ class HostedApi:
         if status == 404:
             return NotFound(f"{self._name} does not have it: {reason}", where=url)
         if status in (400, 413, 422):
-            return RequestRefused(f"{self._name} refuses the request: {reason}", param=str(error.get("param") or ""))
+            return RequestRefused(f"{self._name} refuses the request: {reason}")
         fix = self._fix if status in _BUSY and error.get("code") not in _SPENT else ""
         return CliError(f"{self._name} answers HTTP {status}: {reason}", fix=fix, where=url)
 
@@ -184,9 +187,9 @@ class _Pause:
         with self._lock:
             self._until = max(self._until, time.monotonic() + seconds)
 
-    def wait(self) -> None:
-        while (left := self._until - time.monotonic()) > 0:
-            time.sleep(left)
+    def wait(self, stopped: threading.Event) -> None:
+        while (left := self._until - time.monotonic()) > 0 and not stopped.wait(left):
+            pass
 
 
 def model_endpoint(address: ConfigValue, *, trusted: bool) -> ConfigValue | None:

@@ -191,9 +191,9 @@ def _score_row(plan: Plan, row: PromptRow, answers: list[list[Answer]], failures
     scores: list[list[float]] = []
     unscored: list[str] = []
     for of_model in answers:
-        found = [plan.scorer.score(row, answer.message) for answer in of_model]
-        scores.append([score.value for score in found if score.value is not None])
-        unscored.append(next((score.reason for score in found if score.value is None), ""))
+        scored = [plan.scorer.score(row, answer.message) for answer in of_model]
+        scores.append([score.value for score in scored if score.value is not None])
+        unscored.append(next((score.reason for score in scored if score.value is None), ""))
     wins: list[tuple[float, bool] | None] = [None]
     for of_model in answers[1:]:
         preference = None

@@ -15,7 +15,7 @@ from jinja2 import Environment
 
 from synth.cli.comparison.models import ModelResult, Plan, worst_rows
 from synth.cli.comparison.paired import against_first, verdict
-from synth.cli.comparison.table import MARKS
+from synth.cli.comparison.table import MARKS, paired_table
 from synth.cli.sampling.answers import AnswerFile, answers_of
 from synth.cli.sampling.budget import Price
 from synth.cli.sampling.rows import PromptRow
@@ -67,18 +67,13 @@ def figures(results: Sequence[ModelResult], prices: dict[str, Price]) -> Table:
 
 def write_report(plan: Plan, results: Sequence[ModelResult], prices: dict[str, Price]) -> list[str]:
     """Write `report.md` and `report.html` to the plan's folder. Returns their paths."""
-    differences = against_first([result.measured for result in results])
-    scores = Table(["", "model", "mean", "rows", "95 % interval"], [])
-    for mark, result in zip(MARKS, results, strict=False):
-        interval = result.measured.interval
-        ends = f"{interval.low:.4g} … {interval.high:.4g}" if interval else "-"
-        scores.rows.append([mark, result.model, _figure(result.measured.mean), str(len(result.scores)), ends])
-    sentences: list[str] = []
-    for mark, difference in zip(MARKS[1:], differences[1:], strict=False):
-        if difference is not None and difference.interval is not None:
-            ends = f"{difference.interval.low:.4g} … {difference.interval.high:.4g}"
-            scores.rows.append([f"{mark} - A", "", f"{difference.mean:+.4g}", str(difference.seeds), ends])
-        sentences.append(verdict(difference, first="A", other=mark, unit="row"))
+    measured = [result.measured for result in results]
+    differences = against_first(measured)
+    scores = Table(*paired_table(measured, differences, heading="model", unit="row"))
+    sentences = [
+        verdict(difference, first="A", other=mark, unit="row")
+        for mark, difference in zip(MARKS[1:], differences[1:], strict=False)
+    ]
     facts = [
         ("rows", str(plan.rows.path)),
         ("score", plan.scorer.title),
@@ -105,12 +100,11 @@ def write_report(plan: Plan, results: Sequence[ModelResult], prices: dict[str, P
 def _shown_rows(plan: Plan, results: Sequence[ModelResult]) -> list[ShownRow]:
     """Read the worst rows again, with their replies."""
     order = worst_rows(results, WORST)
-    wanted = set(order)
-    shown: dict[int, ShownRow] = {}
+    shown_rows, shown = set(order), dict[int, ShownRow]()
     files = [AnswerFile(plan.folder / "answers", endpoint.model) for endpoint in plan.endpoints]
     try:
         for row in islice(plan.rows, max(order, default=0)):
-            if row.number in wanted:
+            if row.number in shown_rows:
                 shown[row.number] = _shown_row(plan, results, files, row)
     finally:
         for file in files:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import tomllib
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol, cast
@@ -37,11 +37,10 @@ _PATIENCE_S = 600.0
 
 @dataclass(frozen=True)
 class Score:
-    """The score of a reply. reason: of the judge, or what the reply lacks. None for a reply that cannot be scored."""
+    """The score of a reply. value: None for a reply that cannot be scored. reason: why there is none."""
 
     value: float | None
     reason: str = ""
-    parts: dict[str, float] = field(default_factory=dict[str, float])
 
 
 class Scorer(Protocol):
@@ -72,7 +71,7 @@ class ReferenceScorer:
     def score(self, row: PromptRow, message: Json) -> Score:
         reference = row.reference or {}
         calls, expected = read_calls(message), read_calls(reference)
-        if expected or calls:
+        if expected or calls is None or calls:
             return Score(float(calls == expected))
         text, wanted = text_of(message).strip(), text_of(reference).strip()
         return Score(float(text == wanted or _is_same_json(text, wanted)))
@@ -120,7 +119,7 @@ class GraderScorer:
             graded = grade(self._grader, row.item, sample, max_characters=sys.maxsize, ran=remote)
         except GraderFailed as failed:
             return Score(None, str(failed))
-        return Score(graded.score, "; ".join(graded.lacking.values()), graded.parts)
+        return Score(graded.score)
 
     def _run(self, grader: Json, row: PromptRow, message: Json) -> float | str:
         """Return the score of a part that runs on the cluster, or why it has none."""
@@ -169,11 +168,7 @@ class RubricScorer:
             review = self._client.judge(body, patience=_PATIENCE_S)
         except NoScore as error:
             return Score(None, error.problems[0].what)
-        outcome = cast(Json, review.get("outcome_review") or {})
-        criteria = cast(dict[str, Json], outcome.get("criteria") or {})
-        reasons = "; ".join(f"{name}: {c['reason']}" for name, c in criteria.items() if c.get("reason"))
-        parts = {name: float(c["score"]) for name, c in criteria.items()}
-        return Score(float(review["aggregate_score"]), reasons, parts)
+        return Score(float(review["aggregate_score"]))
 
 
 def read_grader(path: Path) -> Grader:

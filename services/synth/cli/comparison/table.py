@@ -17,15 +17,13 @@ if TYPE_CHECKING:
 MARKS = string.ascii_uppercase
 
 
-def print_paired(
+def paired_table(
     measured: Sequence[Measured], differences: Sequence[PairedDifference | None], *, heading: str, unit: str
-) -> None:
-    """Print a line for each with its mean, then a line for each difference to the first, then what they show.
+) -> tuple[list[str], list[list[str]]]:
+    """Return the head and the rows: a row for each with its mean, then a row for each difference to the first.
 
     heading: of the titles, such as "model". unit: of the pairs, "seed" or "row".
     """
-    from synth.cli.comparison.paired import verdict
-
     rows = [
         [mark, m.title, output.number(m.mean) if m.by_key else "-", str(len(m.by_key)), interval_cell(m.interval)]
         for mark, m in zip(MARKS, measured, strict=False)
@@ -37,7 +35,17 @@ def print_paired(
             else [signed(difference.mean), str(difference.seeds), interval_cell(difference.interval)]
         )
         rows.append([f"{mark} - A", "-", *of_both])
-    output.print_table(("label", heading, "mean", f"{unit}s", "95 % interval"), rows, wrap=heading)
+    return ["label", heading, "mean", f"{unit}s", "95 % interval"], rows
+
+
+def print_paired(
+    measured: Sequence[Measured], differences: Sequence[PairedDifference | None], *, heading: str, unit: str
+) -> None:
+    """Print the table of `paired_table`, and what the differences show."""
+    from synth.cli.comparison.paired import verdict
+
+    head, rows = paired_table(measured, differences, heading=heading, unit=unit)
+    output.print_table(head, rows, wrap=heading)
     for mark, difference in zip(MARKS[1:], differences[1:], strict=False):
         if difference is not None:
             counts = f"better on {difference.better}, worse on {difference.worse}, the same on {difference.equal}"

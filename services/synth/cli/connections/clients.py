@@ -79,7 +79,11 @@ def open_http(
     else:
         # The user's own CAs (SSL_CERT_FILE, SSL_CERT_DIR) hold; nothing else of the environment does.
         verify = httpx.create_ssl_context(trust_env=True)
-    return OriginClient(origin, proxy, headers=values, timeout=timeout, transport=transport, verify=verify)
+    # A caller decides how many requests it sends at one time.
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=20)
+    return OriginClient(
+        origin, proxy, headers=values, timeout=timeout, transport=transport, verify=verify, limits=limits
+    )
 
 
 def open_local_http(*, timeout: float) -> httpx.AsyncClient:

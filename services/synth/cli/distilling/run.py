@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
@@ -10,7 +11,7 @@ from pathlib import Path
 import msgspec
 
 from synth.cli.comparison.scoring import Score, Scorer
-from synth.cli.distilling.selection import Dropped, KeepRules, prompt_key, rows_of
+from synth.cli.distilling.selection import KeepRules, prompt_key, rows_of
 from synth.cli.sampling.answers import Answer, AnswerFile, answers_of
 from synth.cli.sampling.budget import SpendingLimit
 from synth.cli.sampling.endpoints import ChatEndpoint, SamplingOptions
@@ -41,7 +42,7 @@ class DistillationPlan:
 class DistillationReport:
     """The counts of a distillation. repeated: prompts that an earlier row has. rows: in `file`.
 
-    refused: prompts that the API did not accept, with the reason, by row.
+    dropped: replies that are no rows, by the reason. refused: why there is no reply, by the row of the prompt.
     """
 
     file: Path
@@ -49,7 +50,7 @@ class DistillationReport:
     prompts: int = 0
     repeated: int = 0
     rows: int = 0
-    dropped: Dropped = field(default_factory=Dropped)
+    dropped: Counter[str] = field(default_factory=Counter[str])
     refused: dict[int, str] = field(default_factory=dict[int, str])
 
 
@@ -60,8 +61,8 @@ def distil(plan: DistillationPlan, progress: Progress) -> DistillationReport:
     written. Raises `UsageProblem` and `UserError` for prompts, `CliError` for the teacher.
     """
     plan.rows.check(progress)
-    for row in plan.rows:
-        if plan.scorer is not None:
+    if plan.scorer is not None:
+        for row in islice(plan.rows, plan.limit):
             plan.scorer.check(row, f"{plan.rows.path}: row {row.number}")
     answers = AnswerFile(plan.folder / "answers", plan.endpoint.model)
     try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, cast
 
 import msgspec
@@ -37,16 +37,8 @@ class KeepRules:
     cut_off: bool = False
 
 
-@dataclass
-class Dropped:
-    """How many replies were dropped, by the reason."""
-
-    reasons: Counter[str] = field(default_factory=Counter[str])
-    kept: int = 0
-
-
 def rows_of(
-    row: PromptRow, scored: Sequence[tuple[Answer, Score | None]], rules: KeepRules, dropped: Dropped
+    row: PromptRow, scored: Sequence[tuple[Answer, Score | None]], rules: KeepRules, dropped: Counter[str]
 ) -> Iterator[Json]:
     """Yield the rows that a prompt's replies make. scored: each reply with its score, None without a scorer."""
     usable: list[tuple[float, Json]] = []
@@ -54,11 +46,11 @@ def rows_of(
     for answer, score in scored:
         message = _trained(answer.message)
         if (reason := _fault(row, answer, rules)) is not None:
-            dropped.reasons[reason] += 1
+            dropped[reason] += 1
         elif score is not None and score.value is None:
-            dropped.reasons["without a score"] += 1
+            dropped["without a score"] += 1
         elif (key := _digest(message)) in seen:
-            dropped.reasons["duplicate"] += 1
+            dropped["duplicate"] += 1
         else:
             seen.add(key)
             usable.append((score.value if score is not None and score.value is not None else 0.0, message))
@@ -67,10 +59,9 @@ def rows_of(
         yield from _pair(row, ranked, rules, dropped)
         return
     good = [message for value, message in ranked if rules.min_score is None or value >= rules.min_score]
-    dropped.reasons["below --min-score"] += len(ranked) - len(good)
+    dropped["below --min-score"] += len(ranked) - len(good)
     kept = good[: rules.best]
-    dropped.reasons["beyond --best"] += len(good) - len(kept)
-    dropped.kept += len(kept)
+    dropped["beyond --best"] += len(good) - len(kept)
     for message in kept:
         yield _with_tools({"messages": [*_context(row.messages), message]}, row)
 
@@ -81,16 +72,15 @@ def prompt_key(row: PromptRow) -> bytes:
     return hashlib.sha256(msgspec.json.encode(prompt, order="sorted")).digest()[:16]
 
 
-def _pair(row: PromptRow, ranked: list[tuple[float, Json]], rules: KeepRules, dropped: Dropped) -> Iterator[Json]:
+def _pair(row: PromptRow, ranked: list[tuple[float, Json]], rules: KeepRules, dropped: Counter[str]) -> Iterator[Json]:
     """Yield the best and the worst reply as a pair, if their scores differ and the best is good enough."""
     if len(ranked) < 2 or ranked[0][0] == ranked[-1][0]:
-        dropped.reasons["no pair: one reply, or equal scores"] += len(ranked)
+        dropped["no pair: one reply, or equal scores"] += len(ranked)
         return
     if rules.min_score is not None and ranked[0][0] < rules.min_score:
-        dropped.reasons["below --min-score"] += len(ranked)
+        dropped["below --min-score"] += len(ranked)
         return
-    dropped.reasons["between the best and the worst"] += len(ranked) - 2
-    dropped.kept += 2
+    dropped["between the best and the worst"] += len(ranked) - 2
     yield {
         "input": _with_tools({"messages": row.messages}, row),
         "preferred_output": [ranked[0][1]],

@@ -53,7 +53,7 @@ def of_endpoint(model: str, address: ConfigValue, *, trusted: bool) -> ModelChoi
 
 
 def _answer(api: HostedApi, body: Body) -> Body:
-    answer = api.post("/chat/completions", body)
+    answer, _ = api.post("/chat/completions", body)
     if not answer.get("choices"):
         raise CliError("the model's endpoint returns no chat completion", where=api.root)
     return answer

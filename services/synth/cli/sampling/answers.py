@@ -22,7 +22,8 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     row, sample: the row's number from 1, and which of its replies it is, from 0. request: the digest of the body that
     was sent. message: of the assistant. model: the id that the API returns, which may be more precise than the one that
     was sent. seconds: from the request to the whole reply, without the pauses of a busy API. logprobs: as the API
-    returns them. failure: why the API did not accept the row; such a row is sent again by the next run.
+    returns them. failure: why there is no reply; such a row is sent again by the next run. cost_known: whether the
+    tokens are those that the API bills.
     """
 
     row: int
@@ -36,6 +37,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     seconds: float = 0.0
     logprobs: Any = None
     failure: str = ""
+    cost_known: bool = True
 
 
 class AnswerFile:

@@ -82,12 +82,17 @@ class SpendingLimit:
             return most
 
     def settle(self, reserved: float, body: Json, answer: Answer | None) -> None:
-        """Replace the reserve of a request by its cost. answer: None for a request that is not known to be billed."""
-        paid = self.price.of(answer.prompt_tokens, answer.completion_tokens) if self.price and answer else 0.0
+        """Replace the reserve of a request by its cost; the reserve stays if the cost is not known.
+
+        answer: None for a request that ended with an error of the whole run.
+        """
+        paid = reserved
+        if answer is not None and answer.cost_known:
+            paid = self.price.of(answer.prompt_tokens, answer.completion_tokens) if self.price else 0.0
         with self._lock:
             self._reserved -= reserved
             self.cost += paid
-            if answer is not None:
+            if answer is not None and answer.prompt_tokens:
                 self._added = max(self._added, self._added + answer.prompt_tokens - self._prompt_tokens(body))
 
     def _most(self, body: Json) -> float:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, cast
@@ -11,14 +10,12 @@ from urllib.parse import urlsplit
 import msgspec
 
 from synth.cli.api.client import Client
-from synth.cli.api.hosted import BrokenAnswer, HostedApi, Json, RequestRefused, model_endpoint
+from synth.cli.api.hosted import HostedApi, Json, NoAnswer, RequestRefused, model_endpoint
 from synth.cli.config import Config, ConfigValue
 from synth.cli.errors import CliError, NotFound, UsageProblem
 from synth.cli.sampling.answers import Answer
 from synth.cli.sampling.rows import PromptRow
 
-#: Answers without a usable completion, after which a request is given up: each may have been billed.
-_BROKEN_ANSWERS = 3
 _NEWER_NAME = "max_completion_tokens"
 
 
@@ -58,46 +55,42 @@ class ChatEndpoint:
     def where(self) -> str:
         return self._api.root
 
+    def stop(self) -> None:
+        """Send no request again."""
+        self._api.stop()
+
     def answer(self, row: int, sample: int, request: str, body: Json) -> Answer:
-        """Sample one reply. A request that the API does not accept is an answer with a failure.
+        """Sample one reply. A request that the API refuses, or does not answer, is an answer with a failure.
 
         Raises a `CliError` for what no other row would change: the key, the model's id, an API that stays away.
         """
-        failure = ""
-        for _ in range(_BROKEN_ANSWERS):
-            began = time.monotonic()
-            try:
-                completion = self._complete(body)
-                return _read(completion, row, sample, request, time.monotonic() - began)
-            except RequestRefused as refused:
-                return Answer(row=row, sample=sample, request=request, failure=refused.problems[0].what)
-            except _Broken as broken:
-                failure = str(broken)
-        return Answer(row=row, sample=sample, request=request, failure=failure)
-
-    def _complete(self, body: Json) -> Json:
         try:
-            return self._api.post("/chat/completions", self._as_accepted(body))
+            completion, seconds = self._complete(body)
+            return _read(completion, row, sample, request, seconds)
         except RequestRefused as refused:
-            # Newer models of OpenAI refuse the older name of the same limit; most other servers know it alone.
-            if self._renamed or "max_tokens" not in body or _NEWER_NAME not in refused.problems[0].what:
-                raise
-            self._renamed = True
-            return self._api.post("/chat/completions", self._as_accepted(body))
+            return Answer(row=row, sample=sample, request=request, failure=refused.problems[0].what)
+        except NoAnswer as missing:
+            failure = missing.problems[0].what
+            return Answer(row=row, sample=sample, request=request, failure=failure, cost_known=False)
         except NotFound as missing:
             fix = f"check the model's id, {self.model}, and the address"
             raise NotFound(missing.problems[0].what, fix=fix, where=missing.problems[0].where) from missing
-        except BrokenAnswer as error:
-            raise _Broken(error.problems[0].what) from error
+
+    def _complete(self, body: Json) -> tuple[Json, float]:
+        sent = self._as_accepted(body)
+        try:
+            return self._api.post("/chat/completions", sent)
+        except RequestRefused as refused:
+            # Newer models of OpenAI refuse the older name of the same limit; most other servers know it alone.
+            if "max_tokens" not in sent or _NEWER_NAME not in refused.problems[0].what:
+                raise
+            self._renamed = True
+            return self._api.post("/chat/completions", self._as_accepted(body))
 
     def _as_accepted(self, body: Json) -> Json:
         if not self._renamed:
             return body
         return {_NEWER_NAME if name == "max_tokens" else name: value for name, value in body.items()}
-
-
-class _Broken(Exception):
-    """An answer that is no chat completion."""
 
 
 @dataclass(frozen=True)
@@ -167,7 +160,7 @@ def _served_by_cluster(model: str, config: Config, *, patience_s: float) -> Chat
 
 
 def _read(completion: Json, row: int, sample: int, request: str, seconds: float) -> Answer:
-    """Read a chat completion. Raises `_Broken`."""
+    """Read a chat completion. Raises `NoAnswer`."""
     try:
         choice = cast(list[Json], completion["choices"])[0]
         message = cast(Json, choice["message"])
@@ -184,7 +177,8 @@ def _read(completion: Json, row: int, sample: int, request: str, seconds: float)
             completion_tokens=int(usage.get("completion_tokens") or 0),
             seconds=seconds,
             logprobs=logprobs,
+            cost_known=bool(usage.get("prompt_tokens")),
         )
     except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
         shown = msgspec.json.encode(completion)[:200].decode(errors="replace")
-        raise _Broken(f"the answer is no chat completion: {shown}") from error
+        raise NoAnswer(f"the answer is no chat completion: {shown}") from error

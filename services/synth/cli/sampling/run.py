@@ -63,6 +63,10 @@ def sample_rows(
                     run.under_way[future] = (reserved, body)
                 if run.report.stopped:
                     break
+        except BaseException:
+            # Ctrl-C, or a row that cannot be read: what is under way ends, and no pause is waited for.
+            endpoint.stop()
+            raise
         finally:
             run.finish()
     if run.error is not None:
@@ -106,6 +110,7 @@ class _Sampling:
             self._budget.settle(reserved, body, answer)
             if answer is None:
                 self.error = self.error or error
+                self._endpoint.stop()
             else:
                 self._answers.add(answer)
                 self.report.sampled += 1

@@ -17,7 +17,8 @@ Reply = Callable[[str, str], "str | dict[str, Any]"]
 class ChatApi:
     """Answers `POST /v1/chat/completions`. failures: answers that come first, one a request.
 
-    by_text: the answer to rows whose last message holds a text, in place of a reply.
+    by_text: the answer to rows whose last message holds a text, in place of a reply. waits: what such rows wait for.
+    refuses_max_tokens: the older name of the limit is refused, to all requests that meet at the barrier at one time.
     """
 
     def __init__(self, reply: Reply) -> None:
@@ -26,6 +27,8 @@ class ChatApi:
         self.by_text: dict[str, Answer] = {}
         self.bodies: list[dict[str, Any]] = []
         self.names: list[str] = []
+        self.waits: dict[str, threading.Event] = {}
+        self.refuses_max_tokens: threading.Barrier | None = None
         self._lock = threading.Lock()
 
     def __call__(self, request: Request) -> Answer:
@@ -37,6 +40,12 @@ class ChatApi:
             self.bodies.append(body)
             if self.failures:
                 return self.failures.pop(0)
+        if self.refuses_max_tokens is not None and "max_tokens" in body:
+            self.refuses_max_tokens.wait(10)
+            return error(400, "Unsupported parameter: 'max_tokens'. Use 'max_completion_tokens' instead.")
+        for mark, event in self.waits.items():
+            if mark in text:
+                event.wait(30)
         for mark, answer in self.by_text.items():
             if mark in text:
                 return answer

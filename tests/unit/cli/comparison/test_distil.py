@@ -122,9 +122,19 @@ def test_calls_under_way_reserve_the_most_that_they_can_cost():
     body = {"messages": [], "max_tokens": 40}
     reserved = [spending.reserve(body) for _ in range(3)]
     assert reserved == [pytest.approx(0.4), pytest.approx(0.4), None]
-    spending.settle(0.4, body, Reply(row=1, request="", completion_tokens=10))
+    spending.settle(0.4, body, Reply(row=1, request="", prompt_tokens=1, completion_tokens=10))
     assert spending.reserve(body) is not None
     assert (spending.calls, spending.cost) == (3, pytest.approx(0.1))
+
+
+def test_an_api_that_does_not_return_its_tokens_costs_the_most_that_it_can(run: Run, url: str, api: ChatApi):
+    write_rows(sums(50))
+    choice = {"message": {"role": "assistant", "content": "0"}, "finish_reason": "stop"}
+    api.by_text[" "] = Answer(200, {"choices": [choice]})
+    limits = ("--price", "1,10", "--max-tokens", "20", "--max-cost", "0.003")
+    report = distilled(run, url, *limits)
+    assert report["stopped_by_the_limit"]
+    assert report["sampled"] * 20 * 10 / 1e6 < report["cost"] <= 0.003
 
 
 def test_log_probabilities_are_kept_if_they_are_given(run: Run, url: str, api: ChatApi):

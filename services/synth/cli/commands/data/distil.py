@@ -13,7 +13,9 @@ from synth.cli.commands.evaluation.dataset import (
     Grader,
     Judge,
     Limit,
+    MaxTokens,
     ReplyTimeout,
+    Temperature,
     TrustModelUrl,
     find_cluster,
     open_scorer,
@@ -57,11 +59,9 @@ def distil(
     base_url: BaseUrl = None,
     trust_model_url: TrustModelUrl = False,
     n: Annotated[int, typer.Option("--n", metavar="N", min=1, help="Replies to each prompt.")] = 1,
-    temperature: Annotated[
-        float | None, typer.Option(metavar="T", min=0, help="Of the sampling; the API's own if none.")
-    ] = None,
+    temperature: Temperature = None,
     top_p: Annotated[float | None, typer.Option(metavar="P", min=0, max=1, help="Of the sampling.")] = None,
-    max_tokens: Annotated[int | None, typer.Option(metavar="N", min=1, help="Tokens of a reply, at most.")] = None,
+    max_tokens: MaxTokens = None,
     logprobs: Annotated[
         int | None,
         typer.Option(metavar="N", min=0, help="Keep each token's log-probability and N alternatives in the answers."),
@@ -110,8 +110,8 @@ def distil(
 
     scores = grader is not None or judge is not None
     needs_scores = {"--min-score": min_score, "--best": best, "--pairs": pairs or None}
-    if not scores and (given := [flag for flag, value in needs_scores.items() if value is not None]):
-        raise UsageProblem(f"{', '.join(given)} without a score", fix="give --grader FILE or --judge FILE")
+    if not scores and (flags := [flag for flag, value in needs_scores.items() if value is not None]):
+        raise UsageProblem(f"{', '.join(flags)} without a score", fix="give --grader FILE or --judge FILE")
     if pairs and n < 2:
         raise UsageProblem("--pairs with one reply to each prompt", expected="--n 2 or more", where="--n")
     if pairs and best is not None:
@@ -151,7 +151,7 @@ def distil(
 
 
 def _show(report: DistillationReport, spending: SpendingLimit, fmt: Format) -> None:
-    dropped = {reason: count for reason, count in report.dropped.reasons.items() if count}
+    dropped = {reason: count for reason, count in report.dropped.items() if count}
     if fmt is Format.JSON:
         output.print_json(
             {

@@ -72,6 +72,10 @@ Prices = Annotated[
 ]
 
 
+Temperature = Annotated[float | None, typer.Option(metavar="T", min=0, help="Of the sampling; the API's own if none.")]
+MaxTokens = Annotated[int | None, typer.Option(metavar="N", min=1, help="Tokens of a reply, at most.")]
+
+
 @dataclass(frozen=True)
 class ComparisonOptions:
     """The options of a comparison."""
@@ -114,10 +118,8 @@ def compare_models_command(
     judge_model: JudgeModel = None,
     base_url: BaseUrl = None,
     trust_model_url: TrustModelUrl = False,
-    temperature: Annotated[
-        float | None, typer.Option(metavar="T", min=0, help="Of the sampling; the API's own if none.")
-    ] = None,
-    max_tokens: Annotated[int | None, typer.Option(metavar="N", min=1, help="Tokens of a reply, at most.")] = None,
+    temperature: Temperature = None,
+    max_tokens: MaxTokens = None,
     samples: Annotated[int, typer.Option(metavar="N", min=1, help="Replies to each row.")] = 1,
     concurrency: Annotated[int, typer.Option(metavar="N", min=1, help="Calls of one model at one time.")] = 8,
     limit: Limit = None,
@@ -161,7 +163,7 @@ def compare_models_command(
     )
 
 
-def run_comparison(ctx: typer.Context, asked: ComparisonOptions, fmt: Format) -> None:
+def run_comparison(ctx: typer.Context, options: ComparisonOptions, fmt: Format) -> None:
     """Sample, score, print the tables, and write the reports."""
     from synth.cli.comparison.models import Plan, compare_models
     from synth.cli.comparison.preference import Referee
@@ -171,27 +173,27 @@ def run_comparison(ctx: typer.Context, asked: ComparisonOptions, fmt: Format) ->
     from synth.cli.sampling.endpoints import HostedModels, SamplingOptions, open_endpoints
     from synth.cli.sampling.rows import PromptFile
 
-    if len(asked.models) > len(MARKS):
-        raise UsageProblem(f"{len(asked.models)} models", expected=f"at most {len(MARKS)}")
-    prices = read_prices(list(asked.prices), asked.models)
-    rows = PromptFile(asked.dataset)
+    if len(options.models) > len(MARKS):
+        raise UsageProblem(f"{len(options.models)} models", expected=f"at most {len(MARKS)}")
+    prices = read_prices(list(options.prices), options.models)
+    rows = PromptFile(options.dataset)
     cluster = find_cluster(ctx)
     client = None if isinstance(cluster, CliError) else cluster
     try:
-        scorer = open_scorer(asked.grader, asked.judge, cluster)
-        if asked.judge_model is not None and isinstance(cluster, CliError):
+        scorer = open_scorer(options.grader, options.judge, cluster)
+        if options.judge_model is not None and isinstance(cluster, CliError):
             raise UsageProblem(f"a judge runs on a cluster: {cluster.problems[0].what}", where="--judge-model")
-        hosted = HostedModels(asked.base_url, asked.trust_model_url, asked.api_patience, asked.reply_timeout)
+        hosted = HostedModels(options.base_url, options.trust_model_url, options.api_patience, options.reply_timeout)
         plan = Plan(
             rows=rows,
-            endpoints=open_endpoints(asked.models, cluster, load_config(ctx), hosted),
-            options=SamplingOptions(temperature=asked.temperature, max_tokens=asked.max_tokens),
+            endpoints=open_endpoints(options.models, cluster, load_config(ctx), hosted),
+            options=SamplingOptions(temperature=options.temperature, max_tokens=options.max_tokens),
             scorer=scorer,
-            folder=asked.out,
-            referee=Referee(client, asked.judge_model) if client and asked.judge_model else None,
-            samples=asked.samples,
-            concurrency=asked.concurrency,
-            limit=asked.limit,
+            folder=options.out,
+            referee=Referee(client, options.judge_model) if client and options.judge_model else None,
+            samples=options.samples,
+            concurrency=options.concurrency,
+            limit=options.limit,
         )
         with output.status("checking the rows") as progress:
             results = compare_models(plan, progress=progress)

@@ -76,8 +76,14 @@ def evaluate(
     limit: Limit = None,
     price: Prices = None,
     out: Annotated[
-        Path, typer.Option("--out", metavar="DIR", help="With --dataset: the folder of replies and reports.")
-    ] = Path("evaluation"),
+        Path | None,
+        typer.Option(
+            "--out",
+            metavar="DIR",
+            help="With --dataset: the folder of replies and reports; `evaluation` if none.",
+            show_default=False,
+        ),
+    ] = None,
     api_patience: ApiPatience = 300.0,
     reply_timeout: ReplyTimeout = 600.0,
     seeds: Annotated[str | None, typer.Option(metavar="SEEDS", help='One rollout on each: "0-99" or "1,2,5".')] = None,
@@ -95,7 +101,7 @@ def evaluate(
         str | None, typer.Option(metavar="NAME", help="The environment; the app's own if none.")
     ] = None,
     temperature: Annotated[
-        float | None, typer.Option(metavar="T", min=0, help="Of the sampling; 1 by default.")
+        float | None, typer.Option(metavar="T", min=0, help="Of the sampling; 1 if none, with --dataset the API's own.")
     ] = None,
     max_tokens: Annotated[int | None, typer.Option(metavar="N", min=1, help="Sampled tokens a call, at most.")] = None,
     max_turns: Annotated[
@@ -164,7 +170,7 @@ def evaluate(
         "--set": set_,
         "--name": name,
         "--tag": tag,
-        "--idempotency-key": idempotency,
+        "--idempotency": idempotency,
         "--per-seed": per_seed or None,
         "--no-poll": no_poll or None,
         "--follow": follow,
@@ -177,15 +183,16 @@ def evaluate(
         "--trust-model-url": trust_model_url or None,
         "--limit": limit,
         "--price": price,
+        "--out": out,
     }
     if dataset is not None:
         _refuse(of_task_app, "has no effect on a dataset", "--dataset")
         if not models:
             raise UsageProblem("--model missing", fix="name one model or more: --model ID", where="--dataset")
-        asked = ComparisonOptions(
+        options = ComparisonOptions(
             models=models,
             dataset=dataset,
-            out=out,
+            out=out or Path("evaluation"),
             grader=grader,
             judge=judge,
             base_url=base_url,
@@ -199,7 +206,7 @@ def evaluate(
             limit=limit,
             prices=tuple(price or ()),
         )
-        return run_comparison(ctx, asked, fmt)
+        return run_comparison(ctx, options, fmt)
     _refuse(of_dataset, "has no effect without --dataset ROWS", "synthctl eval")
     if len(models) > 1:
         raise UsageProblem(f"{len(models)} models", expected="one --model; several with --dataset ROWS")
