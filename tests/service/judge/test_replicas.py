@@ -154,6 +154,7 @@ async def test_a_killed_replica_loses_no_question_and_little_that_was_paid_for(a
         answers = await asyncio.gather(*asked, return_exceptions=True)
     assert any(isinstance(answer, Transient) for answer in answers)
     again = await asyncio.gather(*(asker.put(question) for question in questions))
+    assert [answer.failure for answer in again if answer.failure is not None] == []
     assert [[event.total for event in answer.reviews[0].events] for answer in again] == [[0.5] * 2] * 24
     # The calls that were under way when their replica died may have been made once more.
     assert len(judge.calls) <= 24 * 2 + 6
