@@ -23,8 +23,8 @@ _CREDENTIAL = rf"trace_(?:[0-9a-f]+_){{3}}[0-9]+_(?:L|[0-9]+)_[0-9]+_[0-9]+_[0-9
 #: Other names that clients give the credential. Apps mean things of their own by these names, too.
 _ALIASES = ("trace", "trace_correlation_id")
 #: A credential, and the path that a client may have joined to it: `trace_x/v1/chat/completions`, `trace_xchat/…`.
-_JOINED = re.compile(rf"({_CREDENTIAL})(?=$|\W|v1/|chat/)")
-_IN_PATH = re.compile(r"/rollouts/([^/]+)/(?:v1/)?chat/completions/?$")
+_JOINED = re.compile(rf"({_CREDENTIAL})(?=$|\W|v1/|chat/|responses)")
+_IN_PATH = re.compile(r"/rollouts/([^/]+)/(?:v1/)?(?:chat/completions|responses)/?$")
 
 
 def find_credential(*, path: str, query: str, authorization: str = "") -> str | None:
@@ -49,6 +49,11 @@ def find_credential(*, path: str, query: str, authorization: str = "") -> str | 
             f"the address: make a client for each rollout; {CID_FIX}, both of the same rollout"
         )
     return _cut(in_address[0])
+
+
+def is_joined_responses(query: str) -> bool:
+    """Whether a client joined the path of the Responses API to its base address's query."""
+    return query.rstrip("/").endswith("responses")
 
 
 def _in_address(path: str, query: str) -> list[str] | None:

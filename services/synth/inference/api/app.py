@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from typing import Protocol
@@ -16,18 +15,21 @@ from starlette.routing import BaseRoute, Route
 from synth.errors import InvalidKey, Problem, SynthError, UserError
 from synth.http_server.body import BodyMemory, HeldBody, read_body
 from synth.inference.api.completion import Completion, EventStream
-from synth.inference.api.errors import error_response
+from synth.inference.api.errors import Rename, error_response
 from synth.inference.api.fields import refuse_unserved
 from synth.inference.api.images import ChatImages
 from synth.inference.api.limits import VALUES_SETTING, RequestLimits
 from synth.inference.api.prompt import ModelBinding
+from synth.inference.api.replies import ChatCall, ReplyContext, ReplyWriter
 from synth.inference.api.requests import ChatRequest, decode_request, num_choices
 from synth.inference.api.teacher import score_tokens
 from synth.inference.engines.protocol import Engine
 from synth.inference.engines.sampling_time import SamplingTime
 from synth.inference.recording.recorder import ChoiceRecording, Recorder
+from synth.inference.recording.response_log import ResponseLog
+from synth.inference.responses.call import ResponsesCall, decode_responses
 from synth.keys import Cid, is_internal
-from synth.rollout_credential import find_credential
+from synth.rollout_credential import find_credential, is_joined_responses
 from synth.runtime.json_bodies import check_json_values
 from synth.runtime.off_loop import INLINE_BYTES, OffLoop
 from synth.service_secrets import Keyring
@@ -58,6 +60,18 @@ Authenticate = Callable[[Request], Awaitable[str]]
 """Returns who makes a call without a cid; raises `InvalidKey`."""
 
 
+class Call(Protocol):
+    """A decoded call, as the chat that it makes. rename: of the fields of the chat, in texts."""
+
+    @property
+    def chat(self) -> ChatRequest: ...
+    def rename(self, text: str) -> str: ...
+    def reply(self, context: ReplyContext, recording: ChoiceRecording | None) -> ReplyWriter: ...
+
+
+_ReadCall = Callable[[bytes, ResponseLog | None], Call]
+
+
 class _Cids(msgspec.Struct):
     cids: list[str]
 
@@ -86,11 +100,13 @@ def build_api(
     api = _Api(router, recorder, authenticate, internal, images, off_loop, limits or RequestLimits())
     # The most frequent route first, because they are tried in order.
     prefixes = ("/api/inference/v1", "/v1", "/api/v1", "/api/inference", "")
-    paths = [f"{prefix}/chat/completions" for prefix in prefixes]
-    paths += [f"/rollouts/{{credential}}{path}" for path in ("/v1/chat/completions", "/chat/completions")]
-    # An openai client whose base_url has a query sends the path with a slash at its end.
-    paths += [f"{path}/" for path in paths] + [f"{prefix}/" for prefix in prefixes[:3]]
-    routes = [Route(path, api.chat, methods=["POST"]) for path in paths]
+    routes = list[BaseRoute]()
+    for end, call in (("chat/completions", api.chat), ("responses", api.respond)):
+        paths = [f"{prefix}/{end}" for prefix in prefixes]
+        paths += [f"/rollouts/{{credential}}{prefix}/{end}" for prefix in ("/v1", "")]
+        # An openai client whose base_url has a query sends the path with a slash at its end.
+        routes += [Route(path + slash, call, methods=["POST"]) for slash in ("", "/") for path in paths]
+    routes += [Route(f"{prefix}/", api.joined, methods=["POST"]) for prefix in prefixes[:3]]
     routes += [Route(f"{prefix}/models", api.models, methods=["GET"]) for prefix in prefixes[:3]]
     routes.append(Route("/internal/rollouts/close", api.close, methods=["POST"]))
     routes.append(Route("/internal/rollouts/stood_still", api.stood_still, methods=["POST"]))
@@ -120,14 +136,29 @@ class _Api:
 
     async def chat(self, request: Request) -> Response:
         """POST …/chat/completions[?cid=…], or any other place of the credential (`synth.rollout_credential`)."""
+        return await self._answer(request, self._read_chat)
+
+    async def respond(self, request: Request) -> Response:
+        """POST …/responses, with the credential in the same places."""
+        return await self._answer(request, self._read_responses)
+
+    async def joined(self, request: Request) -> Response:
+        """POST …/v1/, of a client that joined the rest of the path to the query."""
+        query = request.scope["query_string"].decode("latin-1")
+        return await (self.respond if is_joined_responses(query) else self.chat)(request)
+
+    async def _answer(self, request: Request, read: _ReadCall) -> Response:
         recordings: list[ChoiceRecording] = []
+        rename: Rename = str
         async with AsyncExitStack() as exit_stack:
             try:
                 # The credential before the body: nobody's bytes are read.
                 text = cid_of(request)
                 principal = self._recorder.check(text).job_id if text else await self._authenticate(request)
                 held = exit_stack.enter_context(self._memory.hold(principal))
-                body = await self._decode(await self._body(request, held), principal)
+                kept = None if text is None else self._recorder.responses(text)
+                call = await self._decode(await self._body(request, held), principal, read, kept)
+                body, rename = call.chat, call.rename
                 if text is not None:
                     recordings = self._recorder.begin_choices(text, num_choices(body))
                     route = self._router.for_rollout(recordings[0].cid)
@@ -135,10 +166,12 @@ class _Api:
                     refuse_unserved(body)
                     route = self._router.for_model(body.model, principal)
                 binding = await exit_stack.enter_async_context(route)
+                recording = recordings[0] if recordings else None
                 completion = await Completion.prepare(
                     body,
                     binding,
                     recordings,
+                    make_writer=lambda context: call.reply(context, recording),
                     time=self._time(recordings),
                     images=self._images,
                     limits=self._limits,
@@ -152,10 +185,16 @@ class _Api:
             except ClientDisconnect:
                 return Response(status_code=400)
             except SynthError as error:
-                return error_response(error)
+                return error_response(error, rename)
             finally:
                 for recording in recordings:
                     recording.fail()
+
+    def _read_chat(self, body: bytes, kept: ResponseLog | None) -> ChatCall:
+        return ChatCall(decode_request(body, max_choices=self._limits.choices))
+
+    def _read_responses(self, body: bytes, kept: ResponseLog | None) -> ResponsesCall:
+        return decode_responses(body, kept)
 
     async def models(self, request: Request) -> Response:
         """GET …/models."""
@@ -232,13 +271,12 @@ class _Api:
             raise UserError(Problem(what="the body is empty", expected="a JSON object", where="body"))
         return body
 
-    async def _decode(self, body: bytes, principal: str) -> ChatRequest:
-        """Decode a chat; a large one in a thread, so that other requests go on between the decoder's calls."""
+    async def _decode(self, body: bytes, principal: str, read: _ReadCall, kept: ResponseLog | None) -> Call:
+        """Decode a call; a large one in a thread, so that other requests go on between the decoder's calls."""
         if len(body) <= INLINE_BYTES:
-            return decode_request(body, max_choices=self._limits.choices)
+            return read(body, kept)
         await check_json_values(body, self._off_loop, limit=self._limits.values, setting=VALUES_SETTING, org=principal)
-        decode = functools.partial(decode_request, max_choices=self._limits.choices)
-        return await self._off_loop.thread(decode, body, org=principal, size=len(body))
+        return await self._off_loop.thread(read, body, kept, org=principal, size=len(body))
 
     async def _internal_body(self, request: Request) -> bytes:
         with self._memory.hold("") as held:

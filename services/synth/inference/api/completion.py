@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
-from collections.abc import AsyncGenerator, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Coroutine, Iterator, Sequence
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -13,11 +12,9 @@ import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from synth.api.sse import data_event
 from synth.chat.marks import CALL_END
 from synth.chat.messages import Conversation
 from synth.errors import SynthError
-from synth.inference.api.errors import error_body
 from synth.inference.api.images import ChatImages, ShownImages
 from synth.inference.api.limits import RequestLimits
 from synth.inference.api.output_format import OutputGrammars, compile_output_grammars
@@ -28,8 +25,8 @@ from synth.inference.api.prompt import (
     default_max_tokens,
     show_images,
 )
+from synth.inference.api.replies import FinishedChoice, MakeWriter, ReplyContext, Usage
 from synth.inference.api.requests import ChatRequest, num_choices
-from synth.inference.api.responses import ChunkWriter, ReplyOptions, Usage, choice_json, completion_json, usage_chunk
 from synth.inference.api.sampling_plan import (
     build_conversation,
     build_sampling_plan,
@@ -53,11 +50,12 @@ _CLIENT_CLOSED_REQUEST = 499
 class _Choice:
     """One of a call's replies under way. recording: None if the call belongs to no rollout."""
 
+    index: int
     generation: Generation
     parser: ReplyParser
-    writer: ChunkWriter
     recording: ChoiceRecording | None
     deltas: list[ReplyDelta] = field(default_factory=list[ReplyDelta])
+    texts: list[TextDelta] = field(default_factory=list[TextDelta])
 
     @property
     def aborted(self) -> bool:
@@ -66,7 +64,8 @@ class _Choice:
     def append(self, delta: ReplyDelta) -> TextDelta:
         """Keep the next delta; returns the text that it completes."""
         self.deltas.append(delta)
-        return self.parser.feed(delta)
+        self.texts.append(self.parser.feed(delta))
+        return self.texts[-1]
 
     async def sample(self) -> None:
         """Sample to the end."""
@@ -85,6 +84,7 @@ class Completion:
         binding: ModelBinding,
         recordings: Sequence[ChoiceRecording] = (),
         *,
+        make_writer: MakeWriter,
         time: SamplingTime,
         images: ChatImages,
         limits: RequestLimits,
@@ -93,8 +93,9 @@ class Completion:
     ) -> Completion:
         """Read the images that the request shows, compile what it says of its output, and prepare the call.
 
-        time: for all of it. off_loop: where a large request is rendered. size: bytes of the request. Raises what the
-        constructor raises, and `UserError` for messages that cannot be rendered and for an image that cannot be had.
+        make_writer: of the reply's format. time: for all of it. off_loop: where a large request is rendered.
+        size: bytes of the request. Raises what the constructor raises, and `UserError` for messages that cannot be
+        rendered and for an image that cannot be had.
         """
         shown = await show_images(request, binding, recordings, images, seconds=time.seconds_left)
         must_call = forced_functions(request, binding.sampling, binding.chat.family)
@@ -123,6 +124,7 @@ class Completion:
             shown=shown,
             must_call=must_call,
             grammars=grammars,
+            make_writer=make_writer,
             time=time,
             limits=limits,
         )
@@ -138,6 +140,7 @@ class Completion:
         shown: ShownImages,
         must_call: tuple[str, ...],
         grammars: OutputGrammars,
+        make_writer: MakeWriter,
         time: SamplingTime,
         limits: RequestLimits,
     ) -> None:
@@ -147,18 +150,9 @@ class Completion:
         self._prompt = prompt
         self._prompt_ids = prompt.ids
         self._images_dropped = shown.dropped
-        self._options = ReplyOptions(
-            id=f"chatcmpl-{secrets.token_hex(12)}",
-            model=binding.model,
-            logprobs=bool(request.logprobs),
-            token_ids=bool(request.return_token_ids),
-            include_usage=request.stream_options is not None and bool(request.stream_options.include_usage),
-            warnings=(
-                *find_ineffective(request, binding.sampling, chat.family),
-                *grammars.warnings,
-                *shown.warnings,
-            ),
-        )
+        self._logprobs = bool(request.logprobs)
+        warnings = (*find_ineffective(request, binding.sampling, chat.family), *grammars.warnings, *shown.warnings)
+        self._writer = make_writer(ReplyContext(binding.model, chat.tokenizer, self._prompt_ids, warnings))
         plan = build_sampling_plan(
             request,
             binding.sampling,
@@ -186,9 +180,9 @@ class Completion:
                 chat.family,
                 self._prompt_ids,
                 replace(plan, params=replace(plan.params, seed=seed)),
-                request_id=f"{self._options.id}-{i}",
+                request_id=f"{self._writer.id}-{i}",
                 time=time,
-                stream=bool(request.stream),
+                stream=bool(request.stream) or self._writer.by_token,
                 images=self._prompt.images,
             )
             parser = ReplyParser(
@@ -200,9 +194,7 @@ class Completion:
                 must_call=plan.must_call,
                 json=plan.grammar is not None,
             )
-            choice = _Choice(
-                generation, parser, ChunkWriter(self._options, chat.tokenizer, i), recordings[i] if recordings else None
-            )
+            choice = _Choice(i, generation, parser, recordings[i] if recordings else None)
             if choice.recording is not None:
                 choice.recording.on_close(generation.abort)
             self._choices.append(choice)
@@ -217,45 +209,54 @@ class Completion:
             await _gather_or_cancel([choice.sample() for choice in self._choices])
         finally:
             watch.cancel()
-        replies = [(await self._finish(choice))[0] for choice in self._choices]
+        finished = [await self._finish(choice) for choice in self._choices]
         self._refuse_if_closed()
         if any(choice.aborted for choice in self._choices):
             return Response(status_code=_CLIENT_CLOSED_REQUEST)
         # Thousands of tokens, each with the likeliest ones beside it, take a while.
-        body = await asyncio.to_thread(self._body, replies) if self._options.logprobs else self._body(replies)
+        body = await asyncio.to_thread(self._body, finished) if self._logprobs else self._body(finished)
+        self._writer.keep()
         return Response(body, media_type="application/json")
 
-    def _body(self, replies: Sequence[ParsedReply]) -> bytes:
+    def _body(self, finished: Sequence[tuple[ParsedReply, TextDelta]]) -> bytes:
         choices = [
-            choice_json(i, reply, choice.deltas, self._options, self._chat.tokenizer)
-            for i, (choice, reply) in enumerate(zip(self._choices, replies, strict=True))
+            FinishedChoice(reply, choice.deltas, choice.texts, rest)
+            for choice, (reply, rest) in zip(self._choices, finished, strict=True)
         ]
-        return msgspec.json.encode(completion_json(choices, self._usage(replies), self._options, self._prompt_ids))
+        return self._writer.body(choices, self._usage([reply for reply, _ in finished]))
 
     async def stream(self, receive: Receive, send: Send) -> None:
         """Sample and reply as server-sent events; an error after the first byte is the stream's last event."""
         watch = asyncio.create_task(self._abort_on_disconnect(receive))
-        replies: list[ParsedReply] = []
+        writer, replies = self._writer, list[ParsedReply]()
+
+        async def send_all(events: Iterator[bytes]) -> None:
+            for event in events:
+                await send({"type": "http.response.body", "body": event, "more_body": True})
+
+        async def send_last(event: bytes) -> None:
+            await send({"type": "http.response.body", "body": event})
+
         try:
-            for choice in self._choices:
-                await send(_sse_event(choice.writer.first_chunk()))
+            await send_all(writer.begin())
             async with aclosing(self._deltas()) as deltas:
                 async for choice, delta in deltas:
-                    for chunk in choice.writer.chunks(delta, choice.append(delta)):
-                        await send(_sse_event(chunk))
+                    await send_all(writer.delta(choice.index, delta, choice.append(delta)))
                     if delta.finish_reason is not None:
                         reply, rest = await self._finish(choice)
                         self._refuse_if_closed()
                         replies.append(reply)
-                        for chunk in choice.writer.last_chunks(reply, rest):
-                            await send(_sse_event(chunk))
-            if self._options.include_usage:
-                await send(_sse_event(usage_chunk(self._usage(replies), self._options)))
-            await send({"type": "http.response.body", "body": b"data: [DONE]\n\n"})
+                        await send_all(writer.finish(choice.index, reply, rest))
+            writer.keep()
+            await send_last(b"".join(writer.end(self._usage(replies))))
         except SynthError as error:
-            await send(_sse_event(error_body(error), last=True))
+            await send_last(writer.failed(error))
         except OSError:
             pass  # the server raises this when the client has hung up
+        except Exception:
+            # Most clients take a stream that is cut off for a complete reply.
+            await send_last(writer.failed(SynthError("a fault of the inference service ended this reply")))
+            raise
         finally:
             watch.cancel()
             for choice in self._choices:
@@ -352,10 +353,6 @@ class EventStream(Response):
         async with self._lease:
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
             await self._completion.stream(receive, send)
-
-
-def _sse_event(chunk: dict[str, Any], *, last: bool = False) -> dict[str, Any]:
-    return {"type": "http.response.body", "body": data_event(chunk), "more_body": not last}
 
 
 async def _gather_or_cancel(runs: Sequence[Coroutine[Any, Any, None]]) -> None:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
 from starlette.responses import Response
 
-from synth.errors import InvalidKey, SynthError, Transient, UserError
+from synth.errors import InvalidKey, Problem, SynthError, Transient, UserError
 from synth.http_server.body import BodyTooLarge
 from synth.inference.engines.limits import ContextOverflow
 from synth.inference.recording.recorder import CallBudgetExceeded, CidClosed
 from synth.inference.tokenizers import NoChatTemplate
+
+Rename = Callable[[str], str]
 
 # error -> (status, type, code); the first that fits.
 _KINDS: list[tuple[type[SynthError], tuple[int, str, str]]] = [
@@ -28,16 +31,29 @@ _KINDS: list[tuple[type[SynthError], tuple[int, str, str]]] = [
 ]
 
 
-def error_body(error: SynthError) -> dict[str, Any]:
-    """The JSON of an error. Several problems make one message; `param` is the field of the first."""
+def error_body(error: SynthError, rename: Rename = str) -> dict[str, Any]:
+    """The JSON of an error. Several problems make one message; `param` is the field of the first.
+
+    rename: changes texts that name fields of a chat, for an API with other names.
+    """
     _, kind, code = _classify(error)
     problems = error.problems if isinstance(error, UserError) else []
+    message = str(error)
+    if rename is not str and problems:
+        problems = [renamed(problem, rename) for problem in problems]
+        message = message if isinstance(error, ContextOverflow) else str(UserError(problems))
     param = (problems[0].where or None) if problems else None
-    told = {"message": str(error), "type": kind, "param": param, "code": code, "problems": problems}
-    return {"error": told, "detail": str(error)}
+    told = {"message": message, "type": kind, "param": param, "code": code, "problems": problems}
+    return {"error": told, "detail": message}
 
 
-def error_response(error: SynthError) -> Response:
+def renamed(problem: Problem, rename: Rename) -> Problem:
+    """Return a problem whose texts are changed."""
+    texts = {name: rename(getattr(problem, name)) for name in Problem.__struct_fields__}
+    return Problem(**texts)
+
+
+def error_response(error: SynthError, rename: Rename = str) -> Response:
     """The HTTP response for an error."""
     status, _, _ = _classify(error)
     headers: dict[str, str] = {}
@@ -45,7 +61,9 @@ def error_response(error: SynthError) -> Response:
         headers["retry-after"] = str(math.ceil(error.delay or 1))
     if isinstance(error, CallBudgetExceeded):
         headers["x-should-retry"] = "false"  # the openai SDK retries a 429, and this one stays
-    return Response(msgspec.json.encode(error_body(error)), status, headers=headers, media_type="application/json")
+    return Response(
+        msgspec.json.encode(error_body(error, rename)), status, headers=headers, media_type="application/json"
+    )
 
 
 def _classify(error: SynthError) -> tuple[int, str, str]:

@@ -8,7 +8,8 @@ changes nothing.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, cast, get_args
 
@@ -91,9 +92,11 @@ _FOREIGN: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(("allowed_token_ids", "chat_template", "structured_outputs", "grammar"), ()),
     **dict.fromkeys(("guided_json", "guided_regex", "guided_choice", "guided_grammar"), ()),
 }
-_AT_THE_TOP = OPENAI_FIELDS | {
+#: Fields of no OpenAI API, which other servers have.
+FOREIGN_FIELDS = {
     name: OpenAIField("refused", neutral, note="it is not served: leave it out") for name, neutral in _FOREIGN.items()
 }
+_AT_THE_TOP = OPENAI_FIELDS | FOREIGN_FIELDS
 
 
 class ChatMessage(Message, frozen=True, gc=False, kw_only=True):
@@ -157,10 +160,17 @@ class UnreadKey(NamedTuple):
     warning: str
 
 
-def unread_keys(given: dict[str, Any], kind: type[msgspec.Struct]) -> list[UnreadKey]:
-    """Return the keys of a request that are not read, each once, however many objects have it. kind: of the request."""
+Tables = Mapping[type[msgspec.Struct], Mapping[str, OpenAIField]]
+Part = tuple[Any, type[msgspec.Struct], str]
+
+
+def unread_keys(parts: Iterable[Part], tables: Tables = ANNOTATIONS) -> list[UnreadKey]:
+    """Return the keys of a request that are not read, each once, however many objects have it.
+
+    parts: of the request, each with its struct and its place. tables: how keys are treated that no struct has.
+    """
     unread, more = dict[tuple[object, str], UnreadKey](), 0
-    for key, entry in _unread(given, kind, ""):
+    for key, entry in itertools.chain.from_iterable(_unread(*part, tables) for part in parts):
         if key not in unread and len(unread) < _NAMED:
             unread[key] = entry()
         elif key not in unread:
@@ -172,11 +182,11 @@ def unread_keys(given: dict[str, Any], kind: type[msgspec.Struct]) -> list[Unrea
 _Found = tuple[tuple[object, str], Callable[[], UnreadKey]]
 
 
-def _unread(value: Any, kind: type[msgspec.Struct], place: str) -> Iterator[_Found]:
+def _unread(value: Any, kind: type[msgspec.Struct], place: str, tables: Tables) -> Iterator[_Found]:
     if isinstance(value, list):
         for i, item in enumerate(cast(list[Any], value)):
             if isinstance(item, dict) and not (kind is ChatMessage and _is_plain(item)):
-                yield from _unread(item, kind, f"{place}[{i}]")
+                yield from _unread(item, kind, f"{place}[{i}]", tables)
         return
     given = as_object(value)
     owner, read = _read_keys(given, kind)
@@ -185,7 +195,7 @@ def _unread(value: Any, kind: type[msgspec.Struct], place: str) -> Iterator[_Fou
     children = _children(kind)
     for name, inner in given.items():
         if name not in read:
-            field = _field(owner, name, given, place)
+            field = _field(owner, name, given, place, tables)
             if not _is_neutral(inner, field):
                 where = f"{place}.{name[:60]}".lstrip(".")
                 yield (owner, name), functools.partial(_judge, where, name, inner, field, read)
@@ -196,7 +206,7 @@ def _unread(value: Any, kind: type[msgspec.Struct], place: str) -> Iterator[_Fou
                 warning = f"{place}.arguments is not a JSON object: the model is shown the text as it is"
                 yield (owner, name), functools.partial(UnreadKey, None, warning)
         elif name in children and isinstance(inner, dict | list) and not _is_text(name, inner):
-            yield from _unread(inner, children[name], f"{place}.{name}".lstrip("."))
+            yield from _unread(inner, children[name], f"{place}.{name}".lstrip("."), tables)
 
 
 def _read_keys(given: dict[str, Any], kind: type[msgspec.Struct]) -> tuple[type[msgspec.Struct], frozenset[str] | None]:
@@ -233,12 +243,14 @@ def _overruled(given: dict[str, Any]) -> set[str]:
     return overruled
 
 
-def _field(owner: type[msgspec.Struct], name: str, given: dict[str, Any], place: str) -> OpenAIField | None:
+def _field(
+    owner: type[msgspec.Struct], name: str, given: dict[str, Any], place: str, tables: Tables
+) -> OpenAIField | None:
     if owner is ChatMessage and name in _OF_ASSISTANTS:
         if given.get("role") != "assistant":
             return OpenAIField("refused", _EMPTY, "an assistant's message", "only assistants have it")
         return OpenAIField("refused", _EMPTY, "one of both", _OVERRULED[name])
-    return ANNOTATIONS.get(owner, {} if place else _AT_THE_TOP).get(name)
+    return tables.get(owner, {} if place else _AT_THE_TOP).get(name)
 
 
 _EMPTY = ("", [], {})

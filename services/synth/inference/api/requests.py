@@ -152,19 +152,29 @@ _T = TypeVar("_T")
 
 def decode_request(body: bytes, *, max_choices: int) -> ChatRequest:
     """Decode and check a body. max_choices: the largest `n`. Raises `UserError`, whose `where` is the field."""
+    given = decode_json(body)
+    unread = list[UnreadKey]()
+    if isinstance(given, dict):
+        unread = unread_keys([(given, ChatRequest, "")])
+        given.pop("(unread)", None)
+        _take_older_names(given.get("messages"))
+    return read_request(given, unread, max_choices=max_choices)
+
+
+def decode_json(body: bytes) -> Any:
+    """Decode a body. Raises `UserError`."""
     try:
-        given = msgspec.json.decode(body)
+        return msgspec.json.decode(body)
     # JSON that is nested too deeply raises a RecursionError.
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
         raise UserError(
             Problem(what=f"the body is not JSON: {error}", expected="a JSON object", where="body")
         ) from error
-    unread = list[UnreadKey]()
-    if isinstance(given, dict):
-        unread = unread_keys(given, ChatRequest)
-        given.pop("(unread)", None)
-        _take_older_names(given.get("messages"))
-    request = _typed(given, ChatRequest)
+
+
+def read_request(given: Any, unread: Sequence[UnreadKey], *, max_choices: int) -> ChatRequest:
+    """Check the fields of a chat. unread: the keys that are not read. Raises `UserError`."""
+    request = typed(given, ChatRequest)
     request.unread = [*unread, *_overruled(request)]
     request.tools = request.tools or request.functions
     problems = list(_problems(request, max_choices))
@@ -207,20 +217,20 @@ def _take_older_names(messages: Any) -> None:
             continue
         call = message.get("function_call")
         if call and message.get("role") == "assistant" and not message.get("tool_calls"):
-            _typed(call, FunctionCall, f"messages[{i}].function_call")
+            typed(call, FunctionCall, f"messages[{i}].function_call")
             message["tool_calls"] = [{"function": call}]
         if message.get("role") == "function":
             message["role"] = "tool"
 
 
-def _typed(value: Any, kind: type[_T], where: str = "") -> _T:
+def typed(value: Any, kind: type[_T], where: str = "", *, api: str = "chat") -> _T:
     """Return a JSON value as this type. where: its place. Raises `UserError`."""
     try:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
         what, _, place = str(error).partition(" - at `$")
         place = (where + place.rstrip("`")).lstrip(".")
-        raise UserError(Problem(what=what, where=place or "body", fix="see the OpenAI chat API")) from error
+        raise UserError(Problem(what=what, where=place or "body", fix=f"see the OpenAI {api} API")) from error
 
 
 def _problems(r: ChatRequest, max_choices: int) -> list[Problem]:

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import msgspec
 
@@ -18,6 +19,7 @@ from synth.chat.messages import Conversation, Message
 from synth.errors import SynthError, Transient
 from synth.inference.chat.prompts import TokenHistory
 from synth.inference.engines.sampling_time import SamplingTime
+from synth.inference.recording.response_log import ResponseLog
 from synth.keys import Cid
 from synth.rollout_credential import CID_FIX
 from synth.trajectories import CompletionRecord, records_to_bytes
@@ -59,6 +61,7 @@ class OpenRollout:
     aborts: dict[int, Callable[[], None]] = field(default_factory=dict[int, Callable[[], None]])
     history: TokenHistory = field(default_factory=TokenHistory)
     conversations: ConversationLog = field(default_factory=ConversationLog)
+    responses: ResponseLog = field(default_factory=ResponseLog)
     nbytes: int = 0
     closed: bool = False
 
@@ -107,6 +110,13 @@ class ChoiceRecording:
     def chat(self, conversation: Conversation, reply: Message) -> RecordedChat:
         """The call as text, for its record: what earlier calls of the rollout said is not repeated."""
         return self._rollout.conversations.record(self._number, conversation, reply)
+
+    def keep_response(
+        self, id: str, messages: Sequence[Message], reply: Message, items: Sequence[tuple[str, dict[str, Any]]]
+    ) -> None:
+        """Keep a reply of the Responses API and its items by their ids, for later calls of the rollout."""
+        if not self._rollout.closed:
+            self._recorder.hold(self._rollout, self._rollout.responses.add(id, messages, reply, items))
 
     def finish(self, record: CompletionRecord) -> None:
         """Keep what was sampled. After the close it is dropped and counted: the rollout was scored without it."""
@@ -202,8 +212,17 @@ class Recorder:
             self.late_records += 1
             return
         rollout.records[number] = record
-        rollout.nbytes += record.nbytes
-        self.nbytes += record.nbytes
+        self.hold(rollout, record.nbytes)
+
+    def hold(self, rollout: OpenRollout, nbytes: int) -> None:
+        """Count bytes that are kept until a rollout is closed."""
+        rollout.nbytes += nbytes
+        self.nbytes += nbytes
+
+    def responses(self, cid_text: str) -> ResponseLog:
+        """The Responses of an open rollout; none of a rollout that has made no call."""
+        rollout = self._open.get(cid_text)
+        return ResponseLog() if rollout is None else rollout.responses
 
     def close(self, cid_text: str) -> bytes:
         """End a rollout, and abort its running calls. Returns its records, for `synth.trajectories.records_from_bytes`.

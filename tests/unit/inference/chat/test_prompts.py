@@ -10,7 +10,7 @@ import pytest
 
 from synth.chat.messages import ContentPart, Conversation, Message
 from synth.errors import UserError
-from synth.inference.api.responses import ChunkWriter, ReplyOptions
+from synth.inference.api.replies import ChunkWriter, ReplyOptions
 from synth.inference.chat.generation import ReplyDelta
 from synth.inference.chat.output_parser import ParsedReply, ReplyParser
 from synth.inference.chat.prompts import ChatFormat, TokenHistory

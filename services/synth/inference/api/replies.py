@@ -1,16 +1,87 @@
-"""The JSON of a reply in OpenAI's format: whole, or as a stream of chunks."""
+"""Replies as clients read them: the interface of their formats, and the format of chat completions."""
 
 from __future__ import annotations
 
+import secrets
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
+import msgspec
+
+from synth.api.sse import data_event
 from synth.chat.messages import Message, MessageToolCall
+from synth.errors import SynthError
+from synth.inference.api.errors import error_body
+from synth.inference.api.requests import ChatRequest, num_choices
 from synth.inference.chat.generation import ReplyDelta
 from synth.inference.chat.output_parser import ParsedReply, TextDelta
 from synth.inference.tokenizers import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class ReplyContext:
+    """What a call runs on. prompt_ids: of its prompt. warnings: what the client requested without effect."""
+
+    model: str
+    tokenizer: Tokenizer
+    prompt_ids: list[int]
+    warnings: tuple[str, ...] = ()
+
+
+class FinishedChoice(NamedTuple):
+    """One choice of a call, sampled to its end.
+
+    texts: the text that became certain with each of the deltas. rest: what was held back until the end.
+    """
+
+    reply: ParsedReply
+    deltas: Sequence[ReplyDelta]
+    texts: Sequence[TextDelta]
+    rest: TextDelta
+
+
+class ReplyWriter(Protocol):
+    """Writes the reply to one call in the format of one API: `body`, or the bytes of a stream of events.
+
+    A stream is `begin`, then `delta` and at last `finish` for each choice, then `end`. `failed` is the last event of
+    a stream that an error ends.
+    """
+
+    @property
+    def id(self) -> str: ...
+    @property
+    def by_token(self) -> bool:
+        """Whether a whole reply needs deltas as small as those of a stream."""
+        ...
+
+    def body(self, choices: Sequence[FinishedChoice], usage: Usage) -> bytes: ...
+    def begin(self) -> Iterator[bytes]: ...
+    def delta(self, index: int, delta: ReplyDelta, text: TextDelta) -> Iterator[bytes]: ...
+    def finish(self, index: int, reply: ParsedReply, rest: TextDelta) -> Iterator[bytes]: ...
+    def end(self, usage: Usage) -> Iterator[bytes]: ...
+    def failed(self, error: SynthError) -> bytes: ...
+    def keep(self) -> None:
+        """Keep what later calls of the rollout can name, once all choices are finished."""
+        ...
+
+
+MakeWriter = Callable[[ReplyContext], ReplyWriter]
+
+
+@dataclass(frozen=True, slots=True)
+class ChatCall:
+    """A decoded call of chat completions."""
+
+    chat: ChatRequest
+
+    def rename(self, text: str) -> str:
+        """Return the text: its names are a chat's."""
+        return text
+
+    def reply(self, context: ReplyContext, recording: object) -> ChatReply:
+        return ChatReply(self.chat, context)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +128,7 @@ def choice_json(
     choice: dict[str, Any] = {
         "index": index,
         "message": _message_json(reply.message),
-        "logprobs": _logprobs(deltas, tokenizer) if options.logprobs else None,
+        "logprobs": logprobs_json(deltas, tokenizer) if options.logprobs else None,
         "finish_reason": reply.finish_reason,
     }
     if options.token_ids:
@@ -80,6 +151,56 @@ def completion_json(
     if options.token_ids:
         body["prompt_token_ids"] = prompt_ids
     return body | _warnings(options)
+
+
+class ChatReply:
+    """Writes `chat.completion` objects, and streams of `chat.completion.chunk`."""
+
+    by_token = False
+
+    def __init__(self, request: ChatRequest, context: ReplyContext) -> None:
+        self._options = ReplyOptions(
+            id=f"chatcmpl-{secrets.token_hex(12)}",
+            model=context.model,
+            logprobs=bool(request.logprobs),
+            token_ids=bool(request.return_token_ids),
+            include_usage=request.stream_options is not None and bool(request.stream_options.include_usage),
+            warnings=context.warnings,
+        )
+        self._context = context
+        tokenizer = context.tokenizer
+        self._writers = [ChunkWriter(self._options, tokenizer, i) for i in range(num_choices(request))]
+
+    @property
+    def id(self) -> str:
+        return self._options.id
+
+    def body(self, choices: Sequence[FinishedChoice], usage: Usage) -> bytes:
+        written = [
+            choice_json(i, choice.reply, choice.deltas, self._options, self._context.tokenizer)
+            for i, choice in enumerate(choices)
+        ]
+        return msgspec.json.encode(completion_json(written, usage, self._options, self._context.prompt_ids))
+
+    def begin(self) -> Iterator[bytes]:
+        yield from (data_event(writer.first_chunk()) for writer in self._writers)
+
+    def delta(self, index: int, delta: ReplyDelta, text: TextDelta) -> Iterator[bytes]:
+        yield from map(data_event, self._writers[index].chunks(delta, text))
+
+    def finish(self, index: int, reply: ParsedReply, rest: TextDelta) -> Iterator[bytes]:
+        yield from map(data_event, self._writers[index].last_chunks(reply, rest))
+
+    def end(self, usage: Usage) -> Iterator[bytes]:
+        if self._options.include_usage:
+            yield data_event(usage_chunk(usage, self._options))
+        yield b"data: [DONE]\n\n"
+
+    def failed(self, error: SynthError) -> bytes:
+        return data_event(error_body(error))
+
+    def keep(self) -> None:
+        """Keep nothing: no chat names another one."""
 
 
 class ChunkWriter:
@@ -120,7 +241,7 @@ class ChunkWriter:
     ) -> dict[str, Any]:
         choice: dict[str, Any] = {"index": self._index, "delta": change, "finish_reason": finish}
         if delta is not None and self._options.logprobs:
-            choice["logprobs"] = _logprobs([delta], self._tokenizer)
+            choice["logprobs"] = logprobs_json([delta], self._tokenizer)
         if delta is not None and self._options.token_ids:
             choice["token_ids"] = delta.token_ids
         return {**_chunk_base(self._options), "choices": [choice]}
@@ -161,7 +282,7 @@ def _call_json(call: MessageToolCall) -> dict[str, Any]:
     }
 
 
-def _logprobs(deltas: Sequence[ReplyDelta], tokenizer: Tokenizer) -> dict[str, Any]:
+def logprobs_json(deltas: Sequence[ReplyDelta], tokenizer: Tokenizer) -> dict[str, Any]:
     """One entry for each of `token_ids`; a forced token has logprob 0 and is marked as not sampled."""
     content: list[dict[str, Any]] = []
     known: dict[int, tuple[str, list[int]]] = {}

@@ -1,0 +1,218 @@
+"""Reads a call of the Responses API as the chat that it makes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from synth.chat.messages import Message
+from synth.errors import Problem, UserError
+from synth.inference.api.errors import renamed
+from synth.inference.api.keys import Part, UnreadKey, unread_keys
+from synth.inference.api.replies import ReplyContext
+from synth.inference.api.requests import ChatRequest, decode_json, read_request, typed
+from synth.inference.recording.recorder import ChoiceRecording
+from synth.inference.recording.response_log import ResponseLog
+from synth.inference.responses.fields import (
+    AS_IN_CHATS,
+    INCLUDABLE,
+    LOGPROBS,
+    NOT_KEPT,
+    TABLES,
+    FunctionTool,
+    NamespaceTool,
+    ResponsesRequest,
+)
+from synth.inference.responses.items import ItemReader
+from synth.inference.responses.reply import ResponsesReply
+
+#: The fields of a chat, by what they are called here.
+_RENAMED = {
+    "max_completion_tokens": "max_output_tokens",
+    "max_tokens": "max_output_tokens",
+    "reasoning_effort": "reasoning.effort",
+    "response_format.json_schema": "text.format",
+    "response_format": "text.format",
+}
+_FIELDS = "|".join(map(re.escape, _RENAMED))
+_CHAT_NAMES = re.compile(rf"(?<![\w.])(?:{_FIELDS}|(messages|tools)\[(\d+)\](?:\.function\b)?)")
+#: A tool of the server's own that Codex offers with every call, so that its refusal would refuse Codex.
+_LEFT_OUT = "web_search"
+
+
+@dataclass(frozen=True, slots=True)
+class ResponsesCall:
+    """A decoded call. chat: what it makes. first: the messages of `chat` before its own ones.
+
+    origins, tool_origins: the place of each message and of each tool in the call, in their order in the chat.
+    namespaces: of functions, by their names. warnings: what of the call has no effect.
+    """
+
+    given: ResponsesRequest
+    chat: ChatRequest
+    first: int = 0
+    origins: list[str] = field(default_factory=list[str])
+    tool_origins: list[str] = field(default_factory=list[str])
+    namespaces: dict[str, str] = field(default_factory=dict[str, str])
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def conversation(self) -> list[Message]:
+        """The messages that a later call continues: without `instructions`, which are of one call."""
+        return self.chat.messages[1:] if self.given.instructions else self.chat.messages
+
+    def rename(self, text: str) -> str:
+        """Return a text about the chat with the call's names of the fields."""
+
+        def name(match: re.Match[str]) -> str:
+            if match[1] is None:
+                return _RENAMED[match[0]]
+            at = int(match[2]) - (self.first if match[1] == "messages" else 0)
+            origins = self.origins if match[1] == "messages" else self.tool_origins
+            return origins[at] if 0 <= at < len(origins) else "previous_response_id"
+
+        return "input" if text == "messages" else _CHAT_NAMES.sub(name, text)
+
+    def reply(self, context: ReplyContext, recording: ChoiceRecording | None) -> ResponsesReply:
+        return ResponsesReply(self, context, recording)
+
+
+def decode_responses(body: bytes, kept: ResponseLog | None) -> ResponsesCall:
+    """Decode and check a body. kept: the responses of its rollout; None outside a rollout.
+
+    Raises `UserError`: outside a rollout for all that would change the reply and is not served.
+    """
+    given = decode_json(body)
+    call = typed(given, ResponsesRequest, api="Responses")
+    reader = ItemReader(None if kept is None else kept.items)
+    if isinstance(call.input, str):
+        reader.read({"role": "user", "content": call.input}, "input")
+    else:
+        for i, item in enumerate(call.input or ()):
+            reader.read(item, f"input[{i}]")
+    before = _earlier(call, kept)
+    if not reader.messages and not before:
+        raise UserError(Problem(what="there is no input", expected="a text, or at least one item", where="input"))
+    tools = _Tools(call.tools or ())
+    parts: list[Part] = [(given, ResponsesRequest, ""), *reader.parts, *tools.parts]
+    unread = [*unread_keys(parts, TABLES), *reader.notes, *tools.unread, *_unkept(call, kept), *_not_included(call)]
+    choice, unserved = _tool_choice(call)
+    unread += unserved
+    if kept is None and (problems := [key.problem for key in unread if key.problem is not None]):
+        raise UserError(problems)
+    chat: dict[str, Any] = {
+        **{name: given[name] for name in AS_IN_CHATS if given.get(name) is not None},
+        "messages": reader.messages,
+        "max_completion_tokens": call.max_output_tokens,
+        "tools": tools.chat or None,
+        "tool_choice": choice,
+        "response_format": _response_format(call),
+        "reasoning_effort": call.reasoning and call.reasoning.effort,
+        "logprobs": LOGPROBS in (call.include or ()) or bool(call.top_logprobs) or None,
+    }
+    warnings = tuple(key.warning for key in unread)
+    origins = reader.origins, tools.origins
+    result = ResponsesCall(call, ChatRequest(messages=[]), 0, *origins, tools.namespaces, warnings)
+    try:
+        request = read_request(chat, [], max_choices=1)
+    except UserError as error:
+        raise UserError([renamed(problem, result.rename) for problem in error.problems]) from error
+    leading = [Message(role="system", content=call.instructions)] if call.instructions else []
+    request.messages = [*leading, *before, *request.messages]
+    return replace(result, chat=request, first=len(before) + len(leading))
+
+
+def _earlier(call: ResponsesRequest, kept: ResponseLog | None) -> list[Message]:
+    """Return the messages of `previous_response_id`. Raises `UserError`, in a rollout, for one that is not there."""
+    if call.previous_response_id is None or kept is None:
+        return []
+    messages = kept.conversation(call.previous_response_id)
+    if messages is None:
+        what = f"no response {call.previous_response_id[:80]!r} in this rollout"
+        raise UserError(Problem(what=what, expected="the id of a response of its calls", where="previous_response_id"))
+    return messages
+
+
+def _unkept(call: ResponsesRequest, kept: ResponseLog | None) -> Iterator[UnreadKey]:
+    """Yield the fields that name what only a rollout keeps."""
+    if kept is not None:
+        return
+    if call.store:
+        problem = Problem(what=NOT_KEPT, expected="false, or no `store`", where="store")
+        yield UnreadKey(problem, f"store has no effect: {NOT_KEPT}")
+    if call.previous_response_id is not None:
+        fix = "send the whole conversation in `input`"
+        problem = Problem(what=NOT_KEPT, expected="none", fix=fix, where="previous_response_id")
+        yield UnreadKey(problem, f"previous_response_id has no effect: {NOT_KEPT}")
+
+
+def _not_included(call: ResponsesRequest) -> Iterator[UnreadKey]:
+    for i, name in enumerate(call.include or ()):
+        if name not in INCLUDABLE:
+            where = f"include[{i}]"
+            problem = Problem(what=f"include names {name[:60]!r}", expected=", ".join(INCLUDABLE), where=where)
+            yield UnreadKey(problem, f"{where} has no effect: there is no {name[:60]!r}")
+
+
+def _response_format(call: ResponsesRequest) -> dict[str, Any] | None:
+    given = call.text and call.text.format
+    if not given or given.get("type") != "json_schema":
+        return given or None
+    return {"type": "json_schema", "json_schema": {name: value for name, value in given.items() if name != "type"}}
+
+
+def _tool_choice(call: ResponsesRequest) -> tuple[Any, list[UnreadKey]]:
+    """Return the choice as a chat has it, and the key that is not served."""
+    choice = call.tool_choice
+    if not isinstance(choice, dict) or choice.get("type") == "function":
+        return choice, []
+    if choice.get("type") == "allowed_tools":
+        return {"type": "allowed_tools", "allowed_tools": {n: v for n, v in choice.items() if n != "type"}}, []
+    what = f"tool_choice is {str(choice)[:60]}"
+    problem = Problem(what=what, expected="none, auto, required, function or allowed_tools", where="tool_choice")
+    return None, [UnreadKey(problem, "tool_choice has no effect: replies hold calls of functions alone")]
+
+
+class _Tools:
+    """The tools of a call, as those of a chat. unread: what of them is not served."""
+
+    def __init__(self, given: Sequence[dict[str, Any]]) -> None:
+        self.chat: list[dict[str, Any]] = []
+        self.origins: list[str] = []
+        self.namespaces: dict[str, str] = {}
+        self.parts: list[Part] = []
+        self.unread: list[UnreadKey] = []
+        for i, tool in enumerate(given):
+            self._read(tool, f"tools[{i}]")
+
+    def _read(self, tool: dict[str, Any], place: str, namespace: str | None = None) -> None:
+        kind = tool.get("type")
+        if kind == "function":
+            self._add(tool, place, namespace)
+        elif kind == "namespace" and namespace is None:
+            group = typed(tool, NamespaceTool, place, api="Responses")
+            self.parts.append((tool, NamespaceTool, place))
+            for j, inner in enumerate(group.tools):
+                self._read(inner, f"{place}.tools[{j}]", group.name)
+        elif isinstance(kind, str) and kind.startswith(_LEFT_OUT):
+            note = "there is no web search here; the model is not shown it"
+            self.unread.append(UnreadKey(None, f"{place} has no effect: {note}"))
+        else:
+            what, fix = f"a tool of the type {str(kind)[:60]!r}", "give the model a function of your own"
+            problem = Problem(what=what, expected='tools of the type "function"', fix=fix, where=place)
+            self.unread.append(UnreadKey(problem, f"{place} has no effect: {fix}"))
+
+    def _add(self, tool: dict[str, Any], place: str, namespace: str | None) -> None:
+        read = typed(tool, FunctionTool, place, api="Responses")
+        self.parts.append((tool, FunctionTool, place))
+        if any(read.name == known["function"]["name"] for known in self.chat):
+            fix = "rename one of them: the model calls a function by its name alone"
+            raise UserError(Problem(what=f"two functions {read.name[:60]!r}", fix=fix, where=f"{place}.name"))
+        fields = ("name", "description", "parameters", "strict")
+        function = {name: value for name in fields if (value := getattr(read, name)) is not None}
+        self.chat.append({"type": "function", "function": function})
+        self.origins.append(place)
+        if namespace is not None:
+            self.namespaces[read.name] = namespace
