@@ -71,7 +71,7 @@ long: .venv/installed ## what takes too long for `make test`: the tour of every 
 		--numprocesses 3 $(LONG_FILES_FIRST)
 
 # The published clients as their users have them: each in an environment of its own, outside ours.
-CLIENTS := synth-ai-0.2.16 synth-ai-0.2.23 openai-1 openai-2 openai pydantic-ai
+CLIENTS := synth-ai-0.2.16 synth-ai-0.2.23 openai-1 openai-2 openai agents
 .venv-clients/%/installed: tests/clients/requirements/%.txt
 	@$(PYTHON) -m venv .venv-clients/$* && \
 	.venv-clients/$*/bin/pip install $(PIP) --no-deps --requirement $< && touch $@

@@ -1,4 +1,4 @@
-"""A process of an installed openai SDK that plays rollouts when it is asked to (`scripts/agent.py`)."""
+"""A process of an installed client that plays rollouts on request (`scripts/agent.py`, `scripts/responses.py`)."""
 
 from __future__ import annotations
 
@@ -33,11 +33,14 @@ class Agent:
 
 
 @contextmanager
-def agent_of(venv: Path) -> Iterator[Agent]:
-    """The client of an environment while the block runs. Variables of ours are not passed on, so none can help it."""
+def agent_of(venv: Path, script: str = "agent.py") -> Iterator[Agent]:
+    """Run a script of `scripts/` with the Python of an environment while the block runs.
+
+    Our own variables are not passed on, so that none of them helps the client.
+    """
     env = {k: v for k, v in os.environ.items() if k not in OURS and not k.startswith(("PYTHON", "OPENAI"))}
     process = subprocess.Popen(
-        [str(venv / "bin" / "python"), str(SCRIPTS / "agent.py")],
+        [str(venv / "bin" / "python"), str(SCRIPTS / script)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

@@ -29,7 +29,10 @@ PLACES = {
     "shared": lambda url, ep: {"base_url": ep.base_url, "api_key": ep.api_key, "shared": True},
     "environment": lambda url, ep: {"env": {"OPENAI_BASE_URL": ep.base_url, "OPENAI_API_KEY": ep.api_key}},
 }
-CASES = list(product(PLACES, ("sync", "async"), (False, True)))
+CASES = [
+    *product(PLACES, ("sync", "async"), (False, True), ("chat",)),
+    *product(("key", "query", "path"), ("sync",), (False, True), ("responses",)),
+]
 
 
 class Played:
@@ -44,9 +47,9 @@ class Played:
 
         @app.episode
         def play(ep: Episode) -> None:
-            where, kind, streamed = CASES[ep.seed]
+            where, kind, streamed, api = CASES[ep.seed]
             root = ep.base_url.removesuffix("/v1")
-            got = agent.ask(**PLACES[where](root, ep), kind=kind, streamed=streamed)
+            got = agent.ask(**PLACES[where](root, ep), kind=kind, streamed=streamed, api=api)
             with self._lock:
                 self.got[ep.seed] = got
                 self.credentials[ep.seed] = (ep.base_url, ep.api_key)

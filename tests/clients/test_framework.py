@@ -79,7 +79,7 @@ def serving(folder: Path) -> Iterator[str]:
     code = f"import agent; from synth.taskapp.sdk import serve; serve(agent.maze, port={port})"
     env = {k: v for k, v in os.environ.items() if k not in OURS}
     env |= {"PYTHONPATH": str(ROOT / "shared"), "ENVIRONMENT_API_KEY": "k"}
-    process = subprocess.Popen([str(venv_of("pydantic-ai") / "bin" / "python"), "-c", code], cwd=folder, env=env)
+    process = subprocess.Popen([str(venv_of("agents") / "bin" / "python"), "-c", code], cwd=folder, env=env)
     url = f"http://127.0.0.1:{port}"
     try:
         eventually(lambda: answers(url), timeout=120)

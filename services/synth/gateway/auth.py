@@ -23,7 +23,7 @@ from synth.bus.kv.secrets import API_KEYS, ApiKey, SecretStore
 from synth.bus.replay import StreamFollower
 from synth.bus.server.topology import SECRETS
 from synth.errors import Problem
-from synth.gateway.chat_proxy.paths import is_chat_path
+from synth.gateway.chat_proxy.paths import is_model_call
 from synth.gateway.errors import ApiError, unavailable
 from synth.gateway.passage import PASSAGE, Passage
 from synth.ids import OrgId
@@ -261,7 +261,7 @@ async def authenticate_url_key(request: Request, key: str) -> ApiKey:
 
 def required_scopes(method: str, path: str) -> tuple[Scope, ...]:
     """The scopes that a request requires."""
-    if is_chat_path(method, path):
+    if is_model_call(method, path):
         return (Scope.INFERENCE,)
     path = path.rstrip("/")
     if path == FEEDS_PATH:

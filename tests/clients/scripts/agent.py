@@ -1,7 +1,8 @@
 """An agent of an installed openai SDK, one of many turns: reads what to play as a line of JSON, and prints what came.
 
 A request: base_url and api_key (absent: from the environment variables in `env`), kind ("sync", "async"), streamed,
-shared: whether the client of the rollout is made of one that goes nowhere, whose connections it shares.
+shared: whether the client of the rollout is made of one that goes nowhere, whose connections it shares,
+api: "chat", or "responses", whose second turn names the first one.
 """
 
 import asyncio
@@ -18,6 +19,18 @@ NEXT = {"role": "user", "content": "And with 1 more?"}
 
 def text_of(chunks):
     return "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+
+
+def respond(options, streamed):
+    with openai.OpenAI(**options) as client:
+        said, previous = [], {}
+        for turn in ({"input": ASK[0]["content"]}, {"input": [NEXT]}):
+            reply = client.responses.create(model="policy", stream=streamed, **turn, **previous)
+            if streamed:
+                reply = next(e.response for e in reply if e.type in ("response.completed", "response.incomplete"))
+            said.append(reply.output_text)
+            previous = {"previous_response_id": reply.id}
+        return said
 
 
 def converse(options, streamed, shared):
@@ -47,6 +60,8 @@ def play(asked):
     options = {name: asked[name] for name in ("base_url", "api_key") if name in asked}
     how = (options, asked["streamed"], asked.get("shared", False))
     try:
+        if asked.get("api") == "responses":
+            return {"said": respond(options, asked["streamed"])}
         said = asyncio.run(converse_async(*how)) if asked["kind"] == "async" else converse(*how)
     except openai.APIError as error:
         return {"error": type(error).__name__, "message": str(error)}

@@ -6,10 +6,10 @@ import pytest
 
 from synth.access import Scope
 from synth.gateway.auth import required_scopes
-from synth.gateway.chat_proxy.paths import CHAT_PATHS
+from synth.gateway.chat_proxy.paths import CALL_PATHS
 
 
-@pytest.mark.parametrize("path", ["/v1/chat/completions", *CHAT_PATHS])
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses", *CALL_PATHS])
 def test_every_chat_path_requires_inference(path: str) -> None:
     assert required_scopes("POST", path) == (Scope.INFERENCE,)
 

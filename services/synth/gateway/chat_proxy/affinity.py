@@ -35,7 +35,9 @@ class _Chat(msgspec.Struct):
     model: str
     prompt_cache_key: Any = None
     user: Any = None
-    messages: msgspec.Raw = msgspec.Raw(b"[]")
+    messages: msgspec.Raw = msgspec.Raw(b"")
+    instructions: Any = None
+    input: msgspec.Raw = msgspec.Raw(b"[]")
 
 
 class NoModel(Exception):
@@ -47,7 +49,7 @@ class _Message(msgspec.Struct):
 
 
 def read_route(body: bytes) -> ChatRoute:
-    """Read a chat's model, and its conversation: `prompt_cache_key` or `user`, else its first messages.
+    """Read a call's model, and its conversation: `prompt_cache_key` or `user`, else its first messages.
 
     The inference service refuses messages that are not messages. Raises `NoModel`.
     """
@@ -63,13 +65,20 @@ def _conversation(chat: _Chat) -> bytes:
         if isinstance(named := getattr(chat, name), str) and named:
             return f"{name}\0{named}".encode()
     try:
-        return b"messages\0" + _opening_messages(chat.messages)
+        if bytes(chat.messages):
+            return b"messages\0" + _opening_messages(chat.messages)
+        return b"input\0%s\0" % str(chat.instructions).encode() + _opening_messages(chat.input)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return b""
 
 
 def _opening_messages(messages: msgspec.Raw) -> bytes:
-    """The messages up to the user's first one, as they were sent: those that every later call repeats."""
+    """The messages up to the user's first one, as they were sent: those that every later call repeats.
+
+    messages: or the input of the Responses API, which may be one text.
+    """
+    if bytes(messages).startswith(b'"'):
+        return bytes(messages)
     begins: list[bytes] = []
     for message in msgspec.json.decode(messages, type=list[msgspec.Raw])[:_MAX_OPENING_MESSAGES]:
         begins.append(bytes(message))

@@ -1,18 +1,35 @@
-"""The paths of chat completions: one route each, because clients differ in what they make of an address."""
+"""The paths of the calls of models: one route each, because clients differ in what they make of an address."""
 
 from __future__ import annotations
 
-_COMPLETIONS = ("/chat/completions", *(f"{p}/v1/chat/completions" for p in ("", "/api", "/api/inference", "/api/api")))
-_OF_A_ROLLOUT = ("/rollouts/{credential}/v1/chat/completions", "/rollouts/{credential}/chat/completions")
-_OF_A_KEY = ("/keys/{url_key}/v1/chat/completions", "/keys/{url_key}/chat/completions")
+from synth.rollout_credential import is_joined_responses
+
+CHAT, RESPONSES = "chat/completions", "responses"
+_PREFIXES = ("/v1", "/api/v1", "/api/inference/v1", "/api/api/v1")
+_SECRETS = ("/rollouts/{credential}", "/keys/{url_key}")
 # An openai client whose base_url is `…/v1?cid=…` joins the rest of the path to the query, and posts to these.
-_BASES = tuple(path.removesuffix("chat/completions") for path in _COMPLETIONS[1:])
-_PLACES = (*_COMPLETIONS, *_OF_A_ROLLOUT, *_OF_A_KEY)
-
-#: Every path but the documented `/v1/chat/completions`. An openai client whose base_url has a query adds the slash.
-CHAT_PATHS = tuple(path for path in (*_PLACES, *(f"{p}/" for p in _PLACES), *_BASES) if path != "/v1/chat/completions")
+_BASES = tuple(f"{prefix}/" for prefix in _PREFIXES)
 
 
-def is_chat_path(method: str, path: str) -> bool:
-    """Whether a request for this path, with or without a slash at its end, is a chat completion."""
-    return path.rstrip("/").endswith("/chat/completions") or (method == "POST" and path in _BASES)
+def _paths(end: str) -> tuple[str, ...]:
+    places = [f"{prefix}/{end}" for prefix in ("", *_PREFIXES)]
+    places += [f"{secret}{prefix}/{end}" for secret in _SECRETS for prefix in ("/v1", "")]
+    # An openai client whose base_url has a query adds the slash.
+    return tuple(path for path in (*places, *(f"{p}/" for p in places)) if path != f"/v1/{end}")
+
+
+#: Every path but the documented `/v1/chat/completions` and `/v1/responses`.
+CALL_PATHS = (*_paths(CHAT), *_paths(RESPONSES), *_BASES)
+
+
+def is_model_call(method: str, path: str) -> bool:
+    """Whether a request for this path, with or without a slash at its end, is a call of a model."""
+    if method == "POST" and path in _BASES:
+        return True
+    return path.rstrip("/").endswith((f"/{CHAT}", f"/{RESPONSES}"))
+
+
+def called_api(path: str, query: str) -> str:
+    """Return which API a call of a model is for: `CHAT` or `RESPONSES`."""
+    joined = path in _BASES and is_joined_responses(query)
+    return RESPONSES if joined or path.rstrip("/").endswith(f"/{RESPONSES}") else CHAT

@@ -1,4 +1,4 @@
-"""Chat completions on their way to an inference replica, and the bytes there and back.
+"""Calls of models on their way to an inference replica, and the bytes there and back.
 
 The answer is passed on as it comes, so that a stream stays a stream; a client that hangs up ends the call at the
 replica, which frees its place in the batch. A call that nothing was answered to is tried at the next replica.
@@ -17,9 +17,11 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
+from synth.api.sse import data_event
 from synth.bus.kv.replicas import Replica, ReplicaTable
 from synth.errors import InvalidKey
 from synth.gateway.chat_proxy.affinity import ChatRoute, rank_replicas
+from synth.gateway.chat_proxy.paths import RESPONSES, called_api
 from synth.gateway.errors import ApiError, unavailable
 from synth.keys import Cid, internal_token, read_cid
 from synth.runtime import logs
@@ -55,7 +57,7 @@ class _NoAnswer(Exception):
 
 
 class InferenceProxy:
-    """Forwards chat completions to inference replicas."""
+    """Forwards calls of models to inference replicas."""
 
     def __init__(self, replicas: ReplicaTable, *, secrets: ServiceSecrets, timeout_s: float) -> None:
         self._replicas = replicas
@@ -139,10 +141,11 @@ class InferenceProxy:
         does not answer; with retry_when_busy, for a 503 too.
         """
         client = self._client()
+        api = called_api(request.scope["path"], request.url.query)
         passed = {name: value for name in _REQUEST_HEADERS if (value := request.headers.get(name))}
         outgoing = client.http.build_request(
             "POST",
-            f"{replica.url}/v1/chat/completions{query}",
+            f"{replica.url}/v1/{api}{query}",
             content=body,
             headers=passed | headers,
             timeout=httpx.Timeout(silent_s, connect=3.0, pool=3.0),
@@ -181,7 +184,7 @@ class InferenceProxy:
                 sending.cancel()
                 done()
         kept = {name: value for name in _RESPONSE_HEADERS if (value := upstream.headers.get(name))}
-        return _RelayedResponse(upstream, headers=kept, done=done)
+        return _RelayedResponse(upstream, headers=kept, done=done, cut=_cut_event(api))
 
     def _client(self) -> _Client:
         free = next((c for c in self._clients if c.in_flight < _REQUESTS_PER_CLIENT), None)
@@ -199,10 +202,15 @@ async def _wait_for_disconnect(request: Request) -> None:
 
 
 class _RelayedResponse(StreamingResponse):
-    """Streams a replica's answer to the client. done: called once it has ended, also when it never began."""
+    """Streams a replica's answer to the client.
 
-    def __init__(self, upstream: httpx.Response, *, headers: dict[str, str], done: Callable[[], None]) -> None:
-        super().__init__(_relay_chunks(upstream), upstream.status_code, headers=headers)
+    done: called once it has ended, also when it never began. cut: the last event of a stream that breaks off.
+    """
+
+    def __init__(
+        self, upstream: httpx.Response, *, headers: dict[str, str], done: Callable[[], None], cut: bytes
+    ) -> None:
+        super().__init__(_relay_chunks(upstream, cut), upstream.status_code, headers=headers)
         self._upstream = upstream
         self._done = done
 
@@ -214,12 +222,25 @@ class _RelayedResponse(StreamingResponse):
             await self._upstream.aclose()
 
 
-async def _relay_chunks(upstream: httpx.Response) -> AsyncIterator[bytes]:
+async def _relay_chunks(upstream: httpx.Response, cut: bytes) -> AsyncIterator[bytes]:
     try:
         async for chunk in upstream.aiter_raw():
             yield chunk
     except httpx.HTTPError as error:
-        # The status is sent: all that is left is to break off, which the client sees as an incomplete answer.
         # Without the query, which may be a rollout's credential.
         log.warning("replica broke off an answer", url=str(upstream.url.copy_with(query=None)), error=repr(error))
-        raise
+        if not upstream.headers.get("content-type", "").startswith("text/event-stream"):
+            # The status is sent: all that is left is to break off, which the client sees as an incomplete answer.
+            raise
+        # Most clients take a stream that is cut off for a complete reply. An event may be half sent: end it first.
+        yield b"\n\n" + cut
+
+
+def _cut_event(api: str) -> bytes:
+    """Return the error event of a stream that its replica broke off."""
+    error = {"message": "the inference replica broke off this reply; try again", "type": "server_error"}
+    error |= {"param": None, "code": "replica_gone"}
+    if api != RESPONSES:
+        return data_event({"error": error})
+    fields = {"type": "error", "sequence_number": 0, **{name: error[name] for name in ("code", "message", "param")}}
+    return b"event: error\n" + data_event({**fields, "error": error})

@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from synth.gateway.auth import HANDSHAKE_PATH, authenticate_early
-from synth.gateway.chat_proxy.paths import is_chat_path
+from synth.gateway.chat_proxy.paths import is_model_call
 from synth.gateway.errors import KNOWN_ERRORS, respond
 from synth.gateway.passage import PASSAGE, Passage
 from synth.http_server.body import BodyMemory, read_body
@@ -47,7 +47,7 @@ class Gate:
             await send(message)
 
         request = Request(scope, receive)
-        if not _has_body(request) or is_chat_path(scope["method"], scope["path"]):
+        if not _has_body(request) or is_model_call(scope["method"], scope["path"]):
             await self._app(scope, receive, send_with_limits)
         else:
             await self._with_body(request, scope, receive, send_with_limits)

@@ -14,6 +14,7 @@ from starlette.routing import BaseRoute, Route
 
 from synth.errors import InvalidKey, Problem, SynthError, UserError
 from synth.http_server.body import BodyMemory, HeldBody, read_body
+from synth.http_server.upgrade import refuse_socket
 from synth.inference.api.completion import Completion, EventStream
 from synth.inference.api.errors import Rename, error_response
 from synth.inference.api.fields import refuse_unserved
@@ -60,7 +61,7 @@ Authenticate = Callable[[Request], Awaitable[str]]
 """Returns who makes a call without a cid; raises `InvalidKey`."""
 
 
-class Call(Protocol):
+class ModelCall(Protocol):
     """A decoded call, as the chat that it makes. rename: of the fields of the chat, in texts."""
 
     @property
@@ -69,7 +70,7 @@ class Call(Protocol):
     def reply(self, context: ReplyContext, recording: ChoiceRecording | None) -> ReplyWriter: ...
 
 
-_ReadCall = Callable[[bytes, ResponseLog | None], Call]
+_ReadCall = Callable[[bytes, ResponseLog | None], ModelCall]
 
 
 class _Cids(msgspec.Struct):
@@ -106,6 +107,7 @@ def build_api(
         paths += [f"/rollouts/{{credential}}{prefix}/{end}" for prefix in ("/v1", "")]
         # An openai client whose base_url has a query sends the path with a slash at its end.
         routes += [Route(path + slash, call, methods=["POST"]) for slash in ("", "/") for path in paths]
+    routes += [Route(path, refuse_socket, methods=["GET"]) for path in paths]
     routes += [Route(f"{prefix}/", api.joined, methods=["POST"]) for prefix in prefixes[:3]]
     routes += [Route(f"{prefix}/models", api.models, methods=["GET"]) for prefix in prefixes[:3]]
     routes.append(Route("/internal/rollouts/close", api.close, methods=["POST"]))
@@ -271,7 +273,7 @@ class _Api:
             raise UserError(Problem(what="the body is empty", expected="a JSON object", where="body"))
         return body
 
-    async def _decode(self, body: bytes, principal: str, read: _ReadCall, kept: ResponseLog | None) -> Call:
+    async def _decode(self, body: bytes, principal: str, read: _ReadCall, kept: ResponseLog | None) -> ModelCall:
         """Decode a call; a large one in a thread, so that other requests go on between the decoder's calls."""
         if len(body) <= INLINE_BYTES:
             return read(body, kept)

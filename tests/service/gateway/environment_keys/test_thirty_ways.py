@@ -9,7 +9,7 @@ from typing import Any
 
 import httpx
 
-from synth.gateway.chat_proxy.paths import CHAT_PATHS
+from synth.gateway.chat_proxy.paths import CALL_PATHS
 from synth.keys import Cid, mint_cid
 from tests.keyrings import credentials
 from tests.service.gateway.environment_keys.world import World, at_home, elsewhere, make_world, new_secret
@@ -43,7 +43,7 @@ def rollout(**changes: Any) -> Cid:
 
 @way
 async def its_own_key_as_the_bearer(w: World) -> bool:
-    return opened(*[await w.chat(p, Authorization=f"Bearer {w.key}") for p in CHAT_PATHS if "{" not in p])
+    return opened(*[await w.chat(p, Authorization=f"Bearer {w.key}") for p in CALL_PATHS if "{" not in p])
 
 
 @way

@@ -17,6 +17,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, StreamingResponse
 from starlette.routing import Route
 
+from synth.api.sse import read_sse
 from synth.bus.kv.replicas import Replica, ReplicaTable, announce
 from synth.bus.publish import Publisher
 from synth.events import ModelPublished, ModelRef
@@ -32,7 +33,7 @@ from tests.service.gateway.conftest import Server, listen
 class Echo:
     """An HTTP server in a replica's place, that says what reached it.
 
-    full: it has no room for calls. breaks: it ends while it is answering one.
+    full: it has no room for calls. breaks: it ends while it is answering one. cuts: its streams break off.
     """
 
     server: uvicorn.Server
@@ -40,9 +41,10 @@ class Echo:
 
     def __init__(self) -> None:
         self.calls = 0
-        self.full = self.breaks = False
+        self.full = self.breaks = self.cuts = False
         self.waiting, self.hung_up = asyncio.Event(), asyncio.Event()
-        self.app = Starlette(routes=[Route("/v1/chat/completions", self.chat, methods=["POST"])])
+        paths = ("/v1/chat/completions", "/v1/responses")
+        self.app = Starlette(routes=[Route(path, self.chat, methods=["POST"]) for path in paths])
 
     async def chat(self, request: Request):
         body = json.loads(await request.body())
@@ -60,7 +62,8 @@ class Echo:
             while (await request.receive())["type"] != "http.disconnect":
                 continue
             self.hung_up.set()
-        return JSONResponse({"body": body, "headers": dict(request.headers), "query": str(request.query_params)})
+        heard = {"body": body, "headers": dict(request.headers), "query": str(request.query_params)}
+        return JSONResponse(heard | {"path": request.url.path})
 
     async def endless(self) -> AsyncIterator[bytes]:
         try:
@@ -68,6 +71,9 @@ class Echo:
             while True:
                 yield b"data: %d\n\n" % k
                 k += 1
+                if self.cuts:
+                    yield b"data: hal"
+                    raise RuntimeError("the replica breaks off")
                 await asyncio.sleep(0)
         finally:
             self.hung_up.set()
@@ -255,6 +261,29 @@ async def test_a_stream_passes_through_and_a_hang_up_reaches_the_replica(user, r
     await asyncio.wait_for(echo.hung_up.wait(), 5)
 
 
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses"])
+async def test_a_stream_that_its_replica_breaks_off_ends_with_an_error(user, replica, path: str):
+    model = f"tiny-k-{path.rpartition('/')[2]}"
+    echo = await replica(model, model)
+    await chat_until_ok(user, model=model)
+    echo.cuts = True
+    reply = await user.http.post(path, json={"model": model, "messages": [], "input": "Hi", "stream": True})
+    *_, last = [event for event in read_sse([reply.content]) if event is not None]
+    assert last.event == ("error" if path == "/v1/responses" else "")
+    assert json.loads(last.data)["error"]["code"] == "replica_gone"
+
+
+async def test_the_responses_api_is_routed_as_a_chat_is(user, replica):
+    await replica("responds", "tiny-l")
+    await chat_until_ok(user, model="tiny-l")
+    for path in ("/v1/responses", "/api/v1/responses", "/api/inference/v1/responses/", "/responses"):
+        reply = await user.http.post(path, json={"model": "tiny-l", "input": [{"role": "user", "content": "Hi"}]})
+        assert (reply.status_code, reply.json()["path"]) == (200, "/v1/responses"), path
+    socket = {"Connection": "Upgrade", "Upgrade": "websocket", "Sec-WebSocket-Version": "13"}
+    assert (await user.http.get("/v1/responses", headers=socket)).status_code == 426
+    assert (await user.http.get("/v1/responses")).status_code == 405
+
+
 async def test_a_client_that_leaves_before_the_answer_frees_the_replica(user, replica):
     echo = await replica("waits", "tiny-e")
     await chat_until_ok(user, model="tiny-e")
@@ -293,6 +322,9 @@ async def test_a_rollout_is_answered_by_the_replica_that_records_it(start_gatewa
         assert (reply.status_code, path) == (200, path)
         assert reply.json()["query"] == f"cid={text}"
         assert "authorization" not in reply.json()["headers"]
+    for path in (f"/rollouts/{text}/v1/responses", f"/v1/?cid={text}responses", f"/v1/responses?cid={text}"):
+        reply = await user.http.post(path, json={"model": "any"}, headers=own_key)
+        assert (reply.json().get("path"), reply.json().get("query")) == ("/v1/responses", f"cid={text}"), path
     for path in ("/v1/chat/completions", "/chat/completions/", "/api/inference/v1/"):
         reply = await user.http.post(path, json={"model": "any"}, headers={"Authorization": f"Bearer {text}"})
         assert (reply.status_code, reply.json().get("query")) == (200, f"cid={text}"), path

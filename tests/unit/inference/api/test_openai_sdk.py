@@ -12,6 +12,7 @@ import openai
 import pytest
 import uvicorn
 
+from synth.inference.api.requests import JobSampling
 from synth.inference.chat.prompts import ChatFormat
 from synth.inference.engines.settings import EngineSettings
 from synth.inference.engines.transformers import TransformersEngine
@@ -43,8 +44,12 @@ async def memorised_client(memorised_dir: Path) -> AsyncIterator[openai.AsyncOpe
 
 
 @asynccontextmanager
-async def listening(engine: TransformersEngine, model_dir: Path) -> AsyncIterator[tuple[str, Any]]:
-    app, recorder, _ = serve(engine, ChatFormat(load_tokenizer(model_dir)))
+async def listening(
+    engine: TransformersEngine, model_dir: Path, sampling: JobSampling | None = None
+) -> AsyncIterator[tuple[str, Any]]:
+    """Serve a model on loopback; yields its address and the recorder. sampling: of rollouts."""
+    app, recorder, router = serve(engine, ChatFormat(load_tokenizer(model_dir)))
+    router.sampling = sampling or router.sampling
     ready = asyncio.Event()
 
     class Announcing(uvicorn.Server):

@@ -288,7 +288,7 @@ async def test_a_wrong_field_is_named_as_the_call_spells_it(served: Served, para
 
 
 async def test_fields_that_clients_send_unasked_are_accepted(served: Served) -> None:
-    codex: dict[str, Any] = {
+    codex: Any = {
         "store": False,
         "include": ["reasoning.encrypted_content"],
         "reasoning": {"summary": "auto"},
@@ -319,13 +319,13 @@ async def test_fields_that_clients_send_unasked_are_accepted(served: Served) -> 
 async def test_the_credential_may_stand_wherever_that_of_a_chat_may(served: Served) -> None:
     cid = credential("job_1_t0_901")
     body = {"model": "policy", "input": ASK}
-    for path, headers in (
-        (f"/v1/responses?cid={cid}", {}),
-        (f"/rollouts/{cid}/v1/responses", {}),
-        (f"/v1/?cid={cid}responses", {}),
-        ("/v1/responses", {"Authorization": f"Bearer {cid}"}),
+    for path, key in (
+        (f"/v1/responses?cid={cid}", "any"),
+        (f"/rollouts/{cid}/v1/responses", "any"),
+        (f"/v1/?cid={cid}responses", "any"),
+        ("/v1/responses", cid),
     ):
-        got = await served.http.post(path, json=body, headers=headers)
+        got = await served.http.post(path, json=body, headers={"Authorization": f"Bearer {key}"})
         assert got.status_code == 200, (path, got.text)
         assert got.json()["object"] == "response"
     assert len(await served.records(cid)) == 4

@@ -1,4 +1,4 @@
-"""OpenAI chat completions: authenticated here, answered by an inference replica."""
+"""Calls of models in OpenAI's formats: authenticated here, answered by an inference replica."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from synth.errors import InvalidKey, Problem
 from synth.gateway.api.native.models import find_model, is_deleted_model
 from synth.gateway.auth import authenticate_chat, authenticate_url_key
 from synth.gateway.chat_proxy.affinity import ChatRoute, NoModel, read_route
-from synth.gateway.chat_proxy.paths import CHAT_PATHS
+from synth.gateway.chat_proxy.paths import CALL_PATHS
 from synth.gateway.deps import Gateway, GatewayDep
 from synth.gateway.errors import ApiError, not_found
 from synth.http_server.body import HeldBody, read_body
+from synth.http_server.upgrade import refuse_socket
 from synth.ids import OrgId
 from synth.models import parse_finetuned
 from synth.rollout_credential import find_credential
@@ -39,6 +40,38 @@ _CHAT_REQUEST = {
         }
     },
 }
+
+
+_RESPONSES_REQUEST = {
+    "required": True,
+    "content": {
+        "application/json": {
+            "schema": {
+                "type": "object",
+                "required": ["model", "input"],
+                "properties": {
+                    "model": {"type": "string"},
+                    "input": {
+                        "oneOf": [{"type": "string"}, {"type": "array", "items": {"type": "object"}}],
+                    },
+                    "instructions": {"type": "string"},
+                    "stream": {"type": "boolean"},
+                    "max_output_tokens": {"type": "integer", "minimum": 1},
+                    "temperature": {"type": "number", "minimum": 0},
+                },
+            }
+        }
+    },
+}
+
+
+@router.post("/v1/responses", summary="Respond by a model (OpenAI)", openapi_extra={"requestBody": _RESPONSES_REQUEST})
+async def responses(request: Request, gateway: GatewayDep) -> Response:
+    """Authenticated and routed as a chat completion.
+
+    A served model keeps no response: `store` and `previous_response_id` are refused. In a rollout both work.
+    """
+    return await chat_completions(request, gateway)
 
 
 @router.post("/v1/chat/completions", summary="Chat with a model (OpenAI)", openapi_extra={"requestBody": _CHAT_REQUEST})
@@ -114,8 +147,10 @@ async def _forward(request: Request, gateway: Gateway, body: bytes, *, org: OrgI
     return await gateway.proxy.forward(request, body, org=org, route=route)
 
 
-for _path in CHAT_PATHS:
+for _path in CALL_PATHS:
     router.add_api_route(_path, chat_completions, methods=["POST"], include_in_schema=False)
+for _path in ("/v1/responses", *(path for path in CALL_PATHS if path.endswith("/responses"))):
+    router.add_api_route(_path, refuse_socket, methods=["GET"], include_in_schema=False)
 
 
 async def _read_body(request: Request, gateway: Gateway, held: HeldBody) -> bytes:
