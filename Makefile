@@ -87,7 +87,7 @@ test-docs: .venv/installed .venv-clients/synth-ai-0.2.23/installed ## README and
 	@$(BIN)/pytest tests/docs --numprocesses 2 --dist loadgroup
 
 test-vllm-engine: .venv-vllm/installed ## the vLLM engine alone
-	@.venv-vllm/bin/python -m pytest tests/vllm
+	@.venv-vllm/bin/python -m pytest tests/vllm -m "not soak"
 
 test-vllm-cluster: .venv/installed .venv-vllm/installed ## a cluster whose jobs vLLM serves
 	@$(BIN)/pytest tests/vllm_cluster --numprocesses 2 --dist loadfile
@@ -98,9 +98,10 @@ chaos: .venv/installed ## kill, hang and stop what runs jobs, and the bus, in th
 storm: .venv/installed ## three minutes of seeded faults on two of every service and three bus servers (MINUTES=n SEED=n)
 	@$(BIN)/python -m tests.soak --minutes $(MINUTES) --seed $(SEED)
 
-soak: .venv/installed $(CLIENTS:%=.venv-clients/%/installed) ## 200 seeded faults on two of every service and three bus servers, a check of all that the log says; and what takes minutes to learn
+soak: .venv/installed .venv-vllm/installed $(CLIENTS:%=.venv-clients/%/installed) ## 200 seeded faults on two of every service and three bus servers, a check of all that the log says; and what takes minutes to learn
 	@$(BIN)/python -m tests.soak --faults $(FAULTS) --seed $(SEED)
 	@$(BIN)/pytest tests/e2e tests/chaos tests/service tests/clients -m soak
+	@.venv-vllm/bin/python -m pytest tests/vllm -m soak
 
 hostile: .venv/installed ## 10,000 inputs that no friend would send, at services that run
 	@$(BIN)/python -m tests.soak.hostile --seed $(SEED)
