@@ -84,7 +84,7 @@ test-clients: .venv/installed $(CLIENTS:%=.venv-clients/%/installed) ## the publ
 	@$(BIN)/pytest tests/clients -m "not soak" --numprocesses 2 --dist loadfile
 
 test-docs: .venv/installed .venv-clients/synth-ai-0.2.23/installed ## README and the pages of docs/, run as written
-	@$(BIN)/pytest tests/docs --numprocesses 2 --dist loadgroup
+	@$(BIN)/pytest tests/docs -m "not soak" --numprocesses 2 --dist loadgroup
 
 test-vllm-engine: .venv-vllm/installed ## the vLLM engine alone
 	@.venv-vllm/bin/python -m pytest tests/vllm -m "not soak"
@@ -100,7 +100,7 @@ storm: .venv/installed ## three minutes of seeded faults on two of every service
 
 soak: .venv/installed .venv-vllm/installed $(CLIENTS:%=.venv-clients/%/installed) ## 200 seeded faults on two of every service and three bus servers, a check of all that the log says; and what takes minutes to learn
 	@$(BIN)/python -m tests.soak --faults $(FAULTS) --seed $(SEED)
-	@$(BIN)/pytest tests/e2e tests/chaos tests/service tests/clients -m soak
+	@$(BIN)/pytest tests/e2e tests/chaos tests/service tests/clients tests/docs -m soak
 	@.venv-vllm/bin/python -m pytest tests/vllm -m soak
 
 hostile: .venv/installed ## 10,000 inputs that no friend would send, at services that run

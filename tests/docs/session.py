@@ -1,7 +1,7 @@
 """A page's blocks, run in order as a person runs them: one after the other in a terminal, in a copy of the repository.
 
 Two things differ from the page: the ports 8000 and 8001 become free ones, and the ids of jobs that the page shows
-become the ids of the jobs that its commands made. A session can also take fewer steps in the demo's job files
+become the ids of the jobs that its commands made. A session can also change the number of steps of job files
 (`shorten`).
 """
 
@@ -132,10 +132,13 @@ class Session:
             elif block.runs:
                 self._run(block, ids)
 
-    def shorten(self, **steps: int) -> None:
-        """Give the demo's jobs of this copy fewer steps. steps: file name without its suffix → its number of steps."""
+    def shorten(self, folder: str, **steps: int) -> None:
+        """Set the number of steps of job files of this copy.
+
+        folder: of `configs`. steps: file name without its suffix → its number of steps.
+        """
         for name, number in steps.items():
-            file = self.folder / "configs" / "demo" / f"{name}.toml"
+            file = self.folder / "configs" / folder / f"{name}.toml"
             text, count = _STEPS.subn(rf"\g<1>{number}", file.read_text())
             assert count == 1, file
             file.write_text(text)

@@ -30,7 +30,7 @@ def test_a_page_that_begins_with_nothing_runs_as_written(page: Path, tmp_path: P
     session = Session(tmp_path / "synth")
     # The same job files, with all of their steps, are proved to learn by tests/e2e/cli/test_demo.py. After 200 steps
     # one answer in 20 is right; after 100 one in 300, and then an RL job may end because it sees no reward.
-    session.shorten(sft=200, rl=3)
+    session.shorten("demo", sft=200, rl=3)
     try:
         session.run_page(page)
     finally:
@@ -84,12 +84,25 @@ def test_the_sample_job_of_the_task_app_page_learns(session: Session):
     assert sum(reward[-4:]) / 4 > 2 * sum(reward[:4]) / 4, reward
 
 
-@pytest.mark.xdist_group("against a cluster")
-def test_the_tool_agent_of_the_agents_page_learns(session: Session):
+def agents_page(session: Session, *, iterations: int) -> list[float]:
+    """Run the page of agents; returns the mean reward of each iteration of its RL job."""
+    session.shorten("maze", rl=iterations)
     session.run_page(AGENTS)
     [job] = [job for job in session.made() if job["kind"] == "rl"]
     assert job["state"] == "succeeded"
     assert set(session.metric(job["id"], "branch_breaks")) == {0}
     reward = session.metric(job["id"], "reward_mean")
+    assert len(reward) == iterations
+    return reward
+
+
+@pytest.mark.xdist_group("against a cluster")
+def test_the_tool_agent_of_the_agents_page_trains_as_one_sequence(session: Session):
+    agents_page(session, iterations=4)
+
+
+@pytest.mark.soak
+def test_the_tool_agent_of_the_agents_page_learns(session: Session):
+    reward = agents_page(session, iterations=25)
     # Means of four steps, 256 rollouts, differ by chance by 0.03 (one standard deviation), and by 0.3 when it learns.
     assert sum(reward[-4:]) / 4 > sum(reward[:4]) / 4 + 0.2, reward
