@@ -29,7 +29,7 @@ async def replay_training(facts: Sequence[Recorded], blobs: BlobStore, work: Pat
     assert isinstance(job, RlJob)
     config = build_train_config(job, TrainerSettings())
     assert isinstance(config, RlTrainConfig)
-    source = await training_source(verified.source, None, blobs, work / "models")
+    source = await training_source(verified.source, None, blobs, work / "models", hub=False)
     rng.seed_everything(config.seed, threads=config.threads, deterministic=config.deterministic)
     trainer = RlTrainer(load_policy(source.model, config, dropout=False), config)
     for batched in (fact.event for fact in facts if isinstance(fact.event, RolloutBatched)):

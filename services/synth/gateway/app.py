@@ -63,7 +63,7 @@ from synth.gateway.read_model.live_jobs import JobQueue
 from synth.gateway.read_model.snapshot import holds_snapshot_of, keep_snapshot
 from synth.gateway.read_model.store import ReadModel
 from synth.gateway.settings import GatewaySettings
-from synth.gateway.subscribers.ends import watch_ends
+from synth.gateway.subscribers.ends import watch_ends, watched_s
 from synth.gateway.subscribers.logins import Logins
 from synth.gateway.watchdog import watch_jobs
 from synth.graders.python.pool import open_pool
@@ -95,7 +95,7 @@ async def setup(service: Service) -> ASGIApp:
     disks = [settings.work_dir] if service.blobs.root is None else [settings.work_dir, service.blobs.root]
     capacity = Capacity(disks, settings.disk_reserve_bytes, settings.log_reserve)
     replicas = ReplicaTable(service.bus)
-    key_cache = ApiKeyCache(service.bus, secrets)
+    key_cache = ApiKeyCache(service.bus, secrets, ended_kept_s=max(3600.0, watched_s(settings)))
     publisher = Publisher(service.bus)
     proxy = InferenceProxy(replicas, secrets=service.secrets, timeout_s=settings.inference_timeout_s)
     service.checks["read model"] = hub.check
@@ -164,6 +164,11 @@ def describe_api(observability: Sequence[BaseRoute] = ()) -> FastAPI:
         description="Post-train language models: a TOML in, a served model out.",
         routes=list(observability),
         dependencies=[Depends(refuse_unknown_query)],
+        # Its page loads scripts of another host; docs/openapi.json is the document.
+        docs_url=None,
+        redoc_url=None,
+        # A redirect repeats the `Host` header of the request; the gate removes the slash instead.
+        redirect_slashes=False,
     )
     for part in (jobs, events, rollouts, traces, images, inference, keys, dead_letters):
         app.include_router(part.router)

@@ -8,6 +8,7 @@ is refused as soon as the bucket tells of the change, and after `_KEY_TTL_S` whe
 from __future__ import annotations
 
 import time
+from datetime import UTC, datetime, timedelta
 from typing import Annotated
 
 import msgspec
@@ -44,18 +45,23 @@ _GRANT_FIX = (
 _NO_KEY_TTL_S = 3.0
 _STALE_KEY_TTL_S = 600.0
 _MAX_ENTRIES = 10_000
+#: The number of keys that have an end at which those of long ago are forgotten.
+_SWEEP_ENDED_FROM = 1000
 
 
 class ApiKeyCache:
     """Caches API keys by their hash. While the bus is away, a recently used key stays valid for reads."""
 
-    def __init__(self, bus: Connection, store: SecretStore) -> None:
+    def __init__(self, bus: Connection, store: SecretStore, *, ended_kept_s: float = 3600.0) -> None:
+        """ended_kept_s: how long a key is kept after its end: no request or feed of it lasts longer."""
+        self._ended_kept = timedelta(seconds=ended_kept_s)
         self._bus = bus
         self._store = store
         self._records: dict[str, tuple[float, ApiKey | None]] = {}
         self._grants: dict[str, tuple[float, list[ChatGrant]]] = {}
         self._grants_changed: dict[str, float] = {}
         self._ending_keys: dict[str, ApiKey] = {}
+        self._sweep_ended_at = _SWEEP_ENDED_FROM
 
     async def follow(self) -> None:
         """Follow the bucket for ever, so that a key made or revoked by another gateway is known here at once."""
@@ -147,6 +153,17 @@ class ApiKeyCache:
         self._records[digest] = (time.monotonic(), record)
         if record is not None and (record.revoked_at or record.expires_at):
             self._ending_keys[record.key_id] = record
+            if len(self._ending_keys) >= self._sweep_ended_at:
+                self._sweep_ended()
+
+    def _sweep_ended(self) -> None:
+        """Forget keys that ended so long ago that no request or connection of theirs goes on."""
+        before = datetime.now(UTC) - self._ended_kept
+        ends = {id: (key.revoked_at, key.expires_at) for id, key in self._ending_keys.items()}
+        for id, times in ends.items():
+            if any(end is not None and end < before for end in times):
+                del self._ending_keys[id]
+        self._sweep_ended_at = 2 * len(self._ending_keys) + _SWEEP_ENDED_FROM
 
     def update(self, record: ApiKey) -> None:
         """Replace a cached record by one that was just written, before the bucket tells of it."""

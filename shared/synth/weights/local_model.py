@@ -23,9 +23,11 @@ class LocalModel:
     adapter: Path | None
 
 
-async def training_source(source: ModelRef, lora: LoraShape | None, blobs: BlobStore, cache: Path) -> LocalModel:
+async def training_source(
+    source: ModelRef, lora: LoraShape | None, blobs: BlobStore, cache: Path, *, hub: bool
+) -> LocalModel:
     """A job's source as trainer and inference both load it: an adapter that is not continued is merged first."""
-    found = await local_model(source, blobs, cache)
+    found = await local_model(source, blobs, cache, hub=hub)
     if found.adapter is None or continues(source, lora):
         return found
     return LocalModel(await _merged(source, found, cache), None)
@@ -36,20 +38,21 @@ def adapter_base(source: ModelRef, lora: LoraShape | None) -> ModelRef:
     return source.base if continues(source, lora) and source.base is not None else source
 
 
-async def local_model(ref: ModelRef, blobs: BlobStore, cache: Path) -> LocalModel:
-    """Bring a model's files to this machine. cache: for trees of a remote store, hub downloads and models made of them.
+async def local_model(ref: ModelRef, blobs: BlobStore, cache: Path, *, hub: bool) -> LocalModel:
+    """Bring a model's files to this machine.
 
-    Raises `Permanent` when they cannot be had.
+    cache: for trees of a remote store, hub downloads and models made of them. hub: whether the operator allows
+    downloads from the model hub, whatever path an event names. Raises `Permanent` when they cannot be had.
     """
     if ref.rounded is not None:
         plain = msgspec.structs.replace(ref, rounded=None)
-        found = await local_model(plain, blobs, cache)
+        found = await local_model(plain, blobs, cache, hub=hub)
         whole = found.model if found.adapter is None else await _merged(plain, found, cache)
         return LocalModel(await _rounded(ref.id, whole, cache), None)
     if ref.kind == "lora":
         if ref.base is None or ref.tree is None:
             raise Permanent(f"{ref.id}: an adapter needs a tree and a base")
-        below = await local_model(ref.base, blobs, cache)
+        below = await local_model(ref.base, blobs, cache, hub=hub)
         base = below.model if below.adapter is None else await _merged(ref.base, below, cache)
         return LocalModel(base, await _tree(ref.id, ref.tree, blobs, cache))
     if ref.tree is not None:
@@ -60,6 +63,8 @@ async def local_model(ref: ModelRef, blobs: BlobStore, cache: Path) -> LocalMode
         return LocalModel(directory, None)
     if directory.is_absolute():
         raise Permanent(f"{ref.id}: its directory {directory} is gone")
+    if not hub:
+        raise Permanent(f"{ref.id}: {ref.path!r} is on the model hub, which SYNTH_MODEL_HUB switches off")
     return LocalModel(await asyncio.to_thread(_from_hub, ref.path, cache), None)
 
 

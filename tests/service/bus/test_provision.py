@@ -5,17 +5,19 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+from dataclasses import replace
 
 import nats
 import pytest
 from nats.errors import TimeoutError as NatsTimeout
+from nats.js.errors import APIError
 from pydantic import SecretStr
 
 from synth.bus.connection import connect, connect_options
 from synth.bus.publish import enqueue
 from synth.bus.server.embedded import new_users
 from synth.bus.server.provision import drift, provision
-from synth.bus.server.topology import topology
+from synth.bus.server.topology import SECRETS, topology
 from synth.errors import Permanent, UserError
 from synth.events.catalogue import CATALOGUE, SERVICES, Role
 from synth.runtime.settings import ServiceSettings
@@ -63,6 +65,22 @@ async def test_drift_names_what_was_changed_and_provisioning_mends_it(own):
     assert any("WORK/train-default is missing" in line for line in found)
     await provision(bus.js, topology())
     assert await drift(bus.js, topology()) == []
+
+
+async def test_no_message_replaces_the_others_of_a_bucket(own):
+    bus = await own.connect("bus")
+    await provision(bus.js, topology())
+    stream = f"KV_{SECRETS}"
+    # As an earlier version made it.
+    await bus.js.update_stream(replace((await bus.js.stream_info(stream)).config, allow_rollup_hdrs=True))
+    await provision(bus.js, topology())
+    gateway = await own.connect("gateway")
+    for key in ("one", "two"):
+        await gateway.js.publish(f"$KV.{SECRETS}.{key}", b"{}")
+    for scope in ("all", "sub"):
+        with pytest.raises(APIError):
+            await gateway.js.publish(f"$KV.{SECRETS}.one", b"{}", headers={"Nats-Rollup": scope})
+    assert (await bus.js.stream_info(stream)).state.messages == 2
 
 
 async def test_one_server_cannot_hold_three_replicas_and_says_so(own):

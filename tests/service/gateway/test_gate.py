@@ -97,3 +97,10 @@ async def test_a_form_with_endless_headers_is_refused(user: Client):
     form = b'--b\r\nContent-Disposition: form-data; name="' + b"n" * 100_000
     headers = {"Content-Type": "multipart/form-data; boundary=b"}
     assert (await user.http.post("/api/files", content=form, headers=headers)).status_code == 400
+
+
+@pytest.mark.parametrize("path", ["/api/jobs/", "/api/models//", "/api/me/"])
+async def test_a_slash_at_the_end_of_a_path_does_not_count(user: Client, path: str):
+    reply = await user.http.get(path, headers={"Host": "elsewhere.example"})
+    assert reply.status_code == 200
+    assert "location" not in reply.headers

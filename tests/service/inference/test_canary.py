@@ -102,7 +102,7 @@ async def served(
     _, fence = await start_attempt(trainer_bus, org, job, worker="trainer-0", term=0)
     assert fence is not None
     config = rl_config(mode=request.param, lr=1e-2, **OPEN_GATES)
-    local = await training_source(source, lora_shape(job_settings), blobs, tmp_path / "models")
+    local = await training_source(source, lora_shape(job_settings), blobs, tmp_path / "models", hub=False)
     trainer = RlTrainer(load_policy(local.model, config, dropout=False), config)
 
     bus = await bus_as("inference")

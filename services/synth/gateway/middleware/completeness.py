@@ -8,7 +8,7 @@ from synth.gateway.errors import error_response, unavailable
 from synth.gateway.read_model.hub import Hub
 
 #: What an observer asks, and the document of the API.
-_OPEN = frozenset({"/livez", "/healthz", "/metrics", "/openapi.json", "/docs"})
+_OPEN = frozenset({"/livez", "/healthz", "/metrics", "/openapi.json"})
 
 
 class Completeness:

@@ -37,6 +37,8 @@ class Gate:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        if len(scope["path"]) > 1 and scope["path"].endswith("/") and not is_model_call(scope["method"], scope["path"]):
+            scope["path"] = scope["path"].rstrip("/") or "/"
         passage = scope[PASSAGE] = Passage()
 
         async def send_with_limits(message: Message) -> None:

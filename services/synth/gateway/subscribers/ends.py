@@ -20,10 +20,17 @@ from synth.runtime import logs
 log = logs.get("bus key ends")
 
 
+def watched_s(settings: SubscriberSettings) -> float:
+    """Return for how many seconds after a key's end its feeds are looked for.
+
+    No session that began before the end is longer, and without a listener the server removes a feed itself.
+    """
+    return settings.bus_session_s + settings.bus_feed_idle_s + settings.bus_end_check_s
+
+
 async def watch_ends(bus: Connection, keys: ApiKeyCache, settings: SubscriberSettings) -> None:
     """End the feeds of every bus key whose end has come, until cancelled."""
-    # No session that began before a key's end is longer, and without a listener the server removes a feed itself.
-    lasts = timedelta(seconds=settings.bus_session_s + settings.bus_feed_idle_s + settings.bus_end_check_s)
+    lasts = timedelta(seconds=watched_s(settings))
     done: dict[str, datetime] = {}
     while True:
         now = datetime.now(UTC)

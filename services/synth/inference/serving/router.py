@@ -118,7 +118,7 @@ class ModelRouter:
         if job.teacher is None:
             return
         policy = await self.source_of(job)
-        teacher = await local_model(job.teacher, self.blobs, self.cache)
+        teacher = await local_model(job.teacher, self.blobs, self.cache, hub=self.registry.hub)
         await asyncio.to_thread(check_same_tokenizer, policy.model_dir, teacher.model, teacher_id=job.teacher.id)
 
     @asynccontextmanager
@@ -142,15 +142,15 @@ class ModelRouter:
         job_id, _, version = name.partition("@v")
         if version and job_id in self.jobs:
             return await self._pinned_files(self.jobs[job_id], int(version))
-        found = await local_model(self._by_id[name], self.blobs, self.cache)
+        found = await local_model(self._by_id[name], self.blobs, self.cache, hub=self.registry.hub)
         return ModelFiles(found.model, found.adapter, lora=self._by_id[name].lora)
 
     async def source_of(self, job: ServedJob) -> ModelFiles:
         """The files that a job's policy starts from: the same as its trainer loads."""
         if job.expects_new_weights:
-            found = await training_source(job.source, job.lora, self.blobs, self.cache)
+            found = await training_source(job.source, job.lora, self.blobs, self.cache, hub=self.registry.hub)
             return ModelFiles(found.model, found.adapter, lora=job.lora, expects_new_weights=True)
-        found = await local_model(job.source, self.blobs, self.cache)
+        found = await local_model(job.source, self.blobs, self.cache, hub=self.registry.hub)
         return ModelFiles(found.model, found.adapter, lora=job.source.lora)
 
     async def _find(self, org: str, model: str) -> ModelRef:

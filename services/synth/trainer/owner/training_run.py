@@ -113,7 +113,8 @@ class _TrainingRun:
         lease.progress("fetch the model", deadline=settings.model_io_s)
         verified = attempt.history.need(JobVerified)
         cache = settings.work_dir / "cache"
-        source = await training_source(verified.source, lora_shape(job), attempt.blobs, cache / "models")
+        models = cache / "models"
+        source = await training_source(verified.source, lora_shape(job), attempt.blobs, models, hub=settings.model_hub)
         start = await build_start(attempt, job, verified, source, provisional)
         lease.progress("start", deadline=settings.silence_s("") + _MARGIN_S)
 

@@ -140,10 +140,12 @@ def _differences(what: str, wanted: dict[str, Any], actual: dict[str, Any]) -> l
 async def _ensure_bucket(js: JetStreamContext, bucket: str, ttl: float, replicas: int) -> None:
     try:
         actual = (await js.stream_info(f"KV_{bucket}")).config
-        if (actual.num_replicas or 1) < replicas:
-            await js.update_stream(replace(actual, num_replicas=replicas))
+        wanted = replace(actual, num_replicas=max(actual.num_replicas or 1, replicas), allow_rollup_hdrs=False)
+        if wanted != actual:
+            await js.update_stream(wanted)
     except NotFoundError:
-        # As clients make a bucket, but that its entries can be erased.
+        # As clients make a bucket, except that its entries can be erased, and that no message replaces others: with a
+        # rollup header, whoever may write one key of a bucket could remove all of them.
         await js.add_stream(
             StreamConfig(
                 name=f"KV_{bucket}",
@@ -154,7 +156,7 @@ async def _ensure_bucket(js: JetStreamContext, bucket: str, ttl: float, replicas
                 discard=DiscardPolicy.NEW,
                 storage=StorageType.FILE,
                 num_replicas=replicas,
-                allow_rollup_hdrs=True,
+                allow_rollup_hdrs=False,
                 allow_direct=True,
                 allow_msg_ttl=True,
                 deny_delete=False,

@@ -16,7 +16,7 @@ from synth.gateway.auth import FEEDS_PATH, HANDSHAKE_PATH, required_scopes
 from synth.keys import mistyped, new_api_key
 
 OPEN_TO_THE_WORLD = {
-    *("/openapi.json", "/docs", "/docs/oauth2-redirect", "/redoc"),
+    "/openapi.json",
     *("/api/health", "/api/v1/health", "/api/api/health"),
     *(HANDSHAKE_PATH, f"{HANDSHAKE_PATH}/init", f"{HANDSHAKE_PATH}/token"),
 }
@@ -51,6 +51,8 @@ async def test_every_route_needs_a_key_with_some_scope(start_gateway, client_of)
                 continue
             path = re.sub(r"\{.*?\}", "x", route.path)
             for method in sorted(route.methods or ()):
+                if method == "GET" and path.endswith("/responses"):
+                    continue  # refused with or without a key: it is no WebSocket
                 asked += 1
                 assert (await nobody.request(method, path)).status_code == 401, (method, path)
                 reply = await narrow.request(method, path)
