@@ -6,12 +6,19 @@ import pytest
 
 from synth.access import Scope
 from synth.gateway.auth import required_scopes
-from synth.gateway.chat_proxy.paths import CALL_PATHS
+from synth.gateway.chat_proxy.paths import CALL_PATHS, is_model_call
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses", *CALL_PATHS])
 def test_every_chat_path_requires_inference(path: str) -> None:
     assert required_scopes("POST", path) == (Scope.INFERENCE,)
+
+
+@pytest.mark.parametrize("name", ["responses", "x/responses", "v1/responses", "chat/completions"])
+def test_a_name_that_ends_as_a_chat_path_changes_no_scope(name: str) -> None:
+    for prefix in ("/api/judge-keys", "/api/models", "/v1/models", "/api/keys", "/api/environment-keys"):
+        assert required_scopes("DELETE", f"{prefix}/{name}") == required_scopes("DELETE", f"{prefix}/x")
+        assert not is_model_call("POST", f"{prefix}/{name}")
 
 
 @pytest.mark.parametrize("slash", ["", "/"])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from synth.rollout_credential import is_joined_responses
 
 CHAT, RESPONSES = "chat/completions", "responses"
@@ -22,11 +24,18 @@ def _paths(end: str) -> tuple[str, ...]:
 CALL_PATHS = (*_paths(CHAT), *_paths(RESPONSES), *_BASES)
 
 
+_FIXED = frozenset((f"/v1/{CHAT}", f"/v1/{RESPONSES}", *(path for path in CALL_PATHS if "{" not in path)))
+_WITH_SECRET = re.compile(rf"/(?:rollouts|keys)/[^/]+(?:/v1)?/(?:{CHAT}|{RESPONSES})/?")
+
+
 def is_model_call(method: str, path: str) -> bool:
-    """Whether a request for this path, with or without a slash at its end, is a call of a model."""
-    if method == "POST" and path in _BASES:
-        return True
-    return path.rstrip("/").endswith((f"/{CHAT}", f"/{RESPONSES}"))
+    """Whether a request for this path, with or without a slash at its end, is a call of a model.
+
+    The whole path counts: names that users choose may end as these paths do.
+    """
+    if path in _BASES:
+        return method == "POST"
+    return path in _FIXED or _WITH_SECRET.fullmatch(path) is not None
 
 
 def called_api(path: str, query: str) -> str:

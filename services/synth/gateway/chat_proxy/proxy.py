@@ -223,17 +223,26 @@ class _RelayedResponse(StreamingResponse):
 
 
 async def _relay_chunks(upstream: httpx.Response, cut: bytes) -> AsyncIterator[bytes]:
+    is_stream = upstream.headers.get("content-type", "").startswith("text/event-stream")
+    half = b""
     try:
         async for chunk in upstream.aiter_raw():
-            yield chunk
+            if is_stream:
+                # An event that is half sent must not come before `cut`: clients would read both as one.
+                whole, end, half = (half + chunk).rpartition(b"\n\n")
+                chunk = whole + end
+            if chunk:
+                yield chunk
+        if half:
+            yield half
     except httpx.HTTPError as error:
         # Without the query, which may be a rollout's credential.
         log.warning("replica broke off an answer", url=str(upstream.url.copy_with(query=None)), error=repr(error))
-        if not upstream.headers.get("content-type", "").startswith("text/event-stream"):
+        if not is_stream:
             # The status is sent: all that is left is to break off, which the client sees as an incomplete answer.
             raise
-        # Most clients take a stream that is cut off for a complete reply. An event may be half sent: end it first.
-        yield b"\n\n" + cut
+        # Most clients take a stream that is cut off for a complete reply.
+        yield cut
 
 
 def _cut_event(api: str) -> bytes:

@@ -101,19 +101,23 @@ def build_api(
     api = _Api(router, recorder, authenticate, internal, images, off_loop, limits or RequestLimits())
     # The most frequent route first, because they are tried in order.
     prefixes = ("/api/inference/v1", "/v1", "/api/v1", "/api/inference", "")
-    routes = list[BaseRoute]()
-    for end, call in (("chat/completions", api.chat), ("responses", api.respond)):
-        paths = [f"{prefix}/{end}" for prefix in prefixes]
-        paths += [f"/rollouts/{{credential}}{prefix}/{end}" for prefix in ("/v1", "")]
-        # An openai client whose base_url has a query sends the path with a slash at its end.
-        routes += [Route(path + slash, call, methods=["POST"]) for slash in ("", "/") for path in paths]
-    routes += [Route(path, refuse_socket, methods=["GET"]) for path in paths]
+    chats, responses = (_paths(prefixes, end) for end in ("chat/completions", "responses"))
+    routes: list[BaseRoute] = [Route(path, api.chat, methods=["POST"]) for path in chats]
+    routes += [Route(path, api.respond, methods=["POST"]) for path in responses]
+    routes += [Route(path, refuse_socket, methods=["GET"]) for path in responses]
     routes += [Route(f"{prefix}/", api.joined, methods=["POST"]) for prefix in prefixes[:3]]
     routes += [Route(f"{prefix}/models", api.models, methods=["GET"]) for prefix in prefixes[:3]]
     routes.append(Route("/internal/rollouts/close", api.close, methods=["POST"]))
     routes.append(Route("/internal/rollouts/stood_still", api.stood_still, methods=["POST"]))
     routes.append(Route("/internal/teacher/score", api.score, methods=["POST"]))
     return Starlette(routes=[*routes, *extra_routes])
+
+
+def _paths(prefixes: Sequence[str], end: str) -> list[str]:
+    paths = [f"{prefix}/{end}" for prefix in prefixes]
+    paths += [f"/rollouts/{{credential}}{prefix}/{end}" for prefix in ("/v1", "")]
+    # An openai client whose base_url has a query sends the path with a slash at its end.
+    return [*paths, *(f"{path}/" for path in paths)]
 
 
 class _Api:

@@ -172,9 +172,12 @@ def decode_json(body: bytes) -> Any:
         ) from error
 
 
-def read_request(given: Any, unread: Sequence[UnreadKey], *, max_choices: int) -> ChatRequest:
-    """Check the fields of a chat. unread: the keys that are not read. Raises `UserError`."""
+def read_request(
+    given: Any, unread: Sequence[UnreadKey], *, max_choices: int, before: Sequence[Message] = ()
+) -> ChatRequest:
+    """Check the fields of a chat. unread: the keys that are not read. before: earlier messages. Raises `UserError`."""
     request = typed(given, ChatRequest)
+    request.messages = [*before, *request.messages]
     request.unread = [*unread, *_overruled(request)]
     request.tools = request.tools or request.functions
     problems = list(_problems(request, max_choices))

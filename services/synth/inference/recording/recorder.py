@@ -83,6 +83,7 @@ class ChoiceRecording:
         self._recorder = recorder
         self._rollout = rollout
         self._number = number
+        self._chat: RecordedChat | None = None
         self.settled = False
 
     @property
@@ -109,14 +110,27 @@ class ChoiceRecording:
 
     def chat(self, conversation: Conversation, reply: Message) -> RecordedChat:
         """The call as text, for its record: what earlier calls of the rollout said is not repeated."""
-        return self._rollout.conversations.record(self._number, conversation, reply)
+        self._chat = self._rollout.conversations.record(self._number, conversation, reply)
+        return self._chat
 
-    def keep_response(
-        self, id: str, messages: Sequence[Message], reply: Message, items: Sequence[tuple[str, dict[str, Any]]]
-    ) -> None:
-        """Keep a reply of the Responses API and its items by their ids, for later calls of the rollout."""
+    @property
+    def responses(self) -> ResponseLog:
+        """What earlier calls of the rollout returned by the Responses API."""
+        return self._rollout.responses
+
+    def keep_items(self, response: str, items: Sequence[dict[str, Any]]) -> None:
+        """Keep the items of a response by their ids, for later calls of the rollout."""
         if not self._rollout.closed:
-            self._recorder.hold(self._rollout, self._rollout.responses.add(id, messages, reply, items))
+            self._recorder.hold(self._rollout, self.responses.add_items(response, items))
+
+    def keep_response(self, response: str, messages: Sequence[Message], reply: Message, *, instructed: bool) -> None:
+        """Keep a response's conversation, for calls that continue it.
+
+        instructed: whether the first message is the instructions of this call.
+        """
+        if self._chat is not None and not self._rollout.closed:
+            size = self.responses.add_call(response, self._number, messages, reply, self._chat, instructed=instructed)
+            self._recorder.hold(self._rollout, size)
 
     def finish(self, record: CompletionRecord) -> None:
         """Keep what was sampled. After the close it is dropped and counted: the rollout was scored without it."""

@@ -1,11 +1,7 @@
-"""The Responses of one rollout, so that a later call can name them: `previous_response_id`, and the ids of items.
-
-A message that several calls repeat is kept once.
-"""
+"""The Responses of one rollout, so that a later call can name them: `previous_response_id`, and the ids of items."""
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,58 +9,76 @@ from typing import Any
 import msgspec
 
 from synth.chat.messages import Message
+from synth.transcripts.transcript import RecordedChat
 
 
 @dataclass(frozen=True, slots=True)
-class _KeptResponse:
-    """One response.
+class _KeptCall:
+    """The conversation of one call: the first `kept` messages of call `continues`, its reply counted, then `messages`.
 
-    previous: the response whose conversation it continues. messages: those that follow, the reply included.
+    reply: to the call. instructed: whether its first message is its own instructions.
     """
 
-    previous: str | None
+    continues: int | None
+    kept: int
     messages: list[Message]
+    reply: Message
+    instructed: bool
 
 
 @dataclass(slots=True)
 class ResponseLog:
-    """Responses by their ids, and the items of their output by theirs."""
+    """What the calls of a rollout returned.
 
-    responses: dict[str, _KeptResponse] = field(default_factory=dict[str, _KeptResponse])
+    items: of their output, by id. owners: the response of each item. responses: the call of each response, as its
+    number in the rollout.
+    """
+
     items: dict[str, dict[str, Any]] = field(default_factory=dict[str, dict[str, Any]])
-    _ends: dict[bytes, str] = field(default_factory=dict[bytes, str])
+    owners: dict[str, str] = field(default_factory=dict[str, str])
+    responses: dict[str, int] = field(default_factory=dict[str, int])
+    _calls: dict[int, _KeptCall] = field(default_factory=dict[int, _KeptCall])
 
-    def add(
-        self, id: str, messages: Sequence[Message], reply: Message, items: Sequence[tuple[str, dict[str, Any]]]
+    def add_items(self, response: str, items: Sequence[dict[str, Any]]) -> int:
+        """Keep the items of a response. Returns how many bytes they take."""
+        for item in items:
+            self.items.setdefault(item["id"], item)
+            self.owners.setdefault(item["id"], response)
+        return sum(len(msgspec.json.encode(item)) for item in items)
+
+    def add_call(
+        self,
+        response: str,
+        number: int,
+        messages: Sequence[Message],
+        reply: Message,
+        chat: RecordedChat,
+        *,
+        instructed: bool,
     ) -> int:
-        """Keep a response and the items of its output. Returns how many bytes that takes."""
-        whole = [*messages, reply]
-        encoded = [msgspec.json.encode(message) for message in whole]
-        digests = _digests(encoded)
-        kept = next((n for n in range(len(messages), 0, -1) if digests[n - 1] in self._ends), 0)
-        previous = self._ends[digests[kept - 1]] if kept else None
-        self.responses[id] = _KeptResponse(previous, whole[kept:])
-        self._ends[digests[-1]] = id
-        self.items.update(items)
-        return sum(map(len, encoded[kept:])) + sum(len(msgspec.json.encode(item)) for _, item in items)
+        """Keep the conversation of a response. Returns how many bytes that takes.
 
-    def conversation(self, id: str) -> list[Message] | None:
-        """Return the messages of a response, its reply included; None if there is no such response."""
-        if id not in self.responses:
+        chat: what the call repeats of an earlier one, which is not kept twice.
+        """
+        continues, kept = chat.continues, chat.kept
+        if continues not in self._calls:
+            continues, kept = None, 0
+        new = list(messages[kept:])
+        self._calls[number] = _KeptCall(continues, kept, new, reply, instructed)
+        self.responses[response] = number
+        return len(msgspec.json.encode([*new, reply]))
+
+    def conversation(self, response: str) -> list[Message] | None:
+        """Return the messages of a response without its instructions, its reply included; None for an unknown one."""
+        number = self.responses.get(response)
+        if number is None:
             return None
-        parts: list[list[Message]] = []
-        following: str | None = id
+        calls: list[_KeptCall] = []
+        following: int | None = number
         while following is not None:
-            kept = self.responses[following]
-            parts.append(kept.messages)
-            following = kept.previous
-        return [message for part in reversed(parts) for message in part]
-
-
-def _digests(encoded: Sequence[bytes]) -> list[bytes]:
-    """Return a digest of each beginning of the conversation."""
-    digests, before = list[bytes](), b""
-    for message in encoded:
-        before = hashlib.blake2b(before + message, digest_size=16).digest()
-        digests.append(before)
-    return digests
+            calls.append(self._calls[following])
+            following = calls[-1].continues
+        messages: list[Message] = []
+        for call in reversed(calls):
+            messages = [*messages[: call.kept], *call.messages, call.reply]
+        return messages[1:] if calls[0].instructed else messages

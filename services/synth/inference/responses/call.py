@@ -22,6 +22,7 @@ from synth.inference.responses.fields import (
     NOT_KEPT,
     TABLES,
     FunctionTool,
+    NamedChoice,
     NamespaceTool,
     ResponsesRequest,
 )
@@ -37,42 +38,47 @@ _RENAMED = {
     "response_format": "text.format",
 }
 _FIELDS = "|".join(map(re.escape, _RENAMED))
-_CHAT_NAMES = re.compile(rf"(?<![\w.])(?:{_FIELDS}|(messages|tools)\[(\d+)\](?:\.function\b)?)")
-#: A tool of the server's own that Codex offers with every call, so that its refusal would refuse Codex.
-_LEFT_OUT = "web_search"
+_CHAT_NAMES = re.compile(
+    rf"(?<![\w.])(?:{_FIELDS}|tools\[(?P<tool>\d+)\](?:\.function\b)?"
+    r"|messages\[(?P<message>\d+)\](?:\.(?P<field>content|tool_calls\[\d+\]|reasoning_content)(?:\.function\b)?)?)"
+)
+#: Tools of the server's own that Codex offers with every call, so that their refusal would refuse Codex.
+_SEARCH_PREFIX = "web_search"
+#: How many fields without effect, or not served, are named.
+_NAMED = 20
 
 
 @dataclass(frozen=True, slots=True)
 class ResponsesCall:
-    """A decoded call. chat: what it makes. first: the messages of `chat` before its own ones.
+    """A decoded call. chat: what it makes. messages_before: those of `chat` before the input's own.
 
-    origins, tool_origins: the place of each message and of each tool in the call, in their order in the chat.
+    origins, tool_origins: the places in the call of each message and of each tool, in their order in the chat.
     namespaces: of functions, by their names. warnings: what of the call has no effect.
     """
 
     given: ResponsesRequest
     chat: ChatRequest
-    first: int = 0
-    origins: list[str] = field(default_factory=list[str])
+    messages_before: int = 0
+    origins: list[dict[str, str]] = field(default_factory=list[dict[str, str]])
     tool_origins: list[str] = field(default_factory=list[str])
     namespaces: dict[str, str] = field(default_factory=dict[str, str])
     warnings: tuple[str, ...] = ()
-
-    @property
-    def conversation(self) -> list[Message]:
-        """The messages that a later call continues: without `instructions`, which are of one call."""
-        return self.chat.messages[1:] if self.given.instructions else self.chat.messages
 
     def rename(self, text: str) -> str:
         """Return a text about the chat with the call's names of the fields."""
 
         def name(match: re.Match[str]) -> str:
-            if match[1] is None:
+            if match["tool"] is not None:
+                return self.tool_origins[int(match["tool"])]
+            if match["message"] is None:
                 return _RENAMED[match[0]]
-            at = int(match[2]) - (self.first if match[1] == "messages" else 0)
-            origins = self.origins if match[1] == "messages" else self.tool_origins
-            return origins[at] if 0 <= at < len(origins) else "previous_response_id"
+            at = int(match["message"]) - self.messages_before
+            if not 0 <= at < len(self.origins):
+                return "previous_response_id"
+            places = self.origins[at]
+            return places.get(match["field"] or "", places[""])
 
+        text = text.replace("of type 'image_url'", "of type 'input_image'")
         return "input" if text == "messages" else _CHAT_NAMES.sub(name, text)
 
     def reply(self, context: ReplyContext, recording: ChoiceRecording | None) -> ResponsesReply:
@@ -86,20 +92,21 @@ def decode_responses(body: bytes, kept: ResponseLog | None) -> ResponsesCall:
     """
     given = decode_json(body)
     call = typed(given, ResponsesRequest, api="Responses")
-    reader = ItemReader(None if kept is None else kept.items)
+    reader = ItemReader(kept)
     if isinstance(call.input, str):
         reader.read({"role": "user", "content": call.input}, "input")
     else:
         for i, item in enumerate(call.input or ()):
             reader.read(item, f"input[{i}]")
-    before = _earlier(call, kept)
-    if not reader.messages and not before:
+    before = [Message(role="system", content=call.instructions)] if call.instructions else []
+    before += _earlier(call, kept)
+    if not reader.messages and len(before) <= bool(call.instructions):
         raise UserError(Problem(what="there is no input", expected="a text, or at least one item", where="input"))
     tools = _Tools(call.tools or ())
+    choice, unserved = _tool_choice(call, tools)
     parts: list[Part] = [(given, ResponsesRequest, ""), *reader.parts, *tools.parts]
-    unread = [*unread_keys(parts, TABLES), *reader.notes, *tools.unread, *_unkept(call, kept), *_not_included(call)]
-    choice, unserved = _tool_choice(call)
-    unread += unserved
+    notes = [*reader.notes, *tools.unread, *_unkept(call, kept), *_not_included(call), *unserved]
+    unread = [*unread_keys(parts, TABLES), *_first(notes)]
     if kept is None and (problems := [key.problem for key in unread if key.problem is not None]):
         raise UserError(problems)
     chat: dict[str, Any] = {
@@ -114,14 +121,20 @@ def decode_responses(body: bytes, kept: ResponseLog | None) -> ResponsesCall:
     }
     warnings = tuple(key.warning for key in unread)
     origins = reader.origins, tools.origins
-    result = ResponsesCall(call, ChatRequest(messages=[]), 0, *origins, tools.namespaces, warnings)
+    result = ResponsesCall(call, ChatRequest(messages=[]), len(before), *origins, tools.namespaces, warnings)
     try:
-        request = read_request(chat, [], max_choices=1)
+        return replace(result, chat=read_request(chat, [], max_choices=1, before=before))
     except UserError as error:
         raise UserError([renamed(problem, result.rename) for problem in error.problems]) from error
-    leading = [Message(role="system", content=call.instructions)] if call.instructions else []
-    request.messages = [*leading, *before, *request.messages]
-    return replace(result, chat=request, first=len(before) + len(leading))
+
+
+def _first(keys: list[UnreadKey]) -> list[UnreadKey]:
+    """Return the first keys, and one that counts the others: a body may have thousands."""
+    more = len(keys) - _NAMED
+    if more <= 0:
+        return keys
+    problem = Problem(what=f"{more} more such fields", where="body")
+    return [*keys[:_NAMED], UnreadKey(problem, f"{more} more fields have no effect")]
 
 
 def _earlier(call: ResponsesRequest, kept: ResponseLog | None) -> list[Message]:
@@ -163,14 +176,22 @@ def _response_format(call: ResponsesRequest) -> dict[str, Any] | None:
     return {"type": "json_schema", "json_schema": {name: value for name, value in given.items() if name != "type"}}
 
 
-def _tool_choice(call: ResponsesRequest) -> tuple[Any, list[UnreadKey]]:
-    """Return the choice as a chat has it, and the key that is not served."""
-    choice = call.tool_choice
-    if not isinstance(choice, dict) or choice.get("type") == "function":
-        return choice, []
-    if choice.get("type") == "allowed_tools":
-        return {"type": "allowed_tools", "allowed_tools": {n: v for n, v in choice.items() if n != "type"}}, []
-    what = f"tool_choice is {str(choice)[:60]}"
+def _tool_choice(call: ResponsesRequest, tools: _Tools) -> tuple[Any, list[UnreadKey]]:
+    """Return the choice as a chat has it, and what of it is not served. Raises `UserError` for names of no tool."""
+    given = call.tool_choice
+    if not isinstance(given, dict):
+        return given, []
+    choice = typed(given, NamedChoice, "tool_choice", api="Responses")
+    tools.parts.append((given, NamedChoice, "tool_choice"))
+    if choice.type == "function":
+        return given, []
+    if choice.type == "allowed_tools":
+        for i, tool in enumerate(choice.tools or ()):
+            if tool.name not in tools.names:
+                what, expected = f"there is no tool {str(tool.name)[:60]!r}", "the name of a function in `tools`"
+                raise UserError(Problem(what=what, expected=expected, where=f"tool_choice.tools[{i}]"))
+        return {"type": "allowed_tools", "allowed_tools": {n: v for n, v in given.items() if n != "type"}}, []
+    what = f"tool_choice is {str(given)[:60]}"
     problem = Problem(what=what, expected="none, auto, required, function or allowed_tools", where="tool_choice")
     return None, [UnreadKey(problem, "tool_choice has no effect: replies hold calls of functions alone")]
 
@@ -182,6 +203,7 @@ class _Tools:
         self.chat: list[dict[str, Any]] = []
         self.origins: list[str] = []
         self.namespaces: dict[str, str] = {}
+        self.names: set[str] = set()
         self.parts: list[Part] = []
         self.unread: list[UnreadKey] = []
         for i, tool in enumerate(given):
@@ -196,7 +218,7 @@ class _Tools:
             self.parts.append((tool, NamespaceTool, place))
             for j, inner in enumerate(group.tools):
                 self._read(inner, f"{place}.tools[{j}]", group.name)
-        elif isinstance(kind, str) and kind.startswith(_LEFT_OUT):
+        elif isinstance(kind, str) and kind.startswith(_SEARCH_PREFIX):
             note = "there is no web search here; the model is not shown it"
             self.unread.append(UnreadKey(None, f"{place} has no effect: {note}"))
         else:
@@ -207,9 +229,10 @@ class _Tools:
     def _add(self, tool: dict[str, Any], place: str, namespace: str | None) -> None:
         read = typed(tool, FunctionTool, place, api="Responses")
         self.parts.append((tool, FunctionTool, place))
-        if any(read.name == known["function"]["name"] for known in self.chat):
+        if read.name in self.names:
             fix = "rename one of them: the model calls a function by its name alone"
             raise UserError(Problem(what=f"two functions {read.name[:60]!r}", fix=fix, where=f"{place}.name"))
+        self.names.add(read.name)
         fields = ("name", "description", "parameters", "strict")
         function = {name: value for name in fields if (value := getattr(read, name)) is not None}
         self.chat.append({"type": "function", "function": function})

@@ -26,7 +26,7 @@ class TextConfig(msgspec.Struct):
 
 
 class ReasoningConfig(msgspec.Struct):
-    """summary, generate_summary: of any value, for a summary that holds the reasoning itself."""
+    """summary, generate_summary: any value requests a summary, which is the whole reasoning."""
 
     effort: str | None = None
     summary: str | None = None
@@ -162,6 +162,20 @@ class FunctionTool(msgspec.Struct):
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
+
+
+class AllowedTool(msgspec.Struct):
+    name: str
+    type: str = "function"
+
+
+class NamedChoice(msgspec.Struct):
+    """A `tool_choice` that names tools: a function by its name, or those that are allowed."""
+
+    type: str
+    name: str | None = None
+    mode: str | None = None
+    tools: list[AllowedTool] | None = None
 
 
 class NamespaceTool(msgspec.Struct):

@@ -8,12 +8,13 @@ or shorten it.
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 from synth.errors import Problem, UserError
 from synth.inference.api.keys import UnreadKey
 from synth.inference.api.requests import typed
+from synth.inference.recording.response_log import ResponseLog
 from synth.inference.responses.fields import (
     ITEMS,
     NOT_KEPT,
@@ -47,15 +48,17 @@ def unseal_reasoning(sealed: str) -> str | None:
 class ItemReader:
     """Reads input items one by one into `messages`, each a JSON object of a chat.
 
-    kept: the items that calls of this rollout returned, by id; None outside a rollout. origins: the place of each
-    message in the request. parts: the objects that were read, with their structs. notes: what had no effect.
+    kept: what calls of this rollout returned; None outside a rollout. origins: for each message, the place in the
+    request of each of its fields, and of the message as "". parts: the objects that were read, with their structs.
+    notes: what had no effect.
     """
 
-    def __init__(self, kept: Mapping[str, dict[str, Any]] | None) -> None:
+    def __init__(self, kept: ResponseLog | None) -> None:
         self._kept = kept
-        self._assistant: dict[str, Any] | None = None
+        self._reply: int | None = None
+        self._caller: tuple[str, int] | None = None
         self.messages: list[dict[str, Any]] = []
-        self.origins: list[str] = []
+        self.origins: list[dict[str, str]] = []
         self.parts: list[tuple[Any, Any, str]] = []
         self.notes: list[UnreadKey] = []
 
@@ -76,27 +79,29 @@ class ItemReader:
         self.parts.append((item, struct, place))
         match read:
             case MessageItem(role="assistant"):
-                self._add_to_reply("content", _content(read.content, f"{place}.content"), place)
+                content = _content(read.content, f"{place}.content")
+                self._add_to_reply("content", content, place, f"{place}.content")
             case MessageItem():
-                self._add({"role": read.role, "content": _content(read.content, f"{place}.content")}, place)
+                content = _content(read.content, f"{place}.content")
+                self._add({"role": read.role, "content": content}, place, content=f"{place}.content")
             case CallItem():
-                function = {"name": read.name, "arguments": read.arguments}
-                self._add_to_reply("tool_calls", [{"id": read.call_id, "function": function}], place)
+                self._add_call(read, place)
             case CallOutputItem():
                 output = _content(read.output, f"{place}.output")
-                self._add({"role": "tool", "tool_call_id": read.call_id, "content": output}, place)
+                message = {"role": "tool", "tool_call_id": read.call_id, "content": output}
+                self._add(message, place, content=f"{place}.output")
             case ReasoningItem():
                 if (text := self._reasoning(read)) is None:
                     self.notes.append(UnreadKey(None, f"{place} has no effect: {_NOT_READ}"))
                 elif text:
-                    self._add_to_reply("reasoning_content", text, place)
+                    self._add_to_reply("reasoning_content", text, place, place)
             case ItemReference():
                 self.read(self._referenced(read.id, f"{place}.id"), place)
             case _:
                 raise AssertionError(read)
 
     def _reasoning(self, item: ReasoningItem) -> str | None:
-        kept = (self._kept or {}).get(item.id or "", {})
+        kept = {} if self._kept is None else self._kept.items.get(item.id or "", {})
         if kept.get("type") == "reasoning":
             return "".join(part["text"] for part in kept["content"])
         written = "".join(part.text for part in item.content or item.summary or ())
@@ -104,8 +109,8 @@ class ItemReader:
         return sealed or written or None
 
     def _referenced(self, id: str, place: str) -> dict[str, Any]:
-        if self._kept is not None and id in self._kept:
-            return self._kept[id]
+        if self._kept is not None and id in self._kept.items:
+            return self._kept.items[id]
         if self._kept is None:
             fix = "send the item itself; most clients do with `store: false`"
             raise UserError(Problem(what=NOT_KEPT, expected="items, no references to them", fix=fix, where=place))
@@ -113,22 +118,39 @@ class ItemReader:
             Problem(what=f"no item {id[:80]!r} in this rollout", expected="the id of an item of its calls", where=place)
         )
 
-    def _add(self, message: dict[str, Any], place: str) -> None:
-        self._assistant = None
+    def _add(self, message: dict[str, Any], place: str, **origins: str) -> None:
+        self._reply = None
         self.messages.append(message)
-        self.origins.append(place)
+        self.origins.append({"": place, **origins})
 
-    def _add_to_reply(self, field: str, value: Any, place: str) -> None:
+    def _add_to_reply(self, field: str, value: Any, place: str, origin: str) -> None:
         """Add to the reply that the items before this one began, or begin the next one."""
-        reply = self._assistant
-        follows = {"reasoning_content": (), "content": ("reasoning_content",)}.get(field)
-        if reply is None or (follows is not None and reply.keys() - {"role", *follows}):
-            self._add({"role": "assistant"}, place)
-            reply = self._assistant = self.messages[-1]
-        if field == "tool_calls":
-            reply.setdefault(field, []).extend(value)
+        before = {"role"} if field == "reasoning_content" else {"role", "reasoning_content"}
+        if self._reply is None or self.messages[self._reply].keys() - before:
+            self._begin_reply(place)
+        at = len(self.messages) - 1
+        self.messages[at][field] = value
+        self.origins[at][field] = origin
+
+    def _add_call(self, call: CallItem, place: str) -> None:
+        """Add a call to its reply, also if an output of that reply's calls stands between."""
+        owner = None if self._kept is None else self._kept.owners.get(call.call_id)
+        if self._reply is not None:
+            at = self._reply
+        elif owner is not None and self._caller is not None and self._caller[0] == owner:
+            at = self._caller[1]
         else:
-            reply[field] = value
+            at = self._begin_reply(place)
+        calls = self.messages[at].setdefault("tool_calls", [])
+        self.origins[at][f"tool_calls[{len(calls)}]"] = place
+        calls.append({"id": call.call_id, "function": {"name": call.name, "arguments": call.arguments}})
+        if owner is not None:
+            self._caller = owner, at
+
+    def _begin_reply(self, place: str) -> int:
+        self._add({"role": "assistant"}, place)
+        self._reply = len(self.messages) - 1
+        return self._reply
 
 
 def _content(content: str | list[dict[str, Any]], place: str) -> str | list[dict[str, Any]]:

@@ -51,6 +51,7 @@ class ResponsesReply:
         self._open: Json | None = None
         self._text: list[str] = []
         self._logprobs: list[Any] = []
+        self._held: list[ReplyDelta] = []
         self._finish_reason = ""
         self._reply: Message | None = None
 
@@ -71,24 +72,32 @@ class ResponsesReply:
     def delta(self, index: int, delta: ReplyDelta, text: TextDelta) -> Iterator[bytes]:
         if text.reasoning:
             yield from self._add_reasoning(text.reasoning)
+            self._held.clear()
+        if self._with_logprobs and not text.reasoning:
+            # Tokens whose text is certain only with later ones: of a character, a stop string, or a call that is none.
+            self._held.append(delta)
         if text.content:
-            yield from self._add_content(text.content, delta if self._with_logprobs else None)
+            yield from self._add_content(text.content)
 
     def finish(self, index: int, reply: ParsedReply, rest: TextDelta) -> Iterator[bytes]:
         self._finish_reason = reply.finish_reason
         if rest.reasoning:
             yield from self._add_reasoning(rest.reasoning)
         if rest.content or not (reply.message.content or reply.message.tool_calls or self._items or self._open):
-            yield from self._add_content(rest.content, None)
-        yield from self._close()
-        for call in reply.message.tool_calls or ():
-            yield from self._add_call(call)
+            yield from self._add_content(rest.content)
+        calls = reply.message.tool_calls or []
+        yield from self._close("completed" if calls else self._status)
+        for i, call in enumerate(calls, start=1):
+            yield from self._add_call(call, self._status if i == len(calls) else "completed")
         self._reply = reply.message
 
     def keep(self) -> None:
         if self._recording is not None and self._reply is not None:
-            items = [(item["id"], item) for item in self._items]
-            self._recording.keep_response(self.id, self._call.conversation, self._reply, items)
+            given, messages = self._call.given, self._call.chat.messages
+            self._recording.keep_items(self.id, self._items)
+            if given.store is not False:
+                instructed = bool(given.instructions)
+                self._recording.keep_response(self.id, messages, self._reply, instructed=instructed)
 
     def end(self, usage: Usage) -> Iterator[bytes]:
         yield self._event(f"response.{self._status}", response=self._response(self._status, usage))
@@ -116,33 +125,51 @@ class ResponsesReply:
         if self._summarised:
             yield self._on_item("reasoning_summary_text.delta", summary_index=0, delta=text)
 
-    def _add_content(self, text: str, delta: ReplyDelta | None) -> Iterator[bytes]:
+    def _add_content(self, text: str) -> Iterator[bytes]:
         if self._open is None or self._open["type"] != "message":
             yield from self._begin({"id": _new_id("msg"), "type": "message", "role": "assistant", "content": []})
             yield from self._part("content_part.added", _output_text("", []), content_index=0)
         if not text:
             return
-        logprobs = [] if delta is None else logprobs_json([delta], self._context.tokenizer)["content"]
+        logprobs = self._logprobs_of(text)
         self._text.append(text)
         self._logprobs += logprobs
         yield self._on_item("output_text.delta", content_index=0, delta=text, logprobs=logprobs)
 
-    def _add_call(self, call: MessageToolCall) -> Iterator[bytes]:
-        called, item = call.called, {"id": call.id, "type": "function_call", "call_id": call.id}
+    def _logprobs_of(self, text: str) -> list[Any]:
+        """Return the entries of the last tokens that were held, as many as it takes to write the text."""
+        held, self._held = self._held, []
+        missing, first = len(text.encode()), len(held)
+        while first and missing > 0:
+            first -= 1
+            missing -= sum(len(self._context.tokenizer.bytes_of(token)) for token in held[first].token_ids)
+        return logprobs_json(held[first:], self._context.tokenizer)["content"]
+
+    def _add_call(self, call: MessageToolCall, status: str) -> Iterator[bytes]:
+        called, id = call.called, self._call_id(call)
+        item: Json = {"id": id, "type": "function_call", "call_id": id}
         namespace = self._call.namespaces.get(called.name)
         item |= {"name": called.name, "arguments": "", **({"namespace": namespace} if namespace else {})}
         yield from self._begin(item)
-        arguments = called.arguments if isinstance(called.arguments, str) else ""
+        arguments = str(called.arguments)
         yield self._on_item("function_call_arguments.delta", delta=arguments)
         yield self._on_item("function_call_arguments.done", name=called.name, arguments=arguments)
-        yield from self._done({"arguments": arguments})
+        yield from self._done({"arguments": arguments, "status": status})
+
+    def _call_id(self, call: MessageToolCall) -> str:
+        """Return the call's id; a new one if the model wrote an id that an earlier item has."""
+        known = {item["id"] for item in self._items}
+        if call.id not in known and (self._recording is None or call.id not in self._recording.responses.items):
+            return call.id
+        # Templates of Mistral accept ids of nine letters and digits only.
+        return secrets.token_hex(5)[:9] if len(call.id) == 9 else _new_id("call")
 
     def _begin(self, item: Json) -> Iterator[bytes]:
-        yield from self._close()
+        yield from self._close("completed")
         self._open = item | {"status": "in_progress"}
         yield self._event("response.output_item.added", output_index=len(self._items), item=self._open)
 
-    def _close(self) -> Iterator[bytes]:
+    def _close(self, status: str) -> Iterator[bytes]:
         """End the item of text that is open."""
         if self._open is None:
             return
@@ -152,7 +179,7 @@ class ResponsesReply:
             part = _output_text(text, logprobs)
             yield self._on_item("output_text.done", content_index=0, text=text, logprobs=logprobs)
             yield from self._part("content_part.done", part, content_index=0)
-            yield from self._done({"content": [part], "status": self._status})
+            yield from self._done({"content": [part], "status": status})
             return
         part, summary = {"type": "reasoning_text", "text": text}, {"type": "summary_text", "text": text}
         yield self._on_item("reasoning_text.done", content_index=0, text=text)
@@ -161,11 +188,12 @@ class ResponsesReply:
             yield self._on_item("reasoning_summary_text.done", summary_index=0, text=text)
             yield from self._part("reasoning_summary_part.done", summary, summary_index=0)
         summaries = [summary] if self._summarised else []
-        yield from self._done({"summary": summaries, "content": [part], "encrypted_content": seal_reasoning(text)})
+        sealed = seal_reasoning(text)
+        yield from self._done({"summary": summaries, "content": [part], "encrypted_content": sealed, "status": status})
 
     def _done(self, fields: Json) -> Iterator[bytes]:
         assert self._open is not None
-        item, self._open = self._open | {"status": "completed"} | fields, None
+        item, self._open = self._open | fields, None
         yield self._event("response.output_item.done", output_index=len(self._items), item=item)
         self._items.append(item)
 

@@ -177,7 +177,7 @@ async def test_a_file_with_wrong_lines_is_refused_with_them(sdk: Sdk):
 
 async def test_a_route_of_openai_that_is_not_served_is_a_404_that_names_those_that_are(sdk: Sdk):
     calls = [
-        sdk.client.responses.create(model=MODEL, input="hello"),
+        sdk.client.responses.retrieve("resp_1"),
         sdk.client.embeddings.create(model=MODEL, input="hello"),
         sdk.client.batches.list(),
         sdk.client.vector_stores.list(),
@@ -187,7 +187,7 @@ async def test_a_route_of_openai_that_is_not_served_is_a_404_that_names_those_th
             await call
         expected = (
             "; expected of OpenAI's API one of /v1/chat/completions, /v1/files, /v1/fine_tuning/alpha/graders/run, "
-            "/v1/fine_tuning/alpha/graders/validate, /v1/fine_tuning/jobs, /v1/models; "
+            "/v1/fine_tuning/alpha/graders/validate, /v1/fine_tuning/jobs, /v1/models, /v1/responses; "
             "GET /openapi.json has all of them"
         )
         assert expected in refused.value.message
