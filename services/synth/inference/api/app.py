@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import msgspec
 from starlette.applications import Starlette
@@ -21,14 +21,15 @@ from synth.inference.api.fields import refuse_unserved
 from synth.inference.api.images import ChatImages
 from synth.inference.api.limits import VALUES_SETTING, RequestLimits
 from synth.inference.api.prompt import ModelBinding
-from synth.inference.api.replies import ChatCall, ReplyContext, ReplyWriter
+from synth.inference.api.replies import ChatCall, ChatReply, ReplyContext, ReplyWriter
 from synth.inference.api.requests import ChatRequest, decode_request, num_choices
 from synth.inference.api.teacher import score_tokens
 from synth.inference.engines.protocol import Engine
 from synth.inference.engines.sampling_time import SamplingTime
 from synth.inference.recording.recorder import ChoiceRecording, Recorder
 from synth.inference.recording.response_log import ResponseLog
-from synth.inference.responses.call import ResponsesCall, decode_responses
+from synth.inference.responses.call import decode_responses
+from synth.inference.responses.reply import ResponsesReply
 from synth.keys import Cid, is_internal
 from synth.rollout_credential import find_credential, is_joined_responses
 from synth.runtime.json_bodies import check_json_values
@@ -67,10 +68,11 @@ class ModelCall(Protocol):
     @property
     def chat(self) -> ChatRequest: ...
     def rename(self, text: str) -> str: ...
-    def reply(self, context: ReplyContext, recording: ChoiceRecording | None) -> ReplyWriter: ...
 
 
-_ReadCall = Callable[[bytes, ResponseLog | None], ModelCall]
+_Call = TypeVar("_Call", bound=ModelCall)
+_Read = Callable[[bytes, ResponseLog | None], _Call]
+_Write = Callable[[_Call, ReplyContext, ChoiceRecording | None], ReplyWriter]
 
 
 class _Cids(msgspec.Struct):
@@ -142,18 +144,18 @@ class _Api:
 
     async def chat(self, request: Request) -> Response:
         """POST …/chat/completions[?cid=…], or any other place of the credential (`synth.rollout_credential`)."""
-        return await self._answer(request, self._read_chat)
+        return await self._answer(request, self._read_chat, ChatReply)
 
     async def respond(self, request: Request) -> Response:
         """POST …/responses, with the credential in the same places."""
-        return await self._answer(request, self._read_responses)
+        return await self._answer(request, decode_responses, ResponsesReply)
 
     async def joined(self, request: Request) -> Response:
         """POST …/v1/, of a client that joined the rest of the path to the query."""
         query = request.scope["query_string"].decode("latin-1")
         return await (self.respond if is_joined_responses(query) else self.chat)(request)
 
-    async def _answer(self, request: Request, read: _ReadCall) -> Response:
+    async def _answer(self, request: Request, read: _Read[_Call], write: _Write[_Call]) -> Response:
         recordings: list[ChoiceRecording] = []
         rename: Rename = str
         async with AsyncExitStack() as exit_stack:
@@ -177,7 +179,7 @@ class _Api:
                     body,
                     binding,
                     recordings,
-                    make_writer=lambda context: call.reply(context, recording),
+                    make_writer=lambda context: write(call, context, recording),
                     time=self._time(recordings),
                     images=self._images,
                     limits=self._limits,
@@ -198,9 +200,6 @@ class _Api:
 
     def _read_chat(self, body: bytes, kept: ResponseLog | None) -> ChatCall:
         return ChatCall(decode_request(body, max_choices=self._limits.choices))
-
-    def _read_responses(self, body: bytes, kept: ResponseLog | None) -> ResponsesCall:
-        return decode_responses(body, kept)
 
     async def models(self, request: Request) -> Response:
         """GET …/models."""
@@ -277,7 +276,7 @@ class _Api:
             raise UserError(Problem(what="the body is empty", expected="a JSON object", where="body"))
         return body
 
-    async def _decode(self, body: bytes, principal: str, read: _ReadCall, kept: ResponseLog | None) -> ModelCall:
+    async def _decode(self, body: bytes, principal: str, read: _Read[_Call], kept: ResponseLog | None) -> _Call:
         """Decode a call; a large one in a thread, so that other requests go on between the decoder's calls."""
         if len(body) <= INLINE_BYTES:
             return read(body, kept)

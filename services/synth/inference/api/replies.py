@@ -80,9 +80,6 @@ class ChatCall:
         """Return the text: its names are a chat's."""
         return text
 
-    def reply(self, context: ReplyContext, recording: object) -> ChatReply:
-        return ChatReply(self.chat, context)
-
 
 @dataclass(frozen=True, slots=True)
 class ReplyOptions:
@@ -158,7 +155,8 @@ class ChatReply:
 
     by_token = False
 
-    def __init__(self, request: ChatRequest, context: ReplyContext) -> None:
+    def __init__(self, call: ChatCall, context: ReplyContext, recording: object = None) -> None:
+        request = call.chat
         self._options = ReplyOptions(
             id=f"chatcmpl-{secrets.token_hex(12)}",
             model=context.model,

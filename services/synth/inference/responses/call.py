@@ -11,9 +11,7 @@ from synth.chat.messages import Message
 from synth.errors import Problem, UserError
 from synth.inference.api.errors import renamed
 from synth.inference.api.keys import Part, UnreadKey, unread_keys
-from synth.inference.api.replies import ReplyContext
 from synth.inference.api.requests import ChatRequest, decode_json, read_request, typed
-from synth.inference.recording.recorder import ChoiceRecording
 from synth.inference.recording.response_log import ResponseLog
 from synth.inference.responses.fields import (
     AS_IN_CHATS,
@@ -27,7 +25,6 @@ from synth.inference.responses.fields import (
     ResponsesRequest,
 )
 from synth.inference.responses.items import ItemReader
-from synth.inference.responses.reply import ResponsesReply
 
 #: The fields of a chat, by what they are called here.
 _RENAMED = {
@@ -80,9 +77,6 @@ class ResponsesCall:
 
         text = text.replace("of type 'image_url'", "of type 'input_image'")
         return "input" if text == "messages" else _CHAT_NAMES.sub(name, text)
-
-    def reply(self, context: ReplyContext, recording: ChoiceRecording | None) -> ResponsesReply:
-        return ResponsesReply(self, context, recording)
 
 
 def decode_responses(body: bytes, kept: ResponseLog | None) -> ResponsesCall:

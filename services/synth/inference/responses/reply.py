@@ -9,7 +9,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
@@ -21,11 +21,9 @@ from synth.inference.api.replies import FinishedChoice, ReplyContext, Usage, log
 from synth.inference.chat.generation import ReplyDelta
 from synth.inference.chat.output_parser import ParsedReply, TextDelta
 from synth.inference.recording.recorder import ChoiceRecording
+from synth.inference.responses.call import ResponsesCall
 from synth.inference.responses.fields import LOGPROBS
 from synth.inference.responses.items import seal_reasoning
-
-if TYPE_CHECKING:
-    from synth.inference.responses.call import ResponsesCall
 
 Json = dict[str, Any]
 
