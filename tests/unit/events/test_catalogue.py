@@ -115,7 +115,7 @@ def test_imports_keep_to_the_architecture():
         env={"PYTHONPATH": "shared:services", "PATH": "/usr/bin:/bin"},
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=400,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
