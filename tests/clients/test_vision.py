@@ -135,24 +135,25 @@ def test_the_clients_rl_example_plays_an_app_that_shows_images(client: Published
 
 
 @pytest.fixture(scope="module")
-def player(client: Published, platform: Platform) -> str:
-    """A model that plays Crafter somewhat as the expert does."""
-    return platform.succeeded(submit_sft(platform, RL_BASE))["model"]
+def tuned(client: Published, platform: Platform) -> str:
+    """A model that a job made, for the examples that go on from one."""
+    return platform.succeeded(submit_sft(platform, RL_BASE, episodes=32, steps=32))["model"]
 
 
-def test_the_clients_crafter_example_learns_in_crafter_with_its_own_env_config(
-    client: Published, platform: Platform, crafter_url: str, player: str
-):
-    file = example_file(client, CRAFTER_RL)
-    # Of the file's groups of 2 too few have rewards that differ. A tiny model learns a line of text in seconds, and
-    # the tool's JSON in minutes; a machine without a GPU plays four turns.
-    changes = ("training.group_size=4", "rollout.policy_config.use_tools=false", "rollout.max_turns=4")
+def play_crafter_example(platform: Platform, client: Published, app_url: str, model: str, *changes: str) -> str:
+    """Run the client's RL example for Crafter on a machine without a GPU, which plays four turns; returns the job."""
+    # A tiny model learns a line of text in seconds, and the tool's JSON in minutes.
+    changes += ("rollout.policy_config.use_tools=false", "rollout.max_turns=4")
     changes += ("rollout.policy_config.max_llm_calls=4", "training.max_turns=4")
-    job = submit(platform, file, *changes, "--task-url", crafter_url, "--model", player)
+    flags = ("--task-url", app_url, "--model", model)
+    job = submit(platform, example_file(client, CRAFTER_RL), *changes, *flags)
     platform.succeeded(job)
+    return job
+
+
+def check_crafter_job(platform: Platform, job: str) -> None:
+    """The job's steps and its longest rollout are what the example's file asks for."""
     steps = platform.steps(job)
-    assert len(steps) == 3
-    assert sum(step["groups_kept"] for step in steps) > 0
     # The file allows one image a prompt, so a turn shows the picture before it no more.
     assert all(step["branch_breaks"] > 0 for step in steps)
     assert all(step["mismatch_max_lag0"] <= 1e-4 for step in steps if "mismatch_max_lag0" in step)
@@ -164,6 +165,26 @@ def test_the_clients_crafter_example_learns_in_crafter_with_its_own_env_config(
     worth = [step["info"]["stepwise"] for step in told["transcript"]["answer"]["steps"]]
     assert {turn["strategy"] for turn in worth} == {"consistent"}
     assert sum(turn["indicator"] for turn in worth) == sum(turn["reward"] for turn in worth)
+
+
+def test_the_clients_crafter_example_plays_crafter_with_its_own_env_config(
+    client: Published, platform: Platform, crafter_url: str, tuned: str
+):
+    changes = ("training.iterations_per_epoch=2", "training.group_size=6", "rollout.policy_config.max_tokens=24")
+    changes += ("evaluation.instances=2", "evaluation.seeds=[0, 1]", "rollout.env_config.max_invalid_turns=9")
+    job = play_crafter_example(platform, client, crafter_url, tuned, *changes)
+    assert len(platform.steps(job)) == 2
+    check_crafter_job(platform, job)
+
+
+@pytest.mark.soak
+def test_the_clients_crafter_example_learns_in_crafter(client: Published, platform: Platform, crafter_url: str):
+    player = platform.succeeded(submit_sft(platform, RL_BASE))["model"]
+    # Of the file's groups of 2 too few have rewards that differ.
+    job = play_crafter_example(platform, client, crafter_url, player, "training.group_size=4")
+    assert len(platform.steps(job)) == 3
+    assert sum(step["groups_kept"] for step in platform.steps(job)) > 0
+    check_crafter_job(platform, job)
 
 
 #: Of the client's other examples for models that see, what is changed of each. A tiny model that was taught nothing of
@@ -194,11 +215,11 @@ EXAMPLES = {
 
 @pytest.mark.parametrize("path", EXAMPLES)
 def test_an_example_that_is_accepted_runs(
-    client: Published, platform: Platform, crafter_url: str, pokemon_url: str, player: str, path: str
+    client: Published, platform: Platform, crafter_url: str, pokemon_url: str, tuned: str, path: str
 ):
     file = example_file(client, path)
     text = file.read_text()
-    flags = ["--model", player] if "REPLACE" in text else []
+    flags = ["--model", tuned] if "REPLACE" in text else []
     if 'type = "offline"' in text:
         flags += ["--dataset", str(pictures(client))]
     else:
