@@ -36,7 +36,7 @@ train_kind = "fft"
 
 
 def rl(model: str, *, iterations: int = 3) -> str:
-    """GSPO on the Math task app. model: a fine-tuned id, or a base."""
+    """GSPO on a task app that pays for letters. model: a fine-tuned id, or a base."""
     key = "source" if ":" in model else "base"
     return f"""
 [algorithm]
@@ -78,8 +78,8 @@ trainer_mode = "full"
 label = "sums"
 
 [rollout]
-env_name = "math"
-policy_name = "math-single-turn"
+env_name = "letters"
+policy_name = "letters"
 max_turns = 1
 episodes_per_batch = 64
 max_concurrent_rollouts = 64

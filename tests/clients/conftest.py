@@ -20,6 +20,7 @@ from tests.chaos.job_text import demo
 from tests.clients.published import Published
 from tests.e2e.cli.conftest import Shell, eventually
 from tests.e2e.platform import Platform
+from tests.e2e.task_apps import letters, served
 from tests.judge_server import JudgeServer, scored
 
 BASE = "Qwen/Qwen3-0.6B"
@@ -88,10 +89,25 @@ def sums(platform: Platform) -> Path:
 
 
 @pytest.fixture(scope="session")
+def some_sums(sums: Path) -> Path:
+    """A quarter of them: a model of one pass answers, and is seldom right."""
+    file = sums.with_name("some.jsonl")
+    file.write_text("".join(sums.read_text().splitlines(keepends=True)[:4096]))
+    return file
+
+
+@pytest.fixture(scope="session")
 def sft_model(platform: Platform, sums: Path) -> str:
     """A model that sometimes gets a sum right, so that RL has something to learn from."""
     job = platform.submit(demo("sft", total_steps=400), "--dataset", str(sums), "--model", BASE)
     return platform.succeeded(job)["model"]
+
+
+@pytest.fixture(scope="session")
+def letters_url() -> Iterator[str]:
+    """A task app that pays any model now and then, so that each RL job has something to learn from."""
+    with served(letters(ENVIRONMENT_KEY)) as app:
+        yield app.url
 
 
 @pytest.fixture(scope="session")

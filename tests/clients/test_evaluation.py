@@ -114,7 +114,8 @@ def test_the_platforms_traces_are_a_database_that_the_client_filters(
     synth_ai: Published, sft_model: str, platform: Platform
 ):
     shell, db = platform.shell, str(synth_ai.folder / "exported.db")
-    toml = f'[eval]\nmodel = "{sft_model}"\nseeds = "0-15"\nmax_tokens = 32\ntemperature = 1.0\nenv_name = "math"\n'
+    # So many that some are right: a filter that keeps nothing is an error.
+    toml = f'[eval]\nmodel = "{sft_model}"\nseeds = "0-95"\nmax_tokens = 32\ntemperature = 1.0\nenv_name = "math"\n'
     job = platform.submit(toml, "--task-url", synth_ai.task_url)
     platform.succeeded(job)
     shell.ok("traces", "export", db, "--job", job, "--format", "sqlite", "--replace")

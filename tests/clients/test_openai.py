@@ -15,8 +15,8 @@ pytestmark = pytest.mark.timeout(900)
 
 
 @pytest.fixture(scope="session")
-def seen(published: Callable[[str], Published], sums: Path, math_url: str) -> dict[str, Any]:
-    return published("openai").script("openai_jobs.py", str(sums), BASE, math_url)
+def seen(published: Callable[[str], Published], some_sums: Path, letters_url: str) -> dict[str, Any]:
+    return published("openai").script("openai_jobs.py", str(some_sums), BASE, letters_url)
 
 
 def test_a_file_is_uploaded_and_processed(seen: dict[str, Any]):

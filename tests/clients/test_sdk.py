@@ -41,11 +41,9 @@ def test_an_sft_job_is_followed_to_its_terminal_event_by_every_poller(synth_ai: 
     assert [entry["phase"] for entry in seen["timeline"]][-1] == "succeeded"
 
 
-def test_an_rl_job_is_followed_to_its_terminal_event(
-    synth_ai: Published, platform: Platform, sft_model: str, math_url: str
-):
-    config = json.dumps(tomllib.loads(rl(sft_model, iterations=4)))
-    seen = synth_ai.script("rl.py", math_url, config, sft_model)
+def test_an_rl_job_is_followed_to_its_terminal_event(synth_ai: Published, letters_url: str):
+    config = json.dumps(tomllib.loads(rl(BASE, iterations=4)))
+    seen = synth_ai.script("rl.py", letters_url, config, BASE)
     assert seen["result"]["status"] == "succeeded"
     completed = seen["events"][-1]
     assert completed["type"] == "rl.job.completed"

@@ -54,7 +54,7 @@ reinforced = client.fine_tuning.jobs.create(
     method={
         "type": "reinforcement",
         "reinforcement": {
-            "grader": {"type": "task_app", "url": task_url, "env_name": "math", "policy_config": {"max_tokens": 32}},
+            "grader": {"type": "task_app", "url": task_url, "env_name": "letters", "policy_config": {"max_tokens": 32}},
             "hyperparameters": {"n_epochs": 1, "batch_size": 8, "learning_rate_multiplier": 200},
         },
     },
