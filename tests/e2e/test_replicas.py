@@ -48,9 +48,18 @@ def second(platform: Platform) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
         process = subprocess.Popen(
             [sys.executable, "-m", "synth.synthd", "inference"], env=first.env | own, stdout=out, stderr=out
         )
+    # A job that runs while a process starts slows the start down.
+    eventually(lambda: healthy(port), timeout=240)
     yield process, port
     process.kill()
     process.wait(10)
+
+
+def healthy(port: int) -> bool:
+    try:
+        return httpx.get(f"http://127.0.0.1:{port}/healthz", timeout=5).status_code == 200
+    except httpx.TransportError:
+        return False
 
 
 def sampled(port: int) -> float:
@@ -68,7 +77,8 @@ def test_both_replicas_play_a_jobs_rollouts_and_the_job_outlives_one(
     process, port = second
     first = platform.shell.processes()["inference"]["port"]
     # Four at a time: all at once would begin at the process that has loaded the policy first.
-    few = "rollout_timeout_s = 20.0\nmax_concurrent_rollouts = 4"
+    # It takes some of these times until what the dead process had is played by the other one.
+    few = "rollout_timeout_s = 6.0\nmax_concurrent_rollouts = 4"
     job = platform.submit(rl("tiny-qwen3", letters_app.url, iterations=1000, rollout=few))
     eventually(lambda: sampled(first) > 0 and sampled(port) > 0, timeout=240)
     loaded = {e["replica"] for e in platform.events(job, "policy.loaded")}
