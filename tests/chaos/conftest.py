@@ -16,11 +16,13 @@ from pydantic import SecretStr
 from synth.bus.connection import connect
 from synth.bus.server.embedded import free_port
 from synth.demo.math import dataset
+from synth.runtime.environment.env_file import read_env_file
 from synth.runtime.settings import ServiceSettings
 from tests.chaos.event_recorder import EventRecorder
 from tests.chaos.job_text import demo
 from tests.e2e.cli.conftest import Shell
 from tests.e2e.platform import Platform
+from tests.e2e.task_apps import letters, served
 
 ROOT = Path(__file__).parents[2]
 
@@ -51,6 +53,14 @@ def math_url(platform: Platform) -> Iterator[str]:
     yield f"http://127.0.0.1:{port}"
     app.terminate()
     app.wait(10)
+
+
+@pytest.fixture(scope="session")
+def letters_flags(platform: Platform) -> Iterator[tuple[str, ...]]:
+    """What has an RL job of the demo play an app that pays any model, so that it has a signal without an SFT before."""
+    key = read_env_file(platform.shell.folder / ".env")["ENVIRONMENT_API_KEY"]
+    with served(letters(key)) as app:
+        yield ("--set", "rollout.env_name=letters", "--task-url", app.url)
 
 
 @pytest.fixture(scope="session")

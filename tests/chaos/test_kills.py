@@ -29,17 +29,16 @@ figures = logging.getLogger(__name__)
 pytestmark = pytest.mark.timeout(1200)
 
 
-async def submitted(platform: Platform, model: str, task_url: str, *, steps: int) -> str:
-    flags = ("--model", model, "--task-url", task_url)
+async def submitted(platform: Platform, flags: tuple[str, ...], *, steps: int) -> str:
     return await asyncio.to_thread(platform.submit, demo("rl_long", iterations_per_epoch=steps), *flags)
 
 
 @pytest.mark.soak
 async def test_a_job_and_its_watcher_outlive_each_service(
-    platform: Platform, record_events, sft_model: str, math_url: str
+    platform: Platform, record_events, letters_flags: tuple[str, ...]
 ):
     shell = platform.shell
-    job = await submitted(platform, sft_model, math_url, steps=STEPS)
+    job = await submitted(platform, letters_flags, steps=STEPS)
     watcher = shell.start("jobs", "watch", job)
     async with record_events(job) as log:
         await log.until("train.step", timeout=90)
@@ -65,9 +64,9 @@ async def test_a_job_and_its_watcher_outlive_each_service(
     assert await asyncio.to_thread(platform.greedy, found["model"], "What is 58 + 67?")
 
 
-async def test_a_job_goes_on_after_a_power_cut(platform: Platform, record_events, sft_model: str, math_url: str):
+async def test_a_job_goes_on_after_a_power_cut(platform: Platform, record_events, letters_flags: tuple[str, ...]):
     shell = platform.shell
-    job = await submitted(platform, sft_model, math_url, steps=20)
+    job = await submitted(platform, letters_flags, steps=20)
     async with record_events(job) as log:
         await log.until("train.step", such=lambda r: getattr(r.event, "step", 0) == 5, timeout=90)
     for pid in await asyncio.to_thread(shell.alive):

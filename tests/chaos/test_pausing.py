@@ -33,13 +33,9 @@ def step_is(k: int):
 
 
 async def test_a_paused_rl_job_lets_another_one_run_and_then_goes_on(
-    platform: Platform, record_events, math_rows, sft_model: str, math_url: str
+    platform: Platform, record_events, math_rows, letters_flags: tuple[str, ...]
 ):
-    job = await asyncio.to_thread(
-        platform.submit,
-        demo("rl_long", iterations_per_epoch=STEPS),
-        *("--model", sft_model, "--task-url", math_url),
-    )
+    job = await asyncio.to_thread(platform.submit, demo("rl_long", iterations_per_epoch=STEPS), *letters_flags)
     async with record_events(job) as log:
         await log.until("train.step", such=step_is(4), timeout=90)
         await steer(platform, "pause", job)
@@ -71,13 +67,9 @@ async def test_a_paused_rl_job_lets_another_one_run_and_then_goes_on(
 
 
 async def test_a_job_is_paused_and_resumed_at_once_again_and_again(
-    platform: Platform, record_events, sft_model: str, math_url: str
+    platform: Platform, record_events, letters_flags: tuple[str, ...]
 ):
-    job = await asyncio.to_thread(
-        platform.submit,
-        demo("rl_long", iterations_per_epoch=STEPS),
-        *("--model", sft_model, "--task-url", math_url),
-    )
+    job = await asyncio.to_thread(platform.submit, demo("rl_long", iterations_per_epoch=STEPS), *letters_flags)
     async with record_events(job) as log:
         for k in (2, 4, 6):
             await log.until("train.step", such=step_is(k), timeout=90)
@@ -96,7 +88,7 @@ async def test_a_trainer_that_is_killed_while_it_pauses_leaves_a_job_that_pauses
     platform: Platform, record_events, math_rows
 ):
     job = await asyncio.to_thread(
-        platform.submit, demo("sft", total_steps=400, checkpoint_every=1000), "--dataset", str(math_rows)
+        platform.submit, demo("sft", total_steps=150, checkpoint_every=1000), "--dataset", str(math_rows)
     )
     async with record_events(job) as log:
         await log.until("job.started", timeout=60)
@@ -108,7 +100,7 @@ async def test_a_trainer_that_is_killed_while_it_pauses_leaves_a_job_that_pauses
         await steer(platform, "resume", job)
         await log.until("job.succeeded", timeout=90)
         steps = [r.event.step for r in log.of("train.step") if isinstance(r.event, TrainStep)]
-        assert steps == list(range(1, 401))
+        assert steps == list(range(1, 151))
 
 
 async def test_a_paused_sft_job_goes_on_at_the_step_that_it_was_at(platform: Platform, record_events, math_rows):

@@ -37,16 +37,14 @@ async def cancelled(platform: Platform, log: EventRecorder, job: str, *, fact: s
 
 
 async def test_jobs_are_cancelled_while_they_train_and_while_they_wait_for_a_trainer(
-    platform: Platform, record_events, math_rows, sft_model: str, math_url: str
+    platform: Platform, record_events, math_rows, letters_flags: tuple[str, ...]
 ):
     endless = await asyncio.to_thread(
         platform.submit, demo("sft", total_steps=100_000, checkpoint_every=50), "--dataset", str(math_rows)
     )
     async with record_events(endless) as training:
         await training.until("train.step", timeout=60)
-        waits = await asyncio.to_thread(
-            platform.submit, demo("rl_long"), *("--model", sft_model, "--task-url", math_url)
-        )
+        waits = await asyncio.to_thread(platform.submit, demo("rl_long"), *letters_flags)
         async with record_events(waits) as waiting:
             await waiting.until("policy.loaded", timeout=60)
             await cancelled(platform, waiting, waits, fact="job.withdrawn")
@@ -63,11 +61,9 @@ async def test_a_job_whose_environment_hangs_is_cancelled(platform: Platform, re
 
 
 async def test_a_trainer_that_is_told_to_end_hands_its_job_back_at_once(
-    platform: Platform, record_events, sft_model: str, math_url: str
+    platform: Platform, record_events, letters_flags: tuple[str, ...]
 ):
-    job = await asyncio.to_thread(
-        platform.submit, demo("rl_long", iterations_per_epoch=40), *("--model", sft_model, "--task-url", math_url)
-    )
+    job = await asyncio.to_thread(platform.submit, demo("rl_long", iterations_per_epoch=20), *letters_flags)
     async with record_events(job) as log:
         await log.until("train.step", timeout=90)
         told = datetime.now(UTC)
