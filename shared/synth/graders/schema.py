@@ -136,12 +136,24 @@ _KINDS: dict[str, type[StringCheck | TextSimilarity | ScoreModel | LabelModel | 
 _TYPES = f"{', '.join(_KINDS)} or multi"
 
 
-def parse_grader(data: Any, *, where: str = "grader") -> Grader:
-    """The grader that JSON data describes. where: what the problems name. Raises `UserError` with every problem."""
+def parse_grader(data: Any, *, where: str = "grader", python: bool = True) -> Grader:
+    """Read the grader that JSON data describes.
+
+    where: what the problems name. python: whether code is allowed; if not, it is refused before it is parsed, because
+    parsing code costs more than reading it. Raises `UserError` with every problem.
+    """
     if not isinstance(data, dict):
         raise UserError(Problem(what="a grader is a JSON object", expected=f"one of type {_TYPES}", where=where))
     table = cast(dict[str, Any], data)
+    if not python and _names_python(table):
+        raise UserError(python_refused(where=where))
     return _multi(table, where) if table.get("type") == "multi" else _simple(table, where)
+
+
+def _names_python(table: dict[str, Any]) -> bool:
+    inner = table.get("graders")
+    parts = [table, *cast(dict[str, Any], inner).values()] if isinstance(inner, dict) else [table]
+    return any(isinstance(part, dict) and cast(dict[str, Any], part).get("type") == "python" for part in parts)
 
 
 def parts_of(grader: Grader) -> dict[str, Simple]:

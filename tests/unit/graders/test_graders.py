@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from synth.errors import UserError
+from synth.graders import schema
 from synth.graders.grade import Graded, GraderFailed, grade
 from synth.graders.schema import parse_grader
 from synth.graders.similarity import similarity
@@ -182,3 +183,18 @@ def test_a_wrong_grader_is_refused_at_its_field(grader: dict[str, Any], where: s
     problem = refused.value.problems[0]
     assert (problem.where, what in problem.what) == (where, True), problem
     assert problem.expected
+
+
+PYTHON = {"type": "python", "name": "p", "source": "def grade(sample, item): return 1"}
+
+
+@pytest.mark.parametrize("grader", [PYTHON, {"type": "multi", "name": "m", "graders": {"p": PYTHON}}])
+def test_code_that_is_not_run_is_refused_before_it_is_parsed(
+    grader: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def parsed(source: str) -> str:
+        raise AssertionError(source)
+
+    monkeypatch.setattr(schema, "source_wrong", parsed)
+    with pytest.raises(UserError, match="runs no code"):
+        parse_grader(grader, python=False)

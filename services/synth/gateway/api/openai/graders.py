@@ -24,7 +24,7 @@ from synth.gateway.errors import ApiError
 from synth.graders.formula import NoNumber
 from synth.graders.grade import Graded, GraderFailed, grade, sample_as_seen, total_of
 from synth.graders.python.pool import PythonFailed
-from synth.graders.schema import Grader, Multi, Python, models_of, parse_grader, parts_of, python_refused, runs_python
+from synth.graders.schema import Multi, Python, models_of, parse_grader, parts_of
 from synth.graders.template import ItemLacks, Sample
 from synth.judging.contract import JudgeRollouts, RolloutToJudge
 from synth.judging.grading import GraderPrompt
@@ -181,13 +181,13 @@ async def _ask_models(gateway: Gateway, caller: ApiKey, prompts: bytes, *, until
 
 def read_grader(request: ValidateRequest, python: bool) -> bytes:
     """Return the grader as it was read, as JSON. python: whether graders that are code are run. Raises `UserError`."""
-    grader = _parse(request.grader, python=python)
+    grader = parse_grader(request.grader, python=python)
     return msgspec.json.encode(ValidatedGrader(grader=grader.model_dump(mode="json", exclude_none=True)))
 
 
 def grading_needs(request: RunRequest, python: bool, max_characters: int) -> bytes:
     """Return as JSON what the grader needs before it grades. Raises `UserError`."""
-    parts = parts_of(grader := _parse(request.grader, python=python))
+    parts = parts_of(grader := parse_grader(request.grader, python=python))
     sources = {key: part.source for key, part in parts.items() if isinstance(part, Python)}
     sample = sample_as_seen(request.sample) if sources else {}
     return msgspec.json.encode(GradingNeeds(sources=sources, sample=sample, asks_models=bool(models_of(grader))))
@@ -195,7 +195,7 @@ def grading_needs(request: RunRequest, python: bool, max_characters: int) -> byt
 
 def prompts_for_models(request: RunRequest, python: bool, max_characters: int, ran: dict[str, float]) -> bytes:
     """Return as JSON what the grader asks models; nothing where it cannot ask. ran: the scores of its code."""
-    grader, sample = _parse(request.grader, python=python), request.sample
+    grader, sample = parse_grader(request.grader, python=python), request.sample
     try:
         graded = grade(grader, request.item, sample, max_characters=max_characters, ran=ran)
     except GraderFailed:
@@ -216,7 +216,7 @@ def grade_sample(
     scores: those of code and of models, by the graders' keys. stopped: the flag and the words of what ended it before.
     seconds: that it has taken so far.
     """
-    grader = _parse(request.grader, python=python)
+    grader = parse_grader(request.grader, python=python)
     began = time.perf_counter()
     failed: GraderFailed | None = None
     graded = Graded(0.0)
@@ -263,13 +263,6 @@ def _errors(graded: Graded, failed: GraderFailed | None, stopped: dict[str, str]
     details = str(failed) if failed else "; ".join(f"{key}: {why}" for key, why in graded.lacking.items())
     said = "; ".join(stopped.values()) or details or None
     return {**flags, **dict.fromkeys(never, False), **dict.fromkeys(stopped, True), "details": said}
-
-
-def _parse(data: dict[str, Any], *, python: bool) -> Grader:
-    grader = parse_grader(data)
-    if runs_python(grader) and not python:
-        raise UserError(python_refused(where="grader"))
-    return grader
 
 
 def _refused(problems: list[Problem]) -> ApiError:

@@ -38,7 +38,7 @@ from synth.gateway.errors import ApiError, not_found
 from synth.gateway.presentation.vocabulary import STATUS
 from synth.gateway.read_model.filters import JobFilter
 from synth.gateway.read_model.projection import JobRow
-from synth.graders.schema import parse_grader, python_refused, runs_python
+from synth.graders.schema import parse_grader
 from synth.jobs.job_data import job_from_data
 from synth.jobs.lifecycle import State
 from synth.jobs.parse.toml import read_data
@@ -254,9 +254,7 @@ async def _prompt_rows(gateway: Gateway, org: str, body: FineTuningRequest) -> d
     try:
         method = body.method.reinforcement if body.method else None
         place = "method.reinforcement.grader"
-        grader = parse_grader(method.grader if method else None, where=place)
-        if runs_python(grader) and not gateway.settings.python_graders:
-            problems.append(python_refused(where=place))
+        parse_grader(method.grader if method else None, where=place, python=gateway.settings.python_graders)
     except UserError as error:
         problems += error.problems
     rows: dict[str, int] = {}
