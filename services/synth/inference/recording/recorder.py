@@ -1,4 +1,4 @@
-"""The records of open rollouts: what was sampled under each credential (cid), kept in memory until it is closed.
+"""Keeps the records of open rollouts, the tokens sampled under each credential (cid), in memory until it is closed.
 
 Invariants: a cid takes calls until it is closed or expires, and never again; a close returns all of its records, in
 the order in which the calls arrived; a repeated close returns the same bytes for a minute; nothing that a task app
@@ -36,7 +36,7 @@ class CidClosed(SynthError):
 
     @classmethod
     def to_calls(cls, what: str = "this rollout is over, and its credential takes no more calls") -> CidClosed:
-        """The refusal of a call, which says what to do."""
+        """Return the refusal of a call, with the way to correct it."""
         return cls(f"{what}; in the next rollout, {CID_FIX}")
 
 
@@ -109,7 +109,7 @@ class ChoiceRecording:
         self._rollout.aborts[self._number] = abort
 
     def chat(self, conversation: Conversation, reply: Message) -> RecordedChat:
-        """The call as text, for its record: what earlier calls of the rollout said is not repeated."""
+        """Return the call as text, for its record, without the messages of earlier calls of the rollout."""
         self._chat = self._rollout.conversations.record(self._number, conversation, reply)
         return self._chat
 
@@ -204,7 +204,7 @@ class Recorder:
         return [ChoiceRecording(self, rollout, number) for number in range(first, first + choices)]
 
     def check(self, cid_text: str) -> Cid:
-        """What a credential says that may make one more call now. Raises as `begin_choices`, the last apart."""
+        """Return a credential that may make one more call now. Raises as `begin_choices`, except `Transient`."""
         return self._accepting(cid_text).cid
 
     def _accepting(self, cid_text: str) -> OpenRollout:
@@ -266,7 +266,7 @@ class Recorder:
         return body
 
     def time_of(self, rollout: OpenRollout) -> SamplingTime:
-        """The time of an open rollout, which ends when its credential says."""
+        """Return the time of an open rollout, which ends with its credential."""
         if rollout.time is None:
             rollout.time = SamplingTime(rollout.cid.ends - self._now(), over_after_s=self._end_s)
         return rollout.time

@@ -82,7 +82,8 @@ class ResponsesCall:
 def decode_responses(body: bytes, kept: ResponseLog | None) -> ResponsesCall:
     """Decode and check a body. kept: the responses of its rollout; None outside a rollout.
 
-    Raises `UserError`: outside a rollout for all that would change the reply and is not served.
+    Raises `UserError` with every problem; outside a rollout also for fields that are not served and would change the
+    reply.
     """
     given = decode_json(body)
     call = typed(given, ResponsesRequest, api="Responses")

@@ -170,7 +170,7 @@ class AllowedTool(msgspec.Struct):
 
 
 class NamedChoice(msgspec.Struct):
-    """A `tool_choice` that names tools: a function by its name, or those that are allowed."""
+    """A `tool_choice` that names tools: a function by its name, or the allowed functions."""
 
     type: str
     name: str | None = None

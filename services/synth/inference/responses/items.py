@@ -1,7 +1,7 @@
-"""From the input items of the Responses API to the messages of a chat.
+"""Reads the input items of the Responses API as the messages of a chat.
 
 One sampled reply comes back as several items: its reasoning, its message, its calls. Such a run of items is one message
-of the assistant again. The text of reasoning is that of our own record wherever an item names it, because clients drop
+of the assistant again. If an item names reasoning by its id, the text comes from our own record, because clients drop
 or shorten it.
 """
 

@@ -101,10 +101,10 @@ class ResponsesReply:
         yield self._event(f"response.{self._status}", response=self._response(self._status, usage))
 
     def failed(self, error: SynthError) -> bytes:
-        # The nested error is what the openai SDK raises; the others read the fields beside it.
-        told = error_body(error, self._call.rename)["error"]
-        fields = {name: told[name] for name in ("code", "message", "param")}
-        return self._event("error", **fields, error=told)
+        # The openai SDK raises the nested error; other clients read the fields beside it.
+        nested = error_body(error, self._call.rename)["error"]
+        fields = {name: nested[name] for name in ("code", "message", "param")}
+        return self._event("error", **fields, error=nested)
 
     @property
     def _status(self) -> str:
