@@ -67,7 +67,8 @@ service: .venv/installed ## one service and a real NATS, then a whole cluster
 	@$(BIN)/pytest tests/e2e tests/service -m "not long and not soak" --numprocesses 3 $(LONG_FILES_FIRST)
 
 long: .venv/installed ## what takes too long for `make test`: the tour of every command, one device by turns, …
-	@$(BIN)/pytest $$(grep -lr --include='*.py' 'mark\.long' tests/service tests/unit tests/e2e) -m "long and not soak" \
+	@$(BIN)/pytest tests/e2e/cli/test_demo.py tests/e2e/test_data_loop.py \
+		$$(grep -lr --include='*.py' 'mark\.long' tests/e2e tests/unit tests/service) -m "long and not soak" \
 		--numprocesses 3 $(LONG_FILES_FIRST)
 
 # The published clients as their users have them: each in an environment of its own, outside ours.
