@@ -24,6 +24,7 @@ _CREDENTIAL = rf"trace_(?:[0-9a-f]+_){{3}}[0-9]+_(?:L|[0-9]+)_[0-9]+_[0-9]+_[0-9
 _ALIASES = ("trace", "trace_correlation_id")
 #: A credential, and the path that a client may have joined to it: `trace_x/v1/chat/completions`, `trace_xchat/…`.
 _JOINED = re.compile(rf"({_CREDENTIAL})(?=$|\W|v1/|chat/|responses)")
+_JOINED_RESPONSES = re.compile(rf"{_CREDENTIAL}(?:/|%2F)?(?:v1(?:/|%2F))?responses/?$", re.IGNORECASE)
 _IN_PATH = re.compile(r"/rollouts/([^/]+)/(?:v1/)?(?:chat/completions|responses)/?$")
 
 
@@ -52,8 +53,8 @@ def find_credential(*, path: str, query: str, authorization: str = "") -> str | 
 
 
 def is_joined_responses(query: str) -> bool:
-    """Whether a client joined the path of the Responses API to its base address's query."""
-    return query.rstrip("/").endswith("responses")
+    """Whether a client joined the path of the Responses API to the query of its base address."""
+    return _JOINED_RESPONSES.search(query) is not None
 
 
 def _in_address(path: str, query: str) -> list[str] | None:

@@ -40,5 +40,5 @@ def is_model_call(method: str, path: str) -> bool:
 
 def called_api(path: str, query: str) -> str:
     """Return which API a call of a model is for: `CHAT` or `RESPONSES`."""
-    joined = path in _BASES and is_joined_responses(query)
+    joined = is_joined_responses(query)
     return RESPONSES if joined or path.rstrip("/").endswith(f"/{RESPONSES}") else CHAT

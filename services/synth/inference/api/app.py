@@ -107,7 +107,7 @@ def build_api(
     routes: list[BaseRoute] = [Route(path, api.chat, methods=["POST"]) for path in chats]
     routes += [Route(path, api.respond, methods=["POST"]) for path in responses]
     routes += [Route(path, refuse_socket, methods=["GET"]) for path in responses]
-    routes += [Route(f"{prefix}/", api.joined, methods=["POST"]) for prefix in prefixes[:3]]
+    routes += [Route(f"{prefix}/", api.chat, methods=["POST"]) for prefix in prefixes[:3]]
     routes += [Route(f"{prefix}/models", api.models, methods=["GET"]) for prefix in prefixes[:3]]
     routes.append(Route("/internal/rollouts/close", api.close, methods=["POST"]))
     routes.append(Route("/internal/rollouts/stood_still", api.stood_still, methods=["POST"]))
@@ -144,16 +144,13 @@ class _Api:
 
     async def chat(self, request: Request) -> Response:
         """POST …/chat/completions[?cid=…], or any other place of the credential (`synth.rollout_credential`)."""
+        if is_joined_responses(request.scope["query_string"].decode("latin-1")):
+            return await self.respond(request)
         return await self._answer(request, self._read_chat, ChatReply)
 
     async def respond(self, request: Request) -> Response:
         """POST …/responses, with the credential in the same places."""
         return await self._answer(request, decode_responses, ResponsesReply)
-
-    async def joined(self, request: Request) -> Response:
-        """POST …/v1/, of a client that joined the rest of the path to the query."""
-        query = request.scope["query_string"].decode("latin-1")
-        return await (self.respond if is_joined_responses(query) else self.chat)(request)
 
     async def _answer(self, request: Request, read: _Read[_Call], write: _Write[_Call]) -> Response:
         recordings: list[ChoiceRecording] = []

@@ -323,7 +323,11 @@ async def test_a_rollout_is_answered_by_the_replica_that_records_it(start_gatewa
         assert (reply.status_code, path) == (200, path)
         assert reply.json()["query"] == f"cid={text}"
         assert "authorization" not in reply.json()["headers"]
-    for path in (f"/rollouts/{text}/v1/responses", f"/v1/?cid={text}responses", f"/v1/responses?cid={text}"):
+    for path in (
+        f"/rollouts/{text}/v1/responses",
+        f"/v1/?cid={text}responses",
+        f"/v1/chat/completions/?cid={text}responses",
+    ):
         reply = await user.http.post(path, json={"model": "any"}, headers=own_key)
         assert (reply.json().get("path"), reply.json().get("query")) == ("/v1/responses", f"cid={text}"), path
     for path in ("/v1/chat/completions", "/chat/completions/", "/api/inference/v1/"):

@@ -127,9 +127,10 @@ async def test_the_credential_may_stand_wherever_that_of_a_chat_may(served: Serv
         (f"/v1/responses?cid={cid}", "any"),
         (f"/rollouts/{cid}/v1/responses", "any"),
         (f"/v1/?cid={cid}responses", "any"),
+        (f"/v1/chat/completions/?cid={cid}responses", "any"),
         ("/v1/responses", cid),
     ):
         got = await served.http.post(path, json=body, headers={"Authorization": f"Bearer {key}"})
         assert got.status_code == 200, (path, got.text)
         assert got.json()["object"] == "response"
-    assert len(await served.records(cid)) == 4
+    assert len(await served.records(cid)) == 5
