@@ -23,13 +23,13 @@ from synth.inference.api.limits import VALUES_SETTING, RequestLimits
 from synth.inference.api.prompt import ModelBinding
 from synth.inference.api.replies import ChatCall, ChatReply, ReplyContext, ReplyWriter
 from synth.inference.api.requests import ChatRequest, decode_request, num_choices
+from synth.inference.api.responses.call import decode_responses
+from synth.inference.api.responses.reply import ResponsesReply
 from synth.inference.api.teacher import score_tokens
 from synth.inference.engines.protocol import Engine
 from synth.inference.engines.sampling_time import SamplingTime
 from synth.inference.recording.recorder import ChoiceRecording, Recorder
 from synth.inference.recording.response_log import ResponseLog
-from synth.inference.responses.call import decode_responses
-from synth.inference.responses.reply import ResponsesReply
 from synth.keys import Cid, is_internal
 from synth.rollout_credential import find_credential, is_joined_responses
 from synth.runtime.json_bodies import check_json_values

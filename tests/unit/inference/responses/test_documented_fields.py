@@ -9,7 +9,7 @@ from typing import get_type_hints
 import msgspec
 from openai.types.responses import response_create_params as params
 
-from synth.inference.responses.fields import RESPONSES_FIELDS, ResponsesRequest
+from synth.inference.api.responses.fields import RESPONSES_FIELDS, ResponsesRequest
 
 PAGE = (Path(__file__).parents[4] / "docs" / "responses.md").read_text()
 SDK = {

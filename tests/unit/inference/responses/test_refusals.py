@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from synth.inference.responses.call import decode_responses
+from synth.inference.api.responses.call import decode_responses
 from tests.unit.inference.one_model_service import Served, credential
 from tests.unit.inference.responses.calls import ASK, TOOLS, respond
 

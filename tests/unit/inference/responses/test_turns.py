@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from synth.inference.api.responses.items import ItemReader
 from synth.inference.chat.output_parser import ReplyParser
-from synth.inference.responses.items import ItemReader
 from tests.unit.inference.one_model_service import Served, credential
 from tests.unit.inference.responses.calls import ASK, FORCED, THINK, events_of, respond
 

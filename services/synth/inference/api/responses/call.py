@@ -12,8 +12,7 @@ from synth.errors import Problem, UserError
 from synth.inference.api.errors import renamed
 from synth.inference.api.keys import Part, UnreadKey, unread_keys
 from synth.inference.api.requests import ChatRequest, decode_json, read_request, typed
-from synth.inference.recording.response_log import ResponseLog
-from synth.inference.responses.fields import (
+from synth.inference.api.responses.fields import (
     AS_IN_CHATS,
     INCLUDABLE,
     LOGPROBS,
@@ -24,7 +23,8 @@ from synth.inference.responses.fields import (
     NamespaceTool,
     ResponsesRequest,
 )
-from synth.inference.responses.items import ItemReader
+from synth.inference.api.responses.items import ItemReader
+from synth.inference.recording.response_log import ResponseLog
 
 #: The fields of a chat, by what they are called here.
 _RENAMED = {

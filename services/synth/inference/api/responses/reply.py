@@ -18,12 +18,12 @@ from synth.chat.messages import Message, MessageToolCall
 from synth.errors import SynthError
 from synth.inference.api.errors import error_body
 from synth.inference.api.replies import FinishedChoice, ReplyContext, Usage, logprobs_json
+from synth.inference.api.responses.call import ResponsesCall
+from synth.inference.api.responses.fields import LOGPROBS
+from synth.inference.api.responses.items import seal_reasoning
 from synth.inference.chat.generation import ReplyDelta
 from synth.inference.chat.output_parser import ParsedReply, TextDelta
 from synth.inference.recording.recorder import ChoiceRecording
-from synth.inference.responses.call import ResponsesCall
-from synth.inference.responses.fields import LOGPROBS
-from synth.inference.responses.items import seal_reasoning
 
 Json = dict[str, Any]
 

@@ -14,8 +14,7 @@ from typing import Any
 from synth.errors import Problem, UserError
 from synth.inference.api.keys import UnreadKey
 from synth.inference.api.requests import typed
-from synth.inference.recording.response_log import ResponseLog
-from synth.inference.responses.fields import (
+from synth.inference.api.responses.fields import (
     ITEMS,
     NOT_KEPT,
     CallItem,
@@ -25,6 +24,7 @@ from synth.inference.responses.fields import (
     MessageItem,
     ReasoningItem,
 )
+from synth.inference.recording.response_log import ResponseLog
 
 _OURS = "synth1."
 _NOT_READ = "the reasoning of this item cannot be read: the model is not shown it"
