@@ -25,7 +25,8 @@ CALL_PATHS = (*_paths(CHAT), *_paths(RESPONSES), *_BASES)
 
 
 _FIXED = frozenset((f"/v1/{CHAT}", f"/v1/{RESPONSES}", *(path for path in CALL_PATHS if "{" not in path)))
-_WITH_SECRET = re.compile(rf"/(?:rollouts|keys)/[^/]+(?:/v1)?/(?:{CHAT}|{RESPONSES})/?")
+# Also of a wrong path below a secret: it is answered by a 404, not by a request for another key.
+_WITH_SECRET = re.compile(rf"/(?:rollouts|keys)/[^/]+/(?:.*/)?(?:{CHAT}|{RESPONSES})/?")
 
 
 def is_model_call(method: str, path: str) -> bool:
