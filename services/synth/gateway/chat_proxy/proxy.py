@@ -224,17 +224,23 @@ class _RelayedResponse(StreamingResponse):
 
 async def _relay_chunks(upstream: httpx.Response, cut: bytes) -> AsyncIterator[bytes]:
     is_stream = upstream.headers.get("content-type", "").startswith("text/event-stream")
-    half = b""
+    half: list[bytes] = []
     try:
         async for chunk in upstream.aiter_raw():
-            if is_stream:
-                # An event that is half sent must not come before `cut`: clients would read both as one.
-                whole, end, half = (half + chunk).rpartition(b"\n\n")
-                chunk = whole + end
-            if chunk:
+            if not is_stream:
                 yield chunk
+                continue
+            # An event that is half sent must not come before `cut`: clients would read both as one.
+            end = chunk.rfind(b"\n\n") + 2
+            if end < 2:
+                end = int(chunk.startswith(b"\n") and bool(half) and half[-1].endswith(b"\n"))
+            if end:
+                yield b"".join((*half, chunk[:end]))
+                half.clear()
+            if end < len(chunk):
+                half.append(chunk[end:])
         if half:
-            yield half
+            yield b"".join(half)
     except httpx.HTTPError as error:
         # Without the query, which may be a rollout's credential.
         log.warning("replica broke off an answer", url=str(upstream.url.copy_with(query=None)), error=repr(error))
