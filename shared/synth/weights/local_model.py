@@ -42,7 +42,7 @@ async def local_model(ref: ModelRef, blobs: BlobStore, cache: Path, *, hub: bool
     """Bring a model's files to this machine.
 
     cache: for trees of a remote store, hub downloads and models made of them. hub: whether the operator allows
-    downloads from the model hub, whatever path an event names. Raises `Permanent` when they cannot be had.
+    downloads from the model hub; a path in an event does not. Raises `Permanent` when they cannot be had.
     """
     if ref.rounded is not None:
         plain = msgspec.structs.replace(ref, rounded=None)
