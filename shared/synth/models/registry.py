@@ -14,7 +14,7 @@ import msgspec
 from synth.chat.families import always_thinks, family_of
 from synth.chat.template_source import DEFAULT
 from synth.errors import Problem, UserError
-from synth.models.aliases import read_aliases, write_aliases
+from synth.models.aliases import ALIASES_FILE, read_aliases, write_aliases
 from synth.models.architectures import family_of_config, fault_of_config, has_experts
 from synth.models.finetuned import PREFIXES, parse_finetuned
 from synth.models.folder import check_folder, context_of, read_model_config
@@ -22,6 +22,9 @@ from synth.models.table import LORA_TARGETS, QWEN3, ModelSpec, Vision, canonical
 from synth.models.template_source import read_templates
 
 _KNOWN_S = 1.0
+
+#: What must be unchanged for a look-up to be repeated from memory: the models folder and its list of stand-ins.
+_State = tuple[int, ...]
 _LOCAL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
@@ -34,20 +37,23 @@ class Registry:
     def __init__(self, models_dir: Path | None = None, *, hub: bool = False) -> None:
         self.models_dir = None if models_dir is None else models_dir.absolute()
         self.hub = hub
-        self._known: tuple[float, dict[str, ModelSpec]] = (0.0, {})
+        self._known: dict[str, ModelSpec] = {}
+        self._known_since = 0.0
+        self._known_state: _State = ()
 
     def find(self, model_id: str, *, where: str = "") -> ModelSpec:
         """The spec of a base or fine-tuned id; base ids match in any case.
 
         where: the place that named the model, for the error. Raises UserError with the nearest known id.
-        What was found is believed for a second: every chat call asks.
+        Results are kept for a second, because every chat call looks its model up. A stand-in that another process adds
+        or removes, and a directory that it adds to the models folder or removes from it, end them at once.
         """
-        since, known = self._known
-        if time.monotonic() - since > _KNOWN_S:
-            self._known = (time.monotonic(), known := {})
-        if model_id not in known:
-            known[model_id] = self._find(model_id, where=where)
-        return known[model_id]
+        state = self._state()
+        if time.monotonic() - self._known_since > _KNOWN_S or state != self._known_state:
+            self._known, self._known_since, self._known_state = {}, time.monotonic(), state
+        if model_id not in self._known:
+            self._known[model_id] = self._find(model_id, where=where)
+        return self._known[model_id]
 
     def weights(self, spec: ModelSpec) -> str:
         """Where a base's weights are to be had: its directory, else its id on the hub.
@@ -110,7 +116,6 @@ class Registry:
                 )
             )
         write_aliases(self.models_dir, read_aliases(self.models_dir) | {base.id: target})
-        self._known = (0.0, {})
         return self.find(base.id)
 
     def unalias(self, model_id: str) -> str:
@@ -127,8 +132,21 @@ class Registry:
             )
         stand_in = aliases.pop(id)
         write_aliases(self.models_dir, aliases)
-        self._known = (0.0, {})
         return stand_in
+
+    def _state(self) -> _State:
+        if self.models_dir is None:
+            return ()
+        state: list[int] = []
+        for path in (self.models_dir, self.models_dir / ALIASES_FILE):
+            try:
+                stat = path.stat()
+            except OSError:
+                # An unreadable list is reported by the look-up itself.
+                continue
+            # A replaced file can have the time of the one before: the inode differs.
+            state += [stat.st_ino, stat.st_mtime_ns]
+        return tuple(state)
 
     def _find(self, model_id: str, *, where: str) -> ModelSpec:
         local = self._directories()

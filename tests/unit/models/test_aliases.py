@@ -43,6 +43,17 @@ def test_it_can_be_taken_back(folder: Path) -> None:
         registry.unalias(BASE)
 
 
+def test_another_process_sees_each_change_at_its_next_look_up(folder: Path) -> None:
+    other_process = Registry(folder)
+    for _ in range(3):
+        assert other_process.find(BASE).stand_in is None
+        Registry(folder).alias(BASE, "tiny-qwen3")
+        assert other_process.find(BASE).stand_in == "tiny-qwen3"
+        Registry(folder).unalias(BASE)
+    add_model(folder, "tiny-llama")
+    assert other_process.find("tiny-llama").path == str(folder / "tiny-llama")
+
+
 def test_real_weights_that_come_later_are_what_runs(folder: Path) -> None:
     Registry(folder).alias(BASE, "tiny-qwen3")
     add_model(folder, BASE)
