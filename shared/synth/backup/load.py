@@ -147,7 +147,7 @@ def _ends(event: Recorded) -> bool:
 
 async def _reset(bus: Connection, consumer: str, seq: int) -> None:
     """Have a queue begin at a sequence."""
-    subject = f"$JS.API.CONSUMER.RESET.{EVENTS}.{consumer}"
+    subject = f"{bus.nc.api}.CONSUMER.RESET.{EVENTS}.{consumer}"
     reply = await bus.nc.request(subject, json.dumps({"seq": seq}).encode(), timeout=10)
     answer = json.loads(reply.data)
     if "error" in answer:

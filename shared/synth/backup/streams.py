@@ -46,7 +46,7 @@ async def save_stream(bus: Connection, name: str, path: Path) -> StreamFile:
     try:
         # jsck: the server checks each message against its checksum first.
         asked = {"deliver_subject": inbox, "no_consumers": True, "chunk_size": _CHUNK, "jsck": True}
-        reply = await _request(bus, f"$JS.API.STREAM.SNAPSHOT.{name}", json.dumps(asked).encode())
+        reply = await _request(bus, f"{bus.nc.api}.STREAM.SNAPSHOT.{name}", json.dumps(asked).encode())
         with path.open("wb") as out:
             while (piece := await _next(pieces, name)).data:
                 await asyncio.to_thread(out.write, piece.data)
@@ -81,7 +81,7 @@ async def load_stream(bus: Connection, saved: StreamFile, path: Path, *, replica
     """
     config = saved.config | {"num_replicas": replicas, "deny_delete": deny_delete}
     asked = json.dumps({"config": config, "state": saved.state}).encode()
-    reply = await _request(bus, f"$JS.API.STREAM.RESTORE.{saved.name}", asked)
+    reply = await _request(bus, f"{bus.nc.api}.STREAM.RESTORE.{saved.name}", asked)
     target = str(reply["deliver_subject"])
     with path.open("rb") as file:
         while piece := await asyncio.to_thread(file.read, _CHUNK):

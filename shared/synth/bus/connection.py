@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import cast
 
-from nats.aio.client import Client
 from nats.js import JetStreamContext
 
 from synth.bus.access.client import BusClient
@@ -35,7 +34,7 @@ class Connection:
     suspected of ending their process, which they have in turn.
     """
 
-    nc: Client
+    nc: BusClient
     js: JetStreamContext
     service: str
     newer: NewerWork = field(default_factory=NewerWork)
@@ -133,7 +132,7 @@ async def connect(settings: ServiceSettings, service: str) -> Connection:
             refusals = 0
         await log_error(error)
 
-    nc = BusClient()
+    nc = BusClient(service)
     connecting = asyncio.create_task(nc.connect(servers=servers, **options | {"error_cb": on_error}))  # type: ignore[arg-type]
     try:
         await asyncio.wait([connecting])

@@ -74,7 +74,7 @@ _Handle = Callable[[Suspect | None], Awaitable[None]]
 def make_broker(settings: ServiceSettings, service: str) -> BusBroker:
     """The only place where a FastStream broker is made."""
     servers = settings.nats_url.split(",")
-    return BusBroker(servers, connect_options(settings, service), grace_s=settings.grace_s)
+    return BusBroker(service, servers, connect_options(settings, service), grace_s=settings.grace_s)
 
 
 def on_event(

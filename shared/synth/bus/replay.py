@@ -17,11 +17,11 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any, cast
 
-from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
 from nats.js.errors import NoStreamResponseError
 
+from synth.bus.access.client import BusClient
 from synth.bus.connection import Connection
 from synth.bus.recorded import Recorded, delivery_numbers, from_delivery, require_known, require_readable
 from synth.bus.server.topology import EVENTS
@@ -50,7 +50,7 @@ class StreamFollower:
 
     def __init__(
         self,
-        nc: Client,
+        nc: BusClient,
         filters: list[str],
         *,
         after: int = 0,
@@ -103,7 +103,7 @@ class StreamFollower:
         if not self._last or self.cursor:
             config |= {"deliver_policy": "by_start_sequence", "opt_start_seq": self.cursor + 1}
         reply = await self._nc.request(
-            f"$JS.API.CONSUMER.CREATE.{self._stream}.{name}",
+            f"{self._nc.api}.CONSUMER.CREATE.{self._stream}.{name}",
             json.dumps({"stream_name": self._stream, "config": config}).encode(),
             timeout=_REQUEST_S,
         )
@@ -237,7 +237,7 @@ async def replay(
 
 
 async def replay_messages(
-    nc: Client,
+    nc: BusClient,
     filters: list[str],
     *,
     stream: str = EVENTS,
@@ -260,7 +260,7 @@ async def replay_messages(
 
 
 async def read_stream(
-    nc: Client,
+    nc: BusClient,
     filters: list[str],
     *,
     stream: str = EVENTS,
@@ -298,16 +298,16 @@ async def read_stream(
         await follower.close()
 
 
-async def _last_seq(nc: Client, filters: list[str], stream: str) -> int:
+async def _last_seq(nc: BusClient, filters: list[str], stream: str) -> int:
     """The sequence of the last message on these subjects, as the leader of the stream knows it; 0 where none is."""
     return max(await asyncio.gather(*(_last_seq_of_one(nc, subject, stream) for subject in filters)))
 
 
-async def _last_seq_of_one(nc: Client, subject: str, stream: str) -> int:
+async def _last_seq_of_one(nc: BusClient, subject: str, stream: str) -> int:
     question = json.dumps({"last_by_subj": subject}).encode()
     while True:
         try:
-            reply = await nc.request(f"$JS.API.STREAM.MSG.GET.{stream}", question, timeout=_REQUEST_S)
+            reply = await nc.request(f"{nc.api}.STREAM.MSG.GET.{stream}", question, timeout=_REQUEST_S)
             break
         except (NatsError, OSError) as error:
             log.warning("the leader does not say what is last", error=repr(error), stream=stream, subject=subject)

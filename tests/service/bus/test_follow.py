@@ -48,7 +48,7 @@ async def test_what_went_with_a_connection_is_read_again_though_nothing_comes_af
 
 async def test_a_server_whose_answer_to_a_ping_stands_behind_many_messages_is_not_dead(nats_server):
     """It takes twenty times as long to read the messages as a server may take to answer."""
-    reader, writer = BusClient(), BusClient()
+    reader, writer = BusClient("bus"), BusClient("bus")
     password = nats_server.users["bus"]
     options: dict[str, Any] = {"servers": nats_server.url, "user": "bus", "password": password}
     await reader.connect(**options | {"ping_interval": 0.05, "max_outstanding_pings": 2})

@@ -13,6 +13,7 @@ from nats.errors import TimeoutError as NatsTimeout
 from nats.js.errors import APIError
 from pydantic import SecretStr
 
+from synth.bus.access.client import SERVICE_API
 from synth.bus.connection import connect, connect_options
 from synth.bus.publish import enqueue
 from synth.bus.server.embedded import new_users
@@ -151,7 +152,7 @@ async def test_the_server_refuses_a_service_what_another_publishes(nats_server, 
     assert len(refused) == len(foreign)
     assert all("permissions violation" in text.lower() for text in refused)
     with pytest.raises(NatsTimeout):
-        await nc.jetstream().publish(f"{others[0]}.org_x.job_x", b"{}", timeout=0.3)
+        await nc.jetstream(prefix=SERVICE_API).publish(f"{others[0]}.org_x.job_x", b"{}", timeout=0.3)
     await nc.close()
 
 
@@ -160,14 +161,15 @@ async def test_the_server_refuses_a_service_what_another_publishes(nats_server, 
     [
         ("inference", "$KV.secrets.api.forged"),
         ("gateway", "$KV.replicas.forged"),
-        ("validator", "$JS.API.CONSUMER.DELETE.EVENTS.verifier-job-validated"),
-        ("validator", "$JS.API.CONSUMER.DURABLE.CREATE.EVENTS.mine"),
-        ("verifier", "$JS.API.CONSUMER.CREATE.EVENTS.validator-job-created"),
-        ("verifier", "$JS.API.CONSUMER.CREATE.EVENTS.mine.job.created.>"),
-        ("verifier", "$JS.API.CONSUMER.MSG.NEXT.EVENTS.validator-job-created"),
-        ("trainer", "$JS.API.DIRECT.GET.KV_secrets"),
-        ("trainer", "$JS.API.STREAM.DELETE.DEAD"),
-        ("files", "$JS.API.STREAM.PURGE.WORK"),
+        ("validator", "js.api.CONSUMER.DELETE.EVENTS.verifier-job-validated"),
+        ("validator", "js.api.CONSUMER.DURABLE.CREATE.EVENTS.mine"),
+        ("verifier", "js.api.CONSUMER.CREATE.EVENTS.validator-job-created"),
+        ("verifier", "js.api.CONSUMER.CREATE.EVENTS.mine.job.created.>"),
+        ("verifier", "js.api.CONSUMER.MSG.NEXT.EVENTS.validator-job-created"),
+        ("trainer", "js.api.DIRECT.GET.KV_secrets"),
+        ("trainer", "js.api.STREAM.DELETE.DEAD"),
+        ("files", "js.api.STREAM.PURGE.WORK"),
+        ("files", "$JS.API.STREAM.INFO.EVENTS"),
     ],
 )
 async def test_the_server_refuses_a_service_what_only_others_need(
@@ -204,10 +206,10 @@ async def test_no_service_changes_a_queue(own: OwnServer, service: str):
     for named, action in itertools.product(({"name": queue}, {"durable_name": queue}), ("create", "update", "")):
         body = json.dumps({"stream_name": "EVENTS", "action": action, "config": config | named}).encode()
         for subject in closed:
-            await thief.publish(f"$JS.API.CONSUMER.{subject}", body)
+            await thief.publish(f"{SERVICE_API}.CONSUMER.{subject}", body)
             assert "permissions violation" in (await asyncio.wait_for(refused.get(), 5)).lower()
         # A name that it may use, of a consumer that is not called so.
-        reply = json.loads((await thief.request("$JS.API.CONSUMER.CREATE.EVENTS.mine", body, timeout=5)).data)
+        reply = json.loads((await thief.request(f"{SERVICE_API}.CONSUMER.CREATE.EVENTS.mine", body, timeout=5)).data)
         assert "error" in reply or reply["name"] == "mine"
     await thief.close()
     assert (await bus.js.consumer_info("EVENTS", queue)).config == before

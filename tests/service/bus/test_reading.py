@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 
+from synth.bus.access.client import SERVICE_API
 from synth.bus.connection import Connection
 from synth.bus.consumers import start_on_consumers
 from synth.bus.kv.secrets import SecretStore
@@ -19,7 +20,7 @@ from synth.keys import new_api_key
 from tests.keyrings import secrets_of
 from tests.service.bus.way import Way, connection_by
 
-ASKED_OF_THE_SERVER = b"$JS.API."
+ASKED_OF_THE_SERVER = f"{SERVICE_API}.".encode()
 
 
 class Breaking(Way):

@@ -10,13 +10,14 @@ from typing import Any
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
+from synth.bus.access.client import SERVICE_API
 from synth.bus.connection import Connection
 from synth.bus.publish import Publisher
 from synth.bus.replay import read_stream, replay
 from synth.events import Heartbeat
 from synth.ids import new_job_id, new_org_id
 
-CREATE, LAST = "$JS.API.CONSUMER.CREATE.", "$JS.API.STREAM.MSG.GET."
+CREATE, LAST = f"{SERVICE_API}.CONSUMER.CREATE.", f"{SERVICE_API}.STREAM.MSG.GET."
 
 
 class Lagging:
@@ -36,7 +37,7 @@ class Lagging:
         begins = config["config"]["opt_start_seq"]
         # The server itself delivers to the end: what it does not have yet is what no consumer is made for.
         if begins > self._has:
-            return replace(await self._nc.request("$JS.API.STREAM.INFO.EVENTS", b""), data=b'{"num_pending": 0}')
+            return replace(await self._nc.request(f"{SERVICE_API}.STREAM.INFO.EVENTS", b""), data=b'{"num_pending": 0}')
         return await self._nc.request(subject, payload, **more)
 
 

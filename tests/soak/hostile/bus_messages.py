@@ -6,7 +6,7 @@ import json
 import random
 from dataclasses import dataclass, field
 
-from synth.bus.server.permissions import may_publish
+from synth.bus.server.permissions import in_account_of_service, may_publish
 from synth.bus.server.topology import DEFAULT_POOL
 from synth.events.catalogue import SERVICES
 from tests.soak.hostile.values import RAW_NUMBERS, TEXTS, nested, text, value
@@ -18,7 +18,7 @@ _NAMES = (
     "files-file-uploaded",
     "verifier-job-validated",
     "mine",
-    "outside-org_x-1-0",
+    f"outside-{64 * '0'}-0",
     "x" * 300,
 )
 _DELIVERED_TO = (
@@ -61,7 +61,7 @@ def bus_message(rng: random.Random, *, orgs: list[str], keys: list[str]) -> Mess
     else:
         subject = ".".join(rng.choice(_NAMES) if part == "*" else part for part in pattern.split("."))
     body = _consumer(rng, subject) if ".CONSUMER.CREATE." in subject and rng.random() < 0.7 else _body(rng)
-    return Message(thief, subject, body[:_MOST_BYTES], _headers(rng))
+    return Message(thief, in_account_of_service(subject), body[:_MOST_BYTES], _headers(rng))
 
 
 def _consumer(rng: random.Random, subject: str) -> bytes:

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import httpx
 
+from synth.bus.server.embedded import move_streams_to_their_account
 from synth.cli.cluster.plan import GRACE_S, ClusterPlan, ProcessSpec
 from synth.cli.cluster.service_processes import ServiceProcesses
 from synth.cli.cluster.state import ClusterState, ProcessState, StateFile
@@ -90,6 +91,7 @@ class Supervisor:
         self._install_signal_handlers()
         rotate_logs([*self.plan.specs, self.plan.provision])
         write_private(self.plan.nats_config, self.plan.nats_text)
+        move_streams_to_their_account(self.plan.nats_config.parent / "store")
         nats, services = self.supervised[0], self.supervised[1:]
         async with open_local_http(timeout=2.0) as http:
             probes = asyncio.create_task(self._probe_all(http))

@@ -94,7 +94,7 @@ async def _batch(bus: Connection, request: dict[str, object]) -> tuple[list[Reco
     inbox = bus.nc.new_inbox()
     subscription = await bus.nc.subscribe(inbox, cb=on_message)
     try:
-        await bus.nc.publish(f"$JS.API.DIRECT.GET.{EVENTS}", json.dumps(request).encode(), reply=inbox)
+        await bus.nc.publish(f"{bus.nc.api}.DIRECT.GET.{EVENTS}", json.dumps(request).encode(), reply=inbox)
         async with asyncio.timeout(_TIMEOUT_S):
             return found, await ended
     finally:

@@ -78,7 +78,7 @@ async def end_feeds(bus: Connection, key: ApiKey) -> None:
 
 
 async def _end(bus: Connection, name: str) -> None:
-    reply = await _ask(bus, f"$JS.API.CONSUMER.INFO.{EVENTS}.{name}", {})
+    reply = await _ask(bus, f"{bus.nc.api}.CONSUMER.INFO.{EVENTS}.{name}", {})
     if "error" not in reply:
         reply = await _write(bus, "update", reply["config"] | {"filter_subject": _NOTHING})
     if "error" in reply and reply["error"].get("err_code") not in _GONE:
@@ -86,12 +86,13 @@ async def _end(bus: Connection, name: str) -> None:
 
 
 def _name(key: ApiKey, slot: int) -> str:
-    return f"outside-{key.org}-{key.key_id}-{slot}"
+    # Nobody else can guess the digest: a service that could name a feed could change it.
+    return f"outside-{key.digest}-{slot}"
 
 
 async def _write(bus: Connection, action: str, config: dict[str, object]) -> dict[str, Any]:
     body = {"stream_name": EVENTS, "action": action, "config": config}
-    return await _ask(bus, f"$JS.API.CONSUMER.CREATE.{EVENTS}.{config['name']}", body)
+    return await _ask(bus, f"{bus.nc.api}.CONSUMER.CREATE.{EVENTS}.{config['name']}", body)
 
 
 async def _ask(bus: Connection, subject: str, body: dict[str, object]) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from nats.errors import Error as NatsError
 from synth.bus.connection import Connection
 from synth.bus.kv.secrets import ApiKey
 from synth.bus.server.account_key import AccountKey, read_claims
+from synth.bus.server.accounts import OUTSIDE_ACCOUNT
 from synth.bus.server.permissions import LOGINS
 from synth.gateway.auth import ApiKeyCache
 from synth.gateway.errors import ApiError
@@ -142,6 +143,5 @@ class Logins:
             # Neither a leaf node, which has many clients behind it, nor MQTT, which keeps sessions in streams.
             "allowed_connection_types": ["STANDARD", "WEBSOCKET"],
         }
-        # `$G` is the account of the services: the one that a server has whose configuration names none.
-        claims = {"sub": user_nkey, "aud": "$G", "name": key.key_id, "exp": int(ends), "nats": may}
+        claims = {"sub": user_nkey, "aud": OUTSIDE_ACCOUNT, "name": key.key_id, "exp": int(ends), "nats": may}
         return self._issuer.sign(claims)

@@ -19,13 +19,14 @@ _ACCESS = ("user", "password", "nkeys_seed_str", "tls")
 class BusBroker(NatsBroker):
     """A broker whose deliveries are acknowledged by hand, on a client that is dialled with these options."""
 
-    def __init__(self, servers: list[str], options: dict[str, Any], *, grace_s: float) -> None:
+    def __init__(self, service: str, servers: list[str], options: dict[str, Any], *, grace_s: float) -> None:
+        self._service = service
         self._access = {name: options[name] for name in _ACCESS if name in options}
         others = {name: value for name, value in options.items() if name not in _ACCESS}
         super().__init__(servers, graceful_timeout=grace_s, ack_policy=AckPolicy.MANUAL, logger=None, **others)
 
     async def _connect(self) -> Client:
-        client = BusClient()
+        client = BusClient(self._service)
         await client.connect(**self._connection_kwargs, **self._access)
         self.config.connect(client)
         return client

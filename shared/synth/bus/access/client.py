@@ -6,9 +6,15 @@ from __future__ import annotations
 
 from typing import Any
 
+from nats.js import JetStreamContext
+
 from synth.bus.access.nkeys import UserKey
 from synth.bus.access.tls import PlainTextServer
 from synth.bus.cancellation import HeedingClient
+
+#: The prefix of JetStream's requests in the account of the streams, where the user `bus` is, and in a service's own.
+ADMIN_API = "$JS.API"
+SERVICE_API = "js.api"
 
 
 class BusClient(HeedingClient):
@@ -16,6 +22,15 @@ class BusClient(HeedingClient):
 
     Invariant: where it was given `tls`, no credential and no message leaves it in plain text, at a reconnect neither.
     """
+
+    def __init__(self, service: str) -> None:
+        super().__init__()
+        #: The prefix of its requests to JetStream.
+        self.api = ADMIN_API if service == "bus" else SERVICE_API
+
+    def jetstream(self, **options: Any) -> JetStreamContext:
+        """JetStream as this service's account has it."""
+        return super().jetstream(**{"prefix": self.api} | options)
 
     async def _process_msg(self, *message: Any, **named: Any) -> None:
         # A server whose messages come is there: its answer to a ping stands behind them, for as long as they take.

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from synth.bus.access.nkeys import NkeyKind, is_public
-from synth.bus.server.authorization import authorization
+from synth.bus.server.accounts import accounts
 from synth.bus.server.topology import MAX_PAYLOAD_BYTES
 from synth.errors import Problem, UserError
 from synth.events.catalogue import SERVICES
@@ -15,6 +16,7 @@ from synth.events.catalogue import SERVICES
 #: The environment variable that holds the public key of outside logins where the bus is deployed.
 ISSUER_VARIABLE = "SYNTH_NATS_ISSUER"
 _USERS = ("bus", *SERVICES)
+_LINE = 160
 
 
 @dataclass(frozen=True)
@@ -46,12 +48,24 @@ def deployed_config(
     }
     if tls is not None:
         config["tls"] = _tls(tls)
-    config["authorization"] = authorization(passwords, pools, f"${ISSUER_VARIABLE}", nkeys=nkeys or {})
-    text = json.dumps(config, indent=2)
+    config |= accounts(passwords, pools, f"${ISSUER_VARIABLE}", nkeys=nkeys or {})
+    text = _one_import_a_line(json.dumps(config, indent=2))
     for variable in (*passwords.values(), f"${ISSUER_VARIABLE}"):
         # A variable is not looked up inside quotes.
         text = text.replace(f'"{variable}"', variable)
     return text + "\n"
+
+
+def _one_import_a_line(text: str) -> str:
+    """Join the lines of each innermost object, and of an object that holds one, if they fit into one line."""
+    for _ in range(2):
+        text = re.sub(r"\{[^{}]*(\{[^{}\n]*\}[^{}]*)?\}", lambda match: _joined(match[0]), text)
+    return text
+
+
+def _joined(text: str) -> str:
+    line = re.sub(r"([{[]) | ([}\]])", r"\1\2", " ".join(text.split()))
+    return line if len(line) <= _LINE else text
 
 
 def password_variable(user: str) -> str:

@@ -16,7 +16,7 @@ from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
 
-from synth.bus.server.authorization import authorization
+from synth.bus.server.accounts import STREAMS_ACCOUNT, accounts
 from synth.bus.server.topology import DEFAULT_POOL, MAX_PAYLOAD_BYTES
 from synth.errors import Problem, UserError
 from synth.events.catalogue import SERVICES
@@ -59,9 +59,8 @@ class ServerConfig:
                 # freed. Here the gateway keeps a reserve of the disk (`SYNTH_DISK_RESERVE_BYTES`).
                 "max_file_store": _disk_bytes(self.store),
             },
-            "authorization": authorization(self.users, self.pools, self.issuer, nkeys={}),
         }
-        return json.dumps(config, indent=1)
+        return json.dumps(config | accounts(self.users, self.pools, self.issuer, nkeys={}), indent=1)
 
 
 def _disk_bytes(folder: Path) -> int:
@@ -110,9 +109,20 @@ def binary() -> Path:
     return path
 
 
+def move_streams_to_their_account(store: Path) -> None:
+    """Move what an earlier version stored in the server's default account; the server must not run.
+
+    Before services had accounts of their own, the streams were in `$G`.
+    """
+    earlier, now = (store / "jetstream" / account for account in ("$G", STREAMS_ACCOUNT))
+    if earlier.is_dir() and not now.exists():
+        earlier.rename(now)
+
+
 def start(config: ServerConfig, config_path: Path, log_path: Path) -> subprocess.Popen[bytes]:
-    """Start the server in the background; `wait_healthy` says when it can be used."""
+    """Start the server in the background; `wait_healthy` returns when it can be used."""
     config.store.mkdir(parents=True, exist_ok=True)
+    move_streams_to_their_account(config.store)
     config_path.write_text(config.text())
     config_path.chmod(0o600)
     with log_path.open("ab") as log:

@@ -1,14 +1,16 @@
-"""What each service's user may do on the bus: the server's own rule, whatever the service believes.
+"""What each service's user may publish and receive on the bus: rules that nats-server applies.
 
-Asking JetStream is publishing too: a user may read the log, take from its own queues, acknowledge what it took, and
-nothing else. It hears the answers to its own requests and the questions that it answers; an answer may go only to
-whoever has asked. Only `bus`, which provisions, can make, change or delete a stream, and change or delete a queue.
+A request to JetStream is a publish. A user may read the log, take from its own queues, and acknowledge what it took. It
+receives the responses to its own requests and the questions that it answers; a response may go only to the requester.
+Only `bus`, which provisions, can create, change or delete a stream, and change or delete a queue. The same subjects are
+the imports of the service's account (`synth.bus.server.accounts`).
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+from synth.bus.access.client import ADMIN_API, SERVICE_API
 from synth.bus.connection import inbox_of
 from synth.bus.rpc import ANSWER_WITHIN_S, QUESTIONS
 from synth.bus.server.topology import (
@@ -28,8 +30,10 @@ from synth.bus.server.topology import (
 from synth.events.catalogue import CATALOGUE, Reading
 from synth.work import TASKS
 
-#: Where the server asks who may come in that its configuration does not name.
+#: Where the server requests a decision on a login that its configuration does not name.
 LOGINS = "$SYS.REQ.USER.AUTH"
+#: What outside subscribers receive.
+OUTSIDE_SUBJECTS = "outside.>"
 
 #: The buckets that a service writes, or the part of one: the verifier gives environment keys their origin.
 _WRITES = {
@@ -60,7 +64,10 @@ def permissions_of(service: str, pools: tuple[str, ...]) -> dict[str, Any]:
         # It looks up the feeds of subscribers, whose names nobody knows here; the services' queues are none of them.
         denied += [f"$JS.API.CONSUMER.INFO.{EVENTS}.{queue}" for queue in queues]
     allowed: dict[str, Any] = {
-        "publish": {"allow": may_publish(service, pools), "deny": denied},
+        "publish": {
+            "allow": [in_account_of_service(subject) for subject in may_publish(service, pools)],
+            "deny": [in_account_of_service(subject) for subject in denied],
+        },
         "subscribe": may_subscribe(service),
     }
     if _answered_by(service) or service == "gateway":
@@ -76,10 +83,15 @@ def may_subscribe(service: str) -> list[str]:
     return [f"{inbox_of(service)}.>", *logins, *_answered_by(service)]
 
 
-def may_publish(service: str, pools: tuple[str, ...]) -> list[str]:
-    """The subjects that a service's user may publish to: its facts, tasks and questions, and what consuming needs.
+def in_account_of_service(subject: str) -> str:
+    """The subject by which a service publishes to this subject of the account of the streams."""
+    return subject.replace(ADMIN_API, SERVICE_API, 1) if subject.startswith(f"{ADMIN_API}.") else subject
 
-    This makes "an event has one publisher" a rule of the server, not only of ours.
+
+def may_publish(service: str, pools: tuple[str, ...]) -> list[str]:
+    """The subjects that a service may publish to: its facts, tasks and questions, and what consuming needs.
+
+    As they are in the account of the streams. The server thus applies the rule that an event has one publisher.
     """
     roles = roles_of(service)
     facts = [f"{spec.type}.>" for spec in CATALOGUE.values() if spec.by in roles]

@@ -37,7 +37,7 @@ async def pull(bus: Connection, queue: str, *, batch: int, wait_s: float = 0) ->
     until = {"expires": int(wait_s * 1e9)} if wait_s else {"no_wait": True}
     try:
         body = json.dumps({"batch": batch} | until).encode()
-        await bus.nc.publish(f"$JS.API.CONSUMER.MSG.NEXT.{WORK}.{queue}", body, reply=inbox)
+        await bus.nc.publish(f"{bus.nc.api}.CONSUMER.MSG.NEXT.{WORK}.{queue}", body, reply=inbox)
         async with asyncio.timeout(wait_s + _ANSWER_S):
             while len(found) < batch:
                 msg = await subscription.next_msg(timeout=wait_s + _ANSWER_S)

@@ -14,9 +14,9 @@ from dataclasses import replace
 from datetime import UTC, datetime
 
 import msgspec
-from nats.aio.client import Client
 from nats.errors import Error as NatsError
 
+from synth.bus.access.client import BusClient
 from synth.bus.recorded import EVENTS, Recorded, UnknownEvent
 from synth.errors import Transient
 from synth.events.catalogue import CATALOGUE
@@ -85,7 +85,7 @@ class _LogInfo(msgspec.Struct):
 class DeclaredSchemas:
     """The schemas that are declared on the bus, as this process last read them."""
 
-    def __init__(self, nc: Client) -> None:
+    def __init__(self, nc: BusClient) -> None:
         self._nc = nc
         self._declared: Declared = {}
         # The end of the log when they were read. Its time too, as another log may have come into its place.
@@ -153,7 +153,7 @@ class DeclaredSchemas:
 
     async def _read(self) -> None:
         try:
-            reply = await self._nc.request(f"$JS.API.STREAM.INFO.{EVENTS}", b"", timeout=_REQUEST_S)
+            reply = await self._nc.request(f"{self._nc.api}.STREAM.INFO.{EVENTS}", b"", timeout=_REQUEST_S)
             info = msgspec.json.decode(reply.data, type=_LogInfo)
         except (NatsError, TimeoutError, msgspec.DecodeError) as error:
             raise Transient(f"the bus does not say which schemas are declared: {error!r}", delay=_AGAIN_S) from error

@@ -14,7 +14,7 @@ from nats.errors import Error as NatsError
 
 from examples.subscriber import follow
 from synth.gateway.subscribers import feeds
-from synth.keys import new_bus_key
+from synth.keys import key_hash, new_bus_key
 
 WITHIN_S = 15
 
@@ -280,7 +280,7 @@ async def test_no_feed_is_opened_where_services_would_lack_consumers(start_gatew
 
 
 async def ended(bus_admin, owner, key: dict, slot: int = 0) -> bool:
-    info = await bus_admin.js.consumer_info("EVENTS", f"outside-{owner.org}-{key['id']}-{slot}")
+    info = await bus_admin.js.consumer_info("EVENTS", f"outside-{key_hash(key['key'])}-{slot}")
     return info.config.filter_subject == "*.*.ended.>"
 
 
