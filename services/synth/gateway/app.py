@@ -14,6 +14,7 @@ from nats.js.errors import Error as JetStreamError
 from starlette.routing import BaseRoute
 from starlette.types import ASGIApp
 
+from synth.bus.kv.chat_grants import ChatGrant
 from synth.bus.kv.replicas import ReplicaTable
 from synth.bus.kv.secrets import SecretStore
 from synth.bus.publish import Publisher
@@ -47,7 +48,7 @@ from synth.gateway.api.synth import submit as synth_submit
 from synth.gateway.api.synth.judging import score as judge_score
 from synth.gateway.api.synth.prefixes import include_under_every_prefix
 from synth.gateway.asked_transcripts import AskedTranscripts
-from synth.gateway.auth import ApiKeyCache
+from synth.gateway.auth import ApiKeyCache, why_chat_ended
 from synth.gateway.background import run_until
 from synth.gateway.capacity import Capacity
 from synth.gateway.chat_proxy.proxy import InferenceProxy
@@ -221,7 +222,15 @@ async def _bootstrap(settings: GatewaySettings, secrets: SecretStore) -> None:
     revoked = [grant for grant in await secrets.chat_grants(key) if grant.org == owner.org and grant.revoked_at]
     if len(key) >= settings.environment_chat_characters and not revoked:
         lasts = timedelta(seconds=settings.environment_chat_s)
-        await secrets.grant_chat(owner.org, key, by=owner.key_id, by_hash=owner.digest, lasts=lasts)
+
+        async def has_ended(grant: ChatGrant) -> bool:
+            return await why_chat_ended(grant, secrets.find_api_key_by_hash) is not None
+
+        granted = await secrets.grant_chat(
+            owner.org, key, by=owner.key_id, by_hash=owner.digest, lasts=lasts, has_ended=has_ended
+        )
+        if granted is None:
+            log.warning("SYNTH_BOOTSTRAP_ENVIRONMENT_KEY opens chat for another organisation", org=owner.org)
 
 
 async def _close_streams(service: Service, hub: Hub, proxy: InferenceProxy) -> None:

@@ -8,6 +8,7 @@ is refused as soon as the bucket tells of the change, and after `_KEY_TTL_S` whe
 from __future__ import annotations
 
 import time
+from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime, timedelta
 from typing import Annotated
 
@@ -19,7 +20,7 @@ from nats.js.errors import Error as JetStreamError
 
 from synth.access import Scope
 from synth.bus.connection import Connection
-from synth.bus.kv.environment_keys import CHAT_GRANTS, ChatGrant, latest_grants
+from synth.bus.kv.chat_grants import CHAT_GRANTS, ChatGrant, first_granted, latest_grants
 from synth.bus.kv.secrets import API_KEYS, ApiKey, SecretStore
 from synth.bus.replay import StreamFollower
 from synth.bus.server.topology import SECRETS
@@ -125,15 +126,8 @@ class ApiKeyCache:
         return found
 
     async def chat_ended(self, grant: ChatGrant) -> str | None:
-        """Why a grant of chat opens nothing any more; None while it does. It ends with the API key that made it."""
-        if grant.revoked_at is not None:
-            return f"was revoked at {grant.revoked_at.isoformat(timespec='seconds')}"
-        if not grant.active:
-            return f"expired at {grant.expires_at.isoformat(timespec='seconds')}"
-        maker = await self.find_by_hash(grant.by_hash)
-        if maker is None or Scope.INFERENCE not in maker.scopes:
-            return f"ended: the API key {grant.by}, which stored it, may not chat"
-        return None if maker.active else f"ended: the API key {grant.by}, which stored it, {_ended(maker)}"
+        """Why a grant of chat opens nothing any more; None while it does."""
+        return await why_chat_ended(grant, self.find_by_hash)
 
     def forget_chat(self, key: str) -> None:
         """Read the grants of this environment key again: one was just written."""
@@ -178,6 +172,21 @@ class ApiKeyCache:
     def still_valid(self, caller: ApiKey) -> bool:
         """Whether the key of a long request, which was valid at its start, still is."""
         return self._ending_keys.get(caller.key_id, caller).active
+
+
+async def why_chat_ended(grant: ChatGrant, find: Callable[[str], Awaitable[ApiKey | None]]) -> str | None:
+    """Why a grant of chat opens nothing any more; None while it does. It ends with the API key that made it.
+
+    find: returns the API key of a hash.
+    """
+    if grant.revoked_at is not None:
+        return f"was revoked at {grant.revoked_at.isoformat(timespec='seconds')}"
+    if not grant.active:
+        return f"expired at {grant.expires_at.isoformat(timespec='seconds')}"
+    maker = await find(grant.by_hash)
+    if maker is None or Scope.INFERENCE not in maker.scopes:
+        return f"ended: the API key {grant.by}, which stored it, may not chat"
+    return None if maker.active else f"ended: the API key {grant.by}, which stored it, {_ended(maker)}"
 
 
 _bearer = HTTPBearer(auto_error=False, description="An API key: `Authorization: Bearer synth_live_…`")
@@ -250,13 +259,10 @@ async def authenticate_chat(request: Request) -> OrgId:
     if not grants:
         raise _unauthorised("the key in X-API-Key is no environment key that opens chat here", fix=_GRANT_FIX)
     ends = [(grant, await key_cache.chat_ended(grant)) for grant in grants]
-    live = [grant for grant, ended in ends if ended is None]
-    if len(live) == 1:
-        _count_request(request, live[0].org)
-        return live[0].org
-    if live:
-        what = "this environment key is kept by several organisations, so that it does not say whose call this is"
-        raise _unauthorised(what, expected="a key of its own for each, or `Authorization: Bearer <SYNTH_API_KEY>`")
+    holder = first_granted(grant for grant, ended in ends if ended is None)
+    if holder is not None:
+        _count_request(request, holder.org)
+        return holder.org
     raise _unauthorised(f"chat by this environment key {ends[-1][1]}", fix=_GRANT_FIX)
 
 

@@ -31,9 +31,11 @@ from synth.work import TASKS, Redelivery, Task
 
 log = logs.get("publish")
 
-_EXPECTED = "Nats-Expected-Last-Subject-Sequence"
-_EXPECTED_SUBJECT = "Nats-Expected-Last-Subject-Sequence-Subject"
-_WRONG_LAST_SEQUENCE = (10071, 10164)
+#: Headers of a write that is refused if the last one to a subject, or to a pattern of subjects, has another sequence.
+EXPECTED = "Nats-Expected-Last-Subject-Sequence"
+EXPECTED_SUBJECT = "Nats-Expected-Last-Subject-Sequence-Subject"
+#: The codes of NATS for a write that another one preceded; the second, if both raced inside the server.
+WRONG_LAST_SEQUENCES = (10071, 10164)
 _ONE_PER_SUBJECT = 10077
 #: A stream of several replicas has taken a message of this id, and does not know yet whether it keeps it.
 _IN_PROCESS = 10158
@@ -81,19 +83,19 @@ class Publisher:
     async def fenced(self, event: Event, *, fence: Fence, id: str, ttl: float | None = None) -> int:
         """Append a fact of an owner. ttl: seconds that it lives. Raises `Fenced` when another has made its claim."""
         self._check(event, Write.FENCED)
-        headers = {_EXPECTED: str(fence.seq), _EXPECTED_SUBJECT: fence.subject} | _ttl(ttl)
+        headers = {EXPECTED: str(fence.seq), EXPECTED_SUBJECT: fence.subject} | _ttl(ttl)
         async with fence.turn:
             return await self._append(event, fence.org, fence.job_id, id, headers, lost=Fenced)
 
     async def chained(self, event: Event, *, org: str, key: str, id: str, after: int) -> int:
         """Append the next fact of a chain. after: the sequence of the one before (0: none). Raises `Conflict`."""
         self._check(event, Write.CHAIN)
-        return await self._append(event, org, key, id, {_EXPECTED: str(after)}, lost=Conflict)
+        return await self._append(event, org, key, id, {EXPECTED: str(after)}, lost=Conflict)
 
     async def lifecycle(self, event: Event, *, org: str, key: str, id: str, after: int) -> int:
         """Append a `job.*` fact, decided on the facts up to sequence `after` (0: none). Raises `Conflict`."""
         self._check(event, Write.CAS)
-        headers = {_EXPECTED: str(after), _EXPECTED_SUBJECT: f"job.*.{org}.{key}"}
+        headers = {EXPECTED: str(after), EXPECTED_SUBJECT: f"job.*.{org}.{key}"}
         return await self._append(event, org, key, id, headers, lost=Conflict)
 
     def _check(self, event: Event, write: Write) -> None:
@@ -124,7 +126,7 @@ class Publisher:
                 )
                 return ack.seq
             except BadRequestError as error:
-                if error.err_code not in _WRONG_LAST_SEQUENCE:
+                if error.err_code not in WRONG_LAST_SEQUENCES:
                     raise
                 ours = await self._already_ours(subject, headers[MSG_ID])
                 if ours is not None:
@@ -154,17 +156,17 @@ class Publisher:
         return last.seq if (last.headers or {}).get(MSG_ID) == id else None
 
     async def _is_stale(self, headers: dict[str, str]) -> bool:
-        subject = headers.get(_EXPECTED_SUBJECT)
+        subject = headers.get(EXPECTED_SUBJECT)
         if subject is None:
             return True
         try:
             last = await self._bus.js.get_last_msg(EVENTS, subject)
         except NotFoundError:
-            return headers[_EXPECTED] != "0"
+            return headers[EXPECTED] != "0"
         except _STALLS:
             # Nobody can say now: the append is tried again, and refused again if it has lost.
             return False
-        return last.seq != int(headers[_EXPECTED])
+        return last.seq != int(headers[EXPECTED])
 
 
 def _ttl(seconds: float | None) -> dict[str, str]:

@@ -12,7 +12,7 @@ import pytest
 from nats.js.kv import KeyValue
 
 from synth.bus.connection import Connection
-from synth.bus.kv.environment_keys import ChatGrant, latest_grants
+from synth.bus.kv.chat_grants import ChatGrant, latest_grants
 from synth.bus.kv.reseal import Resealed, Resealer
 from synth.bus.kv.secrets import SecretStore
 from synth.errors import InvalidKey, Permanent, UserError
@@ -46,8 +46,11 @@ def resealer(bus: Connection, *secrets: str) -> Resealer:
     return Resealer(bus, secrets_of("bus", *secrets))
 
 
-async def grant(store: SecretStore, key: str, org: OrgId = ORG) -> None:
-    await store.grant_chat(org, key, by="key_1", by_hash="hash", lasts=timedelta(hours=1))
+async def grant(store: SecretStore, key: str, org: OrgId = ORG) -> ChatGrant | None:
+    async def has_ended(grant: ChatGrant) -> bool:
+        return not grant.active
+
+    return await store.grant_chat(org, key, by="key_1", by_hash="hash", lasts=timedelta(hours=1), has_ended=has_ended)
 
 
 async def fill(bus: Connection) -> list[str]:
@@ -183,10 +186,44 @@ async def test_between_rotation_and_reseal_a_grant_is_renewed_and_revoked_in_one
     assert await both.revoke_chat(ORG, "env_1")
     assert [g.active for g in await both.chat_grants("env_1")] == [False]
     await grant(both, "env_1")
-    assert [g.active for g in await both.chat_grants("env_1")] == [True]
+    # A gateway that knows one of the secrets alone finds it.
+    for store in (both, store_with(bus, NEW), store_with(bus, OLD)):
+        assert [g.active for g in await store.chat_grants("env_1")] == [True]
+    assert (await resealer(admin, NEW, OLD).reseal()).grants == 1
     assert await store_with(bus, OLD).chat_grants("env_1") == []
-    assert (await resealer(admin, NEW, OLD).reseal()).grants == 0
     assert [g.active for g in await store_with(bus, NEW).chat_grants("env_1")] == [True]
+
+
+async def test_a_key_is_granted_to_one_organisation_throughout_a_rotation(bus, admin):
+    await fill(bus)
+    [before] = await store_with(bus, OLD).chat_grants("env_1")
+    # Gateways before the rotation, in its two rounds, and after it.
+    for secrets in ((OLD,), (OLD, NEW), (NEW, OLD)):
+        assert await grant(store_with(bus, *secrets), "env_1", OTHER) is None
+        renewed = await grant(store_with(bus, *secrets), "env_1")
+        assert renewed is not None
+        assert renewed.since == before.since
+    await resealer(admin, NEW, OLD).reseal()
+    assert await grant(store_with(bus, NEW), "env_1", OTHER) is None
+    assert await grant(store_with(bus, NEW), "env_1") is not None
+
+
+@pytest.mark.parametrize(("secrets", "writes"), [((OLD,), 0), ((NEW, OLD), 0), ((NEW, OLD), 1)])
+async def test_of_organisations_that_are_granted_a_key_at_once_one_has_it(bus, monkeypatch, secrets, writes):
+    """The other gateway knows the earlier secret alone. writes: of this one, before it is overtaken."""
+    put_after, written = SecretStore._put_after, -1  # type: ignore[attr-defined]
+
+    async def put_after_another(self: SecretStore, *given: object, **named: object) -> bool:
+        nonlocal written
+        written += 1
+        if written == writes:
+            assert await grant(store_with(bus, OLD), "env_9", OTHER) is not None
+        return await put_after(self, *given, **named)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(SecretStore, "_put_after", put_after_another)
+    assert await grant(store_with(bus, *secrets), "env_9") is None
+    [live] = [grant for grant in await store_with(bus, NEW, OLD).chat_grants("env_9") if grant.active]
+    assert live.org == OTHER
 
 
 async def test_a_grant_that_is_moved_while_it_is_looked_for_is_found(bus, admin):

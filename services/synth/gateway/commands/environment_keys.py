@@ -8,7 +8,8 @@ from typing import Literal
 from synth.access import Scope
 from synth.api.limits import MAX_ENVIRONMENT_KEY_BYTES
 from synth.api.schemas import EnvironmentKeyChat, EnvironmentKeyView
-from synth.bus.kv.environment_keys import ChatGrant, EnvironmentKey
+from synth.bus.kv.chat_grants import ChatGrant
+from synth.bus.kv.environment_keys import EnvironmentKey
 from synth.bus.kv.secrets import ApiKey
 from synth.errors import Problem
 from synth.gateway.auth import require_scope
@@ -29,8 +30,9 @@ async def store_environment_key(
 
     url: an address of the task app, whose origin the key belongs to from now on; without it, to that of the first task
     app that it opens for this API key. chat: whether the key opens chat completions, too; None: where the API key
-    itself may chat and the key is long enough. Raises a 400 for a key that is unusable, and a 403 for chat that the
-    API key may not grant.
+    itself may chat, the key is long enough and opens no chat for another organisation. Raises a 400 for a key that is
+    unusable, a 403 for chat that the API key may not grant, and a 409 for chat that the key opens for another
+    organisation.
     """
     _check(key)
     settings = gateway.settings
@@ -53,21 +55,42 @@ async def store_environment_key(
         origin=origin,
         offered_for=timedelta(seconds=settings.environment_key_offer_s),
     )
-    granted = chat or (chat is None and long_enough and Scope.INFERENCE in caller.scopes)
-    if granted:
-        await gateway.secrets.grant_chat(
-            caller.org,
-            key,
-            by=caller.key_id,
-            by_hash=caller.digest,
-            lasts=timedelta(seconds=settings.environment_chat_s),
+    granted = (chat or (chat is None and long_enough and Scope.INFERENCE in caller.scopes)) and await _grant_chat(
+        gateway, caller, key
+    )
+    if chat and not granted:
+        problem = Problem(
+            what=f"the environment key is stored as {stored.id}, but it opens chat for another organisation",
+            expected="a key that only your organisation has",
+            fix="start the task app with a new random key and store that one, or send "
+            "`Authorization: Bearer <SYNTH_API_KEY>`",
         )
-        gateway.keys.forget_chat(key)
+        raise ApiError(409, problem.text(), param="chat", problems=[problem])
     log.info(
         "environment key stored", org=caller.org, key=stored.id, origin=origin or "", by=caller.key_id, chat=granted
     )
     [view] = await view_environment_keys(gateway, caller.org, [stored])
     return view
+
+
+async def _grant_chat(gateway: Gateway, caller: ApiKey, key: str) -> bool:
+    """Let the key open chat. Returns False if it opens chat for another organisation already."""
+
+    async def has_ended(grant: ChatGrant) -> bool:
+        return await gateway.keys.chat_ended(grant) is not None
+
+    grant = await gateway.secrets.grant_chat(
+        caller.org,
+        key,
+        by=caller.key_id,
+        by_hash=caller.digest,
+        lasts=timedelta(seconds=gateway.settings.environment_chat_s),
+        has_ended=has_ended,
+    )
+    gateway.keys.forget_chat(key)
+    if grant is None:
+        log.warning("environment key opens chat for another organisation", org=caller.org, by=caller.key_id)
+    return grant is not None
 
 
 async def view_environment_keys(gateway: Gateway, org: str, keys: list[EnvironmentKey]) -> list[EnvironmentKeyView]:

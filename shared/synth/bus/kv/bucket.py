@@ -13,6 +13,7 @@ from nats.js.errors import APIError, KeyNotFoundError, KeyWrongLastSequenceError
 from nats.js.kv import KeyValue
 
 from synth.bus.connection import Connection
+from synth.bus.publish import EXPECTED, EXPECTED_SUBJECT, WRONG_LAST_SEQUENCES
 from synth.bus.reading import read_across_reconnects
 from synth.bus.replay import replay_messages
 from synth.bus.server.topology import SECRETS
@@ -106,6 +107,21 @@ class SecretsBucket:
             if isinstance(error, KeyNotFoundError) or error.err_code == WRONG_LAST_SEQUENCE:
                 return False
             raise
+
+    async def _put_after(self, key: str, record: msgspec.Struct, *, last: int, among: str) -> bool:
+        """Write a record if `last` is the sequence of the last write to the keys `among`, a pattern; 0: to none.
+
+        Returns False if there was another write.
+        """
+        expected = {EXPECTED: str(last), EXPECTED_SUBJECT: f"{SUBJECTS}{among}"}
+        subject, body = f"{SUBJECTS}{key}", msgspec.json.encode(record)
+        try:
+            await self._bus.js.publish(subject, body, stream=f"KV_{SECRETS}", headers=expected)
+        except APIError as error:
+            if error.err_code not in WRONG_LAST_SEQUENCES:
+                raise
+            return False
+        return True
 
     async def _create(self, key: str, record: msgspec.Struct | str) -> bool:
         """Write a record where there is none; False where there is one."""

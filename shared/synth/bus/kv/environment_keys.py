@@ -1,35 +1,29 @@
-"""Environment keys, and who may chat with one, in the bucket of secrets.
+"""Environment keys in the bucket of secrets.
 
 Invariants. An environment key belongs to one origin from the moment that it has one, and what it was stored for never
 changes. One without an origin is offered to the API key that stored it alone, which knows it anyway; the first task app
-that it opens makes its address the key's. Chat is another record, a grant: it has a maker, and ends with it. It lies
-under a digest of the key, made with the current secret; one from before a rotation is found under an earlier secret's.
+that it opens makes its address the key's. Chat by one is another record, a grant (`synth.bus.kv.chat_grants`): it has
+a maker, and ends with it.
 """
 
 # nats-py annotates parts of itself not at all.
 # pyright: reportUnknownMemberType=false
 from __future__ import annotations
 
-import hashlib
 import hmac
 import re
 import secrets
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 
 import msgspec
-from nats.js.errors import KeyNotFoundError, NotFoundError
+from nats.js.errors import KeyNotFoundError
 
-from synth.bus.kv.bucket import SUBJECTS, SecretsBucket
-from synth.bus.server.topology import SECRETS
+from synth.bus.kv.chat_grants import ChatGrant, ChatGrantStore, secret_digest
 from synth.errors import Conflict, InvalidKey
-from synth.ids import OrgId
 from synth.runtime import logs
-from synth.service_secrets import DerivedSecret, Purpose
-
-#: Where grants of chat lie in the bucket, one subject each: `….chat.<digest of the key>.<org>`.
-CHAT_GRANTS = f"{SUBJECTS}chat."
+from synth.service_secrets import Purpose
 
 log = logs.get("environment_keys")
 
@@ -62,27 +56,8 @@ class EnvironmentKey(msgspec.Struct, frozen=True, kw_only=True):
         return not self.only_at or origin in self.only_at or re.sub(r":\d+$", "", origin) in self.only_at
 
 
-class ChatGrant(msgspec.Struct, frozen=True, kw_only=True):
-    """That an environment key opens the chat completions of its organisation, and nothing else.
-
-    by: the id of the API key that granted it, and by_hash its hash: the grant ends with that key.
-    """
-
-    org: OrgId
-    by: str
-    by_hash: str
-    made_at: datetime
-    expires_at: datetime
-    revoked_at: datetime | None = None
-
-    @property
-    def active(self) -> bool:
-        """Whether it is neither revoked nor expired, whatever became of its maker."""
-        return self.revoked_at is None and self.expires_at > datetime.now(UTC)
-
-
-class EnvironmentKeyStore(SecretsBucket):
-    """Reads and writes environment keys, and (in the gateway) grants of chat."""
+class EnvironmentKeyStore(ChatGrantStore):
+    """Reads and writes environment keys."""
 
     async def add_environment_key(
         self,
@@ -161,6 +136,10 @@ class EnvironmentKeyStore(SecretsBucket):
         offered = [key for key in keys if key.key not in known and key.may_be_offered(origin, by=by)]
         return [*{key.key: key for key in offered}.values(), *belonging]
 
+    async def chat_grants_of(self, org: str, keys: Sequence[EnvironmentKey]) -> dict[str, ChatGrant]:
+        """What was granted to these keys of an organisation, by their ids."""
+        return await self._chat_grants_of(org, {key.id: key.key for key in keys})
+
     async def bind_environment_key(self, org: str, key: EnvironmentKey, origin: str) -> EnvironmentKey:
         """Give a key that has opened its first task app that origin, once and for all.
 
@@ -202,77 +181,11 @@ class EnvironmentKeyStore(SecretsBucket):
         await self._delete([_place(org, id)])
         return True
 
-    # -- chat --
-
-    async def grant_chat(self, org: OrgId, key: str, *, by: str, by_hash: str, lasts: timedelta) -> ChatGrant:
-        """Let an environment key of this organisation open chat for a while, in place of an earlier grant."""
-        now = datetime.now(UTC)
-        grant = ChatGrant(org=org, by=by, by_hash=by_hash, made_at=now, expires_at=now + lasts)
-        current, *earlier = self.chat_digests(key)
-        await self._put(f"chat.{current}.{org}", grant)
-        await self._delete([f"chat.{digest}.{org}" for digest in earlier])
-        return grant
-
-    async def chat_grants(self, key: str) -> list[ChatGrant]:
-        """The grants of this very key, of every organisation that keeps it; also those that have ended."""
-        return await latest_grants(self.chat_digests(key), self.chat_grants_at)
-
-    async def chat_grants_at(self, digest: str) -> list[ChatGrant]:
-        """The grants under one digest of a key."""
-        found: list[ChatGrant] = []
-        seq = 1
-        while True:
-            try:
-                # By its digest, with which the subject begins; the read costs no consumer.
-                subject = f"{CHAT_GRANTS}{digest}.*"
-                message = await self._bus.js.get_msg(f"KV_{SECRETS}", seq=seq, subject=subject, direct=True, next=True)
-            except NotFoundError:
-                return found
-            assert message.seq is not None
-            seq = message.seq + 1
-            if message.data:
-                found.append(msgspec.json.decode(message.data, type=ChatGrant))
-
-    async def chat_grants_of(self, org: str, keys: Sequence[EnvironmentKey]) -> dict[str, ChatGrant]:
-        """What was granted to these keys of an organisation, by their ids."""
-        digests = {key.id: self.chat_digests(key.key) for key in keys}
-        if not digests:
-            return {}
-        entries = await self._entries(*sorted({f"chat.{digest}.{org}" for all in digests.values() for digest in all}))
-        grants = {m.subject.removeprefix(CHAT_GRANTS).split(".")[0]: m.data for m in entries}
-        return {
-            id: msgspec.json.decode(grants[newest], type=ChatGrant)
-            for id, all in digests.items()
-            if (newest := next((digest for digest in all if digest in grants), None)) is not None
-        }
-
-    async def revoke_chat(self, org: str, key: str) -> bool:
-        """End chat by this environment key of the organisation; False where it had none."""
-
-        def revoke(data: bytes) -> bytes | None:
-            grant = msgspec.json.decode(data, type=ChatGrant)
-            if not grant.active:
-                return None
-            return msgspec.json.encode(msgspec.structs.replace(grant, revoked_at=datetime.now(UTC)))
-
-        found = False
-        # The earlier first: a reseal that moves a grant meanwhile moves it to the current one, which is changed last.
-        for digest in reversed(self.chat_digests(key)):
-            with suppress(KeyNotFoundError):
-                await self._change(f"chat.{digest}.{org}", revoke)
-                found = True
-        return found
-
-    def chat_digests(self, key: str) -> list[str]:
-        """Under what a key's grants lie, by the current secret first: who reads the bucket cannot try guesses at keys
-        that people have chosen."""
-        return [_digest(secret, "chat", key) for secret in self._secrets[Purpose.ENVIRONMENT_KEYS]]
-
     def _public_id(self, org: str, key: str, origin: str | None, by: str, only_at: Sequence[str]) -> str:
         # Of a hash that needs a secret: whoever sees the id must not be able to try guesses at the key.
         place = origin or f"by {by} {' '.join(only_at)}"
         secret = self._secrets[Purpose.ENVIRONMENT_KEYS].current
-        return f"key_{_digest(secret, 'environment', f'{org} {place} {key}')[:16]}"
+        return f"key_{secret_digest(secret, 'environment', f'{org} {place} {key}')[:16]}"
 
     async def _replace(self, org: str, key: EnvironmentKey) -> bool:
         """Write a kept key anew; False where it has another origin meanwhile, or is gone."""
@@ -288,21 +201,6 @@ class EnvironmentKeyStore(SecretsBucket):
         except KeyNotFoundError:
             return False
         return replaced
-
-
-async def latest_grants(
-    digests: Sequence[str], grants_at: Callable[[str], Awaitable[list[ChatGrant]]]
-) -> list[ChatGrant]:
-    """One grant of each organisation: that under the newest secret, whose digest comes first."""
-    found: dict[OrgId, ChatGrant] = {}
-    # The current secret's last: a reseal copies a grant there before it removes it elsewhere, so that none is missed.
-    for digest in reversed(digests):
-        found |= {grant.org: grant for grant in await grants_at(digest)}
-    return list(found.values())
-
-
-def _digest(secret: DerivedSecret, use: str, text: str) -> str:
-    return hmac.new(secret.for_use("index"), f"{use}:{text}".encode(), hashlib.sha256).hexdigest()
 
 
 def _place(org: str, id: str) -> str:

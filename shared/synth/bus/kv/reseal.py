@@ -15,7 +15,8 @@ from nats.js.errors import APIError, KeyNotFoundError, KeyWrongLastSequenceError
 from nats.js.kv import KeyValue
 
 from synth.bus.kv.bucket import SUBJECTS, WRONG_LAST_SEQUENCE, Sealed, SecretsBucket, seal_text, unseal_text
-from synth.bus.kv.environment_keys import CHAT_GRANTS, EnvironmentKey
+from synth.bus.kv.chat_grants import CHAT_GRANTS
+from synth.bus.kv.environment_keys import EnvironmentKey
 from synth.bus.kv.secrets import SecretStore
 from synth.bus.server.topology import SECRETS
 from synth.errors import Conflict, InvalidKey, Problem, UserError

@@ -15,7 +15,7 @@ RL = {"job_type": "rl", "data": {"model": "tiny", "endpoint_base_url": "http://1
 
 @pytest.fixture
 def secret() -> str:
-    """An environment key of this test's organisation alone: one that several have opens no chat."""
+    """An environment key of this test's organisation alone."""
     return f"env_{secrets.token_hex(8)}"
 
 
@@ -99,6 +99,22 @@ async def test_chat_is_asked_for_or_refused_by_who_stores_the_key(user, secret):
     async with bearing(user, writer["key"]) as http:
         assert (await http.post("/api/environment-keys", json={"key": secret})).json()["chat"] == granted
     assert 401 not in await chats(user, secret)
+
+
+async def test_another_organisation_that_stores_the_same_key_does_not_end_its_chat(start_gateway, client_of, secret):
+    user, hostile = await client_of(await start_gateway()), await client_of(await start_gateway())
+    made = (await user.http.post("/api/environment-keys", json={"key": secret})).json()
+    refused = await hostile.http.post("/api/environment-keys", json={"key": secret, "chat": True})
+    assert (refused.status_code, "opens chat for another organisation" in refused.json()["detail"]) == (409, True)
+    stored = await hostile.http.post("/api/environment-keys", json={"key": secret})
+    assert (stored.status_code, stored.json()["chat"]) == (201, None)
+    assert 401 not in await chats(user, secret)
+    # It is the first one's until that one ends it.
+    await user.http.delete(f"/api/environment-keys/{made['id']}/chat")
+    assert await chats(user, secret) == [401, 401]
+    granted = await hostile.http.post("/api/environment-keys", json={"key": secret, "chat": True})
+    assert (granted.status_code, granted.json()["chat"]["state"]) == (201, "live")
+    assert (await user.http.post("/api/environment-keys", json={"key": secret})).json()["chat"]["state"] == "ended"
 
 
 async def test_a_list_of_keys_reads_nothing_of_other_organisations(start_gateway, client_of, bus_as, secret):
