@@ -45,11 +45,12 @@ class GatewaySettings(ServiceSettings, PythonPoolSettings, LimitSettings, Subscr
 
     bootstrap_environment_origins: Annotated[tuple[str, ...], NoDecode] = ()
     """Where that key is tried for the jobs of `bootstrap_api_key`: `https://app.example.com,http://10.1.2.3`. One
-    without a port stands for all its ports. Without any, the key belongs to the first task app that it opens."""
+    without a port stands for all its ports. Without any, it is offered to the first task app that answers."""
 
-    environment_key_offer_s: float = Field(default=7 * 86_400.0, gt=0)
-    """For how many seconds a task-app key that was stored without an address is offered to the task apps that the API
-    key which stored it asks for; the first that it opens is its own from then on."""
+    environment_key_offer_s: float = Field(default=3600.0, gt=0)
+    """For how many seconds a task-app key that was stored without an address is offered to the first task app that
+    answers of those which the API key that stored it names. Longer helps a client that stores its key long before it
+    names the app, and whoever steals the API key in that time."""
 
     environment_chat_s: float = Field(default=30 * 86_400.0, gt=0)
     """For how many seconds a task-app key opens chat completions after it was stored, or stored again."""

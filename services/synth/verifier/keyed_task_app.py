@@ -1,7 +1,7 @@
 """A task app and the environment keys that may be tried on it.
 
-Invariant. A key is sent to the origin that it belongs to and to no other. One that has none yet is sent only where the
-API key that stored it asks for it, and belongs to the first app that it opens.
+Invariant. A key is sent to the origin that it belongs to and to no other. One that has none yet is sent to the first
+origin alone that the API key which stored it names, and belongs there if it opens the app.
 """
 
 from __future__ import annotations
@@ -36,10 +36,11 @@ class KeyedTaskApp:
         and however slowly the app answers.
         """
         keys = await self._keys()
-        within = self.settings.task_app_within_s(calls=2 if rubric_of is None else 3)
+        calls = (2 if rubric_of is None else 3) + any(key.is_offered_once for key in keys)
+        within = self.settings.task_app_within_s(calls)
         try:
             async with asyncio.timeout(within):
-                app = await self.check.run(keys, rubric_of=rubric_of)
+                app = await self._check.run(keys, rubric_of=rubric_of)
         except TimeoutError as error:
             raise UserError(self._too_slow(len(keys), within)) from error
         return replace(app, key_id=await self._bind(keys, app.key_id))
@@ -48,7 +49,7 @@ class KeyedTaskApp:
         """What came of each key that was tried, for a client that waits."""
         try:
             keys = await self._keys()
-            report = await self.check.report(keys, budget_s=self.settings.ask_budget_s)
+            report = await self._check.report(keys, budget_s=self.settings.ask_budget_s)
             for attempt in report.attempts:
                 if attempt.ok:
                     await self._bind(keys, attempt.key_id)
@@ -57,6 +58,14 @@ class KeyedTaskApp:
                 key_ids=[], attempts=[KeyResult(key_id=None, ok=False, path="", status=None, reason=str(error))]
             )
         return report
+
+    @property
+    def _check(self) -> TaskAppCheck:
+        return replace(self.check, may_send=self._use_offer)
+
+    async def _use_offer(self, key: EnvironmentKey) -> bool:
+        origin = origin_of(self.check.url)
+        return origin is not None and await self.secrets.use_offer(self.org, key, origin)
 
     async def _keys(self) -> list[EnvironmentKey]:
         """The keys to try, best last. Raises `UserError` where there are some that may not be sent there."""

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -61,6 +63,10 @@ class AppAnswer:
     rubric: Rubric | Problem | None
 
 
+#: Whether a key may be sent to the task app, decided when its turn has come.
+MaySend = Callable[[EnvironmentKey], Awaitable[bool]]
+
+
 class KeyRefused(Exception):
     """This key does not open the task app. status: its answer, None when it was not even asked."""
 
@@ -84,7 +90,8 @@ class TaskAppCheck:
     """Asks one task app.
 
     call_deadline_s: of a call. retry_for_s: for how long a call is made again, from when it first failed.
-    max_answer_bytes: of one answer. off_loop: where large answers are read, on behalf of `org`.
+    max_answer_bytes: of one answer. off_loop: where large answers are read, on behalf of `org`. may_send: applied to a
+    key without an origin before it is sent, once the task app has answered a call without a key.
     """
 
     client: httpx.AsyncClient
@@ -94,6 +101,7 @@ class TaskAppCheck:
     off_loop: OffLoop
     org: str
     max_answer_bytes: int = 64 << 20
+    may_send: MaySend | None = None
 
     async def run(self, keys: list[EnvironmentKey], *, rubric_of: int | None = None) -> VerifiedTaskApp:
         """Try the keys, newest (last) first. Raises `UserError`, one problem, when the app cannot be used.
@@ -145,6 +153,11 @@ class TaskAppCheck:
         return TaskAppReport(key_ids=[key.id for key in newest_first], attempts=attempts, task_name=name)
 
     async def _try_key(self, key: EnvironmentKey | None) -> VerifiedTaskApp:
+        if key is not None and key.is_offered_once and self.may_send is not None:
+            # A mistyped address that nobody answers at does not use the key's one offer.
+            await self._reach()
+            if not await self.may_send(key):
+                raise KeyRefused("it was offered to another address", path="", status=None)
         health = await self._request("/health", key)
         if not health.healthy:
             raise self._unusable("/health", "says that it is not healthy", status=200)
@@ -152,6 +165,15 @@ class TaskAppCheck:
         if info.without_task:
             raise self._unusable("/task_info", f"answers without a task: {info.without_task}", status=200)
         return VerifiedTaskApp(name=info.name, key_id=key.id if key else None, env_names=info.env_names)
+
+    async def _reach(self) -> None:
+        """Call the task app without a key. Raises `TaskAppUnusable` if it does not answer, or only with HTTP 5xx."""
+        with suppress(KeyRefused):
+            try:
+                await self._request("/health", None)
+            except TaskAppUnusable as error:
+                if error.status is None or error.status >= 500:
+                    raise
 
     async def _rubric(self, key: EnvironmentKey | None, seed: int) -> Rubric:
         info = await self._request("/task_info", key, seed=seed)
@@ -248,7 +270,8 @@ class TaskAppCheck:
                 what=f"the task app asks for a key ({refused[0]}), and your organisation has none for {origin}",
                 expected="the key that the task app was started with (its ENVIRONMENT_API_KEY)",
                 fix="store it with POST /api/environment-keys and this url, then submit the job again; one that was "
-                "stored without a url is tried for the API key that stored it alone",
+                "stored without a url is tried for SYNTH_ENVIRONMENT_KEY_OFFER_S seconds alone, at the first address "
+                "that the API key names which stored it",
                 where=self.url,
             )
         return Problem(

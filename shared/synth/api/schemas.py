@@ -346,8 +346,8 @@ class EnvironmentKeyChat(msgspec.Struct, frozen=True, kw_only=True):
 class EnvironmentKeyView(msgspec.Struct, frozen=True, kw_only=True):
     """A task app's key without its secret. origin: the one address that it is sent to, null until it has opened one.
 
-    offered_until: until when one without an origin is offered to the task apps that `stored_by` asks for. chat: null
-    where it opens none.
+    offered_until: until when one without an origin is offered to a task app that `stored_by` names. offered_to: the one
+    origin that it has been offered to. chat: null where it opens none.
     """
 
     id: str
@@ -356,6 +356,7 @@ class EnvironmentKeyView(msgspec.Struct, frozen=True, kw_only=True):
     stored_by: str
     stored_at: datetime
     offered_until: datetime | None = None
+    offered_to: str | None = None
     chat: EnvironmentKeyChat | None = None
 
 

@@ -29,9 +29,9 @@ async def store_environment_key(
     """Store a key of the organisation's task apps.
 
     url: an address of the task app, whose origin the key belongs to from now on; without it, to that of the first task
-    app that it opens for this API key. chat: whether the key opens chat completions, too; None: where the API key
-    itself may chat, the key is long enough and opens no chat for another organisation. Raises a 400 for a key that is
-    unusable, a 403 for chat that the API key may not grant, and a 409 for chat that the key opens for another
+    app that this API key names, if it opens that. chat: whether the key opens chat completions, too; None: where the
+    API key itself may chat, the key is long enough and opens no chat for another organisation. Raises a 400 for a key
+    that is unusable, a 403 for chat that the API key may not grant, and a 409 for chat that the key opens for another
     organisation.
     """
     _check(key)
@@ -103,6 +103,7 @@ async def view_environment_keys(gateway: Gateway, org: str, keys: list[Environme
             stored_by=key.stored_by,
             stored_at=key.stored_at,
             offered_until=key.offered_until,
+            offered_to=key.offered_to,
             chat=await _view_chat(gateway, grants[key.id]) if key.id in grants else None,
         )
         for key in keys

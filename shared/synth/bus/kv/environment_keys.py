@@ -1,9 +1,9 @@
 """Environment keys in the bucket of secrets.
 
 Invariants. An environment key belongs to one origin from the moment that it has one, and what it was stored for never
-changes. One without an origin is offered to the API key that stored it alone, which knows it anyway; the first task app
-that it opens makes its address the key's. Chat by one is another record, a grant (`synth.bus.kv.chat_grants`): it has
-a maker, and ends with it.
+changes. One without an origin is offered for a while, to the first origin alone that the API key which stored it names,
+so that whoever steals that API key later does not get it; if it opens the task app, the origin is the key's. Chat by
+one is another record, a grant (`synth.bus.kv.chat_grants`): it has a maker, and ends with it.
 """
 
 # nats-py annotates parts of itself not at all.
@@ -35,8 +35,9 @@ class EnvironmentKey(msgspec.Struct, frozen=True, kw_only=True):
 
     origin: scheme, host and port, the one place that it is sent to (`synth.outbound.http_guard.origin_of`); None while
     it has none. stored_by: the id of the API key that stored it. offered_until: when a key that has no origin by then
-    is offered no more; None for never. only_at: the origins that it may be offered to, those without a port at every
-    port, and each that it opens gets a key of its own; empty for the first that it opens, wherever that is.
+    is offered no more; None for never. offered_to: the one origin that it was offered to. only_at: the origins that it
+    may be offered to, those without a port at every port, and each that it opens gets a key of its own; empty for the
+    first that answers, wherever that is.
     """
 
     id: str
@@ -45,13 +46,21 @@ class EnvironmentKey(msgspec.Struct, frozen=True, kw_only=True):
     stored_by: str = ""
     stored_at: datetime = datetime.fromtimestamp(0, UTC)
     offered_until: datetime | None = None
+    offered_to: str | None = None
     only_at: tuple[str, ...] = ()
+
+    @property
+    def is_offered_once(self) -> bool:
+        """Whether it may be sent to one origin only, which is to be written down before (`use_offer`)."""
+        return self.origin is None and not self.only_at
 
     def may_be_offered(self, origin: str, *, by: str) -> bool:
         """Whether this key, which has no origin yet, may be tried at one that the API key `by` asks for."""
         if self.origin is not None or self.stored_by != by:
             return False
         if self.offered_until is not None and self.offered_until <= datetime.now(UTC):
+            return False
+        if self.offered_to not in (None, origin):
             return False
         return not self.only_at or origin in self.only_at or re.sub(r":\d+$", "", origin) in self.only_at
 
@@ -80,7 +89,9 @@ class EnvironmentKeyStore(ChatGrantStore):
             if not same or (origin is None and (kept.stored_by, kept.only_at) != (by, tuple(only_at))):
                 continue
             lasting = origin is None and kept.offered_until is None
-            again = msgspec.structs.replace(kept, stored_at=now, offered_until=None if lasting else until)
+            again = msgspec.structs.replace(
+                kept, stored_at=now, offered_until=None if lasting else until, offered_to=None
+            )
             if await self._replace(org, again):
                 return again
         id = self._public_id(org, key, origin, by, only_at)
@@ -140,6 +151,30 @@ class EnvironmentKeyStore(ChatGrantStore):
         """What was granted to these keys of an organisation, by their ids."""
         return await self._chat_grants_of(org, {key.id: key.key for key in keys})
 
+    async def use_offer(self, org: str, key: EnvironmentKey, origin: str) -> bool:
+        """Write down that a key without an origin is offered to this one; returns whether it may be sent there.
+
+        It may not if it was offered to another one, or removed, meanwhile.
+        """
+        if not key.is_offered_once:
+            return True
+        used = False
+
+        def use(data: bytes) -> bytes | None:
+            nonlocal used
+            latest = self._unseal(data, EnvironmentKey, Purpose.ENVIRONMENT_KEYS)
+            used = latest.origin == origin or latest.may_be_offered(origin, by=key.stored_by)
+            if not used or latest.origin == origin or latest.offered_to == origin:
+                return None
+            latest = msgspec.structs.replace(latest, offered_to=origin)
+            return msgspec.json.encode(self._seal(latest, Purpose.ENVIRONMENT_KEYS))
+
+        try:
+            await self._change(_place(org, key.id), use)
+        except KeyNotFoundError:
+            return False
+        return used
+
     async def bind_environment_key(self, org: str, key: EnvironmentKey, origin: str) -> EnvironmentKey:
         """Give a key that has opened its first task app that origin, once and for all.
 
@@ -156,7 +191,7 @@ class EnvironmentKeyStore(ChatGrantStore):
             bound = self._unseal(data, EnvironmentKey, Purpose.ENVIRONMENT_KEYS)
             if bound.origin is not None:
                 return None
-            bound = msgspec.structs.replace(bound, origin=origin, offered_until=None)
+            bound = msgspec.structs.replace(bound, origin=origin, offered_until=None, offered_to=None)
             return msgspec.json.encode(self._seal(bound, Purpose.ENVIRONMENT_KEYS))
 
         try:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import ipaddress
+from contextlib import AsyncExitStack
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -13,7 +16,7 @@ from synth.keys import new_api_key
 from synth.outbound.http_guard import GuardPolicy
 from tests.service.gateway.environment_keys.people import bearing, key_with
 from tests.service.process import running as running_service
-from tests.service.verifier.task_apps import Call, ScriptedApp, good, opened_by, scripted
+from tests.service.verifier.task_apps import Answer, Call, ScriptedApp, good, opened_by, scripted
 
 SECRET = "env_0123456789abcdef"
 FAST: dict[str, Any] = {"SYNTH_RETRY_FOR_S": "0.2", "SYNTH_CALL_DEADLINE_S": "5"}
@@ -64,23 +67,52 @@ async def test_a_key_is_sent_to_its_own_origin_and_to_no_other(user, verifier):
 
 async def test_a_key_without_an_address_belongs_to_the_first_app_that_it_opens(user, verifier):
     """As the published clients store one: they say no address, and look at the app with the same API key."""
-    async with scripted(opened_by("another_key")) as closed, scripted(opened_by(SECRET)) as its_app:
+    async with scripted(opened_by(SECRET)) as its_app, scripted(opened_by(SECRET)) as second:
         id = (await user.http.post("/api/environment-keys", json={"key": SECRET})).json()["id"]
-        assert (await look(user.http, closed))["any_ok"] is False
         found = await look(user.http, its_app)
         assert (found["any_ok"], found["candidates_first15"]) == (True, [id])
         [kept] = (await user.http.get("/api/environment-keys")).json()["data"]
         assert (kept["id"], kept["origin"], kept["offered_until"]) == (id, its_app.url, None)
-        closed.calls.clear()
-        assert (await look(user.http, closed))["any_ok"] is False
-        assert keys_sent(closed) == set()
+        assert (await look(user.http, second))["any_ok"] is False
+        assert keys_sent(second) == set()
         # Stored anew, for another app that has the same key.
-        async with scripted(opened_by(SECRET)) as second:
-            await user.http.post("/api/environment-keys", json={"key": SECRET})
-            assert (await look(user.http, second))["any_ok"] is True
-            assert (await look(user.http, its_app))["any_ok"] is True
-            origins = {key["origin"] for key in (await user.http.get("/api/environment-keys")).json()["data"]}
-        assert origins == {its_app.url, second.url}
+        await user.http.post("/api/environment-keys", json={"key": SECRET})
+        assert (await look(user.http, second))["any_ok"] is True
+        assert (await look(user.http, its_app))["any_ok"] is True
+        origins = {key["origin"] for key in (await user.http.get("/api/environment-keys")).json()["data"]}
+    assert origins == {its_app.url, second.url}
+
+
+async def test_whoever_has_the_api_key_that_stored_it_gets_no_key_that_was_offered_elsewhere(user, verifier):
+    """The API key was stolen after its owner had named an app, which may not have taken the environment key yet."""
+    takes = ["another_key"]
+
+    def its_script(call: Call) -> Answer:
+        return opened_by(*takes)(call)
+
+    async with scripted(its_script) as its_app, scripted(good) as hostile:
+        made = (await user.http.post("/api/environment-keys", json={"key": SECRET})).json()
+        assert made["offered_until"] < (datetime.now(UTC) + timedelta(hours=1, minutes=1)).isoformat()
+        # What cannot be reached was not sent the key.
+        nowhere = {"endpoint_base_url": "http://127.0.0.1:9"}
+        assert (await user.http.post("/api/rl/verify_task_app", json=nowhere)).json()["any_ok"] is False
+        assert (await look(user.http, its_app))["any_ok"] is False
+        await asyncio.gather(*(look(user.http, hostile, f"/{n}") for n in range(3)))
+        found = await look(user.http, hostile)
+        assert (found["candidates_first15"], keys_sent(hostile)) == ([], set())
+        [kept] = (await user.http.get("/api/environment-keys")).json()["data"]
+        assert (kept["origin"], kept["offered_to"]) == (None, its_app.url)
+        # Its owner starts the app with the right key.
+        takes[0] = SECRET
+        assert (await look(user.http, its_app))["any_ok"] is True
+
+
+async def test_a_key_is_offered_to_one_of_several_apps_that_are_named_at_once(user, verifier):
+    await user.http.post("/api/environment-keys", json={"key": SECRET})
+    async with AsyncExitStack() as stack:
+        apps = [await stack.enter_async_context(scripted(opened_by("another_key"))) for _ in range(4)]
+        await asyncio.gather(*(look(user.http, app) for app in apps))
+    assert [SECRET in keys_sent(app) for app in apps].count(True) == 1
 
 
 async def test_a_key_without_an_address_is_not_offered_for_ever(start_gateway, client_of, verifier):

@@ -100,10 +100,11 @@ async def test_a_task_app_is_looked_at_with_the_environment_keys_that_it_may_be(
         assert dead["any_ok"] is False
         assert "cannot be reached" in dead["detail"]
         async with scripted(opened_by("another")) as app:
+            await user.http.post("/api/environment-keys", json={"key": "env_wrong_2"})
             locked = await user.http.post("/api/api/rl/verify_task_app", json={"endpoint_base_url": app.url})
         assert locked.json()["any_ok"] is False
         assert f"refuses every environment key of your organisation for {app.url} (1)" in locked.json()["detail"]
-        assert [key["origin"] for key in (await user.http.get("/api/environment-keys")).json()["data"]].count(None) == 1
+        assert [key["origin"] for key in (await user.http.get("/api/environment-keys")).json()["data"]].count(None) == 2
 
 
 async def test_a_look_at_something_that_is_no_address_is_a_400(user):

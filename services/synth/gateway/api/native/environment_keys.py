@@ -31,7 +31,7 @@ class EnvironmentKeyBody(BaseModel):
         default=None,
         max_length=MAX_URL,
         description="The task app's address: the key is sent to its scheme, host and port alone. Without it, to the "
-        "task apps that this API key asks for, until one is opened: that one is then the key's own",
+        "first task app that this API key names and that answers, for a while; if the key opens it, that is its own",
     )
     chat: bool | None = Field(
         default=None,

@@ -33,7 +33,8 @@ class Endpoint(BaseModel):
 async def verify_task_app(body: Endpoint, caller: CurrentKey, gateway: GatewayDep) -> Response:
     """`any_ok`: an environment key of yours opens it. `attempts`: what came of each, by the key's public id.
 
-    Only keys that belong to its address are sent there, and those without one that the same API key has stored.
+    Only keys that belong to its address are sent there, and those without one that the same API key has stored and that
+    were offered to no other address.
     """
     url = body.endpoint_base_url.strip().rstrip("/")
     if fault := base_url_fault(url):
@@ -75,7 +76,8 @@ def _summarise(report: TaskAppReport, url: str) -> str:
     if not report.key_ids:
         return (
             f"the task app asks for a key, and your organisation has none for {origin}; store the one that it was "
-            f"started with (its ENVIRONMENT_API_KEY): {how}, or `synth-ai` serve or deploy, which upload it"
+            f"started with (its ENVIRONMENT_API_KEY): {how}, or `synth-ai` serve or deploy, which upload it; one "
+            "that is stored without a url is offered for a while, to the first address that the same API key names"
         )
     return (
         f"the task app refuses every environment key of your organisation for {origin} ({len(report.key_ids)}); start "
