@@ -23,7 +23,7 @@ from synth.bus.connection import Connection
 from synth.bus.kv.chat_grants import CHAT_GRANTS, ChatGrant, first_granted, latest_grants
 from synth.bus.kv.secrets import API_KEYS, ApiKey, SecretStore
 from synth.bus.replay import StreamFollower
-from synth.bus.server.topology import SECRETS
+from synth.bus.server.topology import API_KEYS as API_KEYS_BUCKET
 from synth.errors import Problem
 from synth.gateway.chat_proxy.paths import is_model_call
 from synth.gateway.errors import ApiError, unavailable
@@ -67,7 +67,7 @@ class ApiKeyCache:
     async def follow(self) -> None:
         """Follow the bucket for ever, so that a key made or revoked by another gateway is known here at once."""
         watched = [f"{API_KEYS}*.*", f"{CHAT_GRANTS}*.*"]
-        follower = StreamFollower(self._bus.nc, watched, stream=f"KV_{SECRETS}", last=True)
+        follower = StreamFollower(self._bus.nc, watched, stream=f"KV_{API_KEYS_BUCKET}", last=True)
         try:
             async for msg in follower.messages():
                 if msg.subject.startswith(CHAT_GRANTS):

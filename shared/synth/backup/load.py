@@ -40,12 +40,13 @@ async def load_cluster(
     Raises `UserError` for a damaged backup, and for a cluster that holds data.
     """
     manifest = await check_target(bus, folder)
-    present = {name: await _state(bus, name) for name in STREAMS}
+    # As the backup has them: one of an earlier version has other buckets, which `provision` moves.
     saved = {stream.name: stream for stream in manifest.streams}
+    present = {name: await _state(bus, name) for name in saved}
     await _put_blobs(blobs, folder, manifest)
     report(f"{manifest.blobs} blobs are in the store")
     replicas = topology.streams[0].num_replicas or 1
-    for name in reversed(STREAMS):
+    for name in reversed(saved):
         if present[name] == (saved[name].last_seq, saved[name].messages) and name != EVENTS:
             continue
         if present[name] is not None:
@@ -70,8 +71,9 @@ async def check_target(bus: Connection, folder: BackupFolder) -> BackupManifest:
         )
     for stream in manifest.streams:
         folder.check(folder.path / stream.file, stream.sha256)
-    present = {name: await _state(bus, name) for name in (*STREAMS, WORK)}
-    _check_empty(present, {stream.name: stream for stream in manifest.streams})
+    saved = {stream.name: stream for stream in manifest.streams}
+    present = {name: await _state(bus, name) for name in dict.fromkeys((*STREAMS, *saved, WORK))}
+    _check_empty(present, saved)
     return manifest
 
 
@@ -91,7 +93,7 @@ def _check_empty(present: dict[str, tuple[int, int] | None], saved: dict[str, St
         if state is not None
         and state != (0, 0)
         # What an earlier restore has put there before it was killed; the log comes last.
-        and (name in (EVENTS, WORK) or state != (saved[name].last_seq, saved[name].messages))
+        and (name == EVENTS or name not in saved or state != (saved[name].last_seq, saved[name].messages))
     ]
     if full:
         raise UserError(

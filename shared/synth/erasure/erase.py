@@ -25,7 +25,7 @@ from synth.bus.connection import Connection
 from synth.bus.kv.secrets import SecretStore
 from synth.bus.recorded import delivery_numbers
 from synth.bus.replay import read_stream
-from synth.bus.server.topology import DEAD, EVENTS, SECRETS
+from synth.bus.server.topology import DEAD, EVENTS, SECRET_BUCKETS
 from synth.errors import Problem, Transient, UserError
 from synth.ids import OrgId
 
@@ -86,20 +86,25 @@ async def erase_organisation(
     jobs = {subject.split(".")[3] for subject in subjects.values() if subject.startswith("job.")}
     await _require_no_blobs(blobs, [f"orgs/{org}/files", *(f"jobs/{job}" for job in sorted(jobs))], where=org)
     letters = await _read_subjects(bus, DEAD, ["dead.>"])
-    kept = await _read_subjects(bus, f"KV_{SECRETS}", [f"$KV.{SECRETS}.>"])
     # Pictures of files that are gone, and what its judges were asked: no event names them.
     unnamed = [uri for folder in (f"orgs/{org}", f"judging/{org}") for uri in await blobs.uris_below(folder)]
     await blobs.delete(unnamed)
     return Erased(
         events=await _erase(bus, EVENTS, _without_tombstones(subjects), report),
         letters=await _erase(bus, DEAD, _naming(letters, {org}), report),
-        keys=await _erase(bus, f"KV_{SECRETS}", _naming(kept, {org}), report),
+        keys=sum([await _erase_keys(bus, bucket, org, report) for bucket in SECRET_BUCKETS]),
         blobs=len(unnamed),
     )
 
 
+async def _erase_keys(bus: Connection, bucket: str, org: OrgId, report: Report) -> int:
+    stream = f"KV_{bucket}"
+    return await _erase(bus, stream, _naming(await _read_subjects(bus, stream, [">"]), {org}), report)
+
+
 async def _require_erasable(bus: Connection) -> None:
-    infos = [await bus.js.stream_info(name) for name in (EVENTS, f"KV_{SECRETS}")]
+    buckets = [f"KV_{bucket}" for bucket in SECRET_BUCKETS]
+    infos = [await bus.js.stream_info(name) for name in (EVENTS, *buckets)]
     if any(info.config.deny_delete for info in infos):
         raise _refused(
             "the log of this cluster was made by a version that could not erase, and the server lets nobody change it",

@@ -18,7 +18,7 @@ from synth.bus.connection import connect, connect_options
 from synth.bus.publish import enqueue
 from synth.bus.server.embedded import new_users
 from synth.bus.server.provision import drift, provision
-from synth.bus.server.topology import SECRETS, topology
+from synth.bus.server.topology import API_KEYS, topology
 from synth.errors import Permanent, UserError
 from synth.events.catalogue import CATALOGUE, SERVICES, Role
 from synth.runtime.settings import ServiceSettings
@@ -71,16 +71,16 @@ async def test_drift_names_what_was_changed_and_provisioning_mends_it(own):
 async def test_no_message_replaces_the_others_of_a_bucket(own):
     bus = await own.connect("bus")
     await provision(bus.js, topology())
-    stream = f"KV_{SECRETS}"
+    stream = f"KV_{API_KEYS}"
     # As an earlier version made it.
     await bus.js.update_stream(replace((await bus.js.stream_info(stream)).config, allow_rollup_hdrs=True))
     await provision(bus.js, topology())
     gateway = await own.connect("gateway")
     for key in ("one", "two"):
-        await gateway.js.publish(f"$KV.{SECRETS}.{key}", b"{}")
+        await gateway.js.publish(f"$KV.{API_KEYS}.{key}", b"{}")
     for scope in ("all", "sub"):
         with pytest.raises(APIError):
-            await gateway.js.publish(f"$KV.{SECRETS}.one", b"{}", headers={"Nats-Rollup": scope})
+            await gateway.js.publish(f"$KV.{API_KEYS}.one", b"{}", headers={"Nats-Rollup": scope})
     assert (await bus.js.stream_info(stream)).state.messages == 2
 
 
@@ -159,14 +159,14 @@ async def test_the_server_refuses_a_service_what_another_publishes(nats_server, 
 @pytest.mark.parametrize(
     ("service", "subject"),
     [
-        ("inference", "$KV.secrets.api.forged"),
+        ("inference", "$KV.api_keys.api.forged"),
         ("gateway", "$KV.replicas.forged"),
         ("validator", "js.api.CONSUMER.DELETE.EVENTS.verifier-job-validated"),
         ("validator", "js.api.CONSUMER.DURABLE.CREATE.EVENTS.mine"),
         ("verifier", "js.api.CONSUMER.CREATE.EVENTS.validator-job-created"),
         ("verifier", "js.api.CONSUMER.CREATE.EVENTS.mine.job.created.>"),
         ("verifier", "js.api.CONSUMER.MSG.NEXT.EVENTS.validator-job-created"),
-        ("trainer", "js.api.DIRECT.GET.KV_secrets"),
+        ("trainer", "js.api.DIRECT.GET.KV_api_keys"),
         ("trainer", "js.api.STREAM.DELETE.DEAD"),
         ("files", "js.api.STREAM.PURGE.WORK"),
         ("files", "$JS.API.STREAM.INFO.EVENTS"),

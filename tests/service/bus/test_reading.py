@@ -12,7 +12,7 @@ from synth.bus.access.client import SERVICE_API
 from synth.bus.connection import Connection
 from synth.bus.consumers import start_on_consumers
 from synth.bus.kv.secrets import SecretStore
-from synth.bus.server.topology import SECRETS
+from synth.bus.server.topology import API_KEYS
 from synth.errors import Transient
 from synth.events import FileUploaded
 from synth.gateway.read_model.event_log import read_last, read_page
@@ -72,7 +72,7 @@ async def test_a_service_that_starts_waits_for_a_bus_that_does_not_answer(broken
     way, bus = broken
     way.breaks = 2
     async with asyncio.timeout(30):
-        await start_on_consumers(bus, [], asyncio.Event(), buckets=[SECRETS], start=_nothing)
+        await start_on_consumers(bus, [], asyncio.Event(), buckets=[API_KEYS], start=_nothing)
     assert way.breaks == 0
 
 
@@ -80,7 +80,7 @@ async def test_a_service_that_is_told_to_end_waits_for_no_bus(broken):
     way, bus = broken
     way.breaks = 1000
     stop = asyncio.Event()
-    waiting = asyncio.create_task(start_on_consumers(bus, [], stop, buckets=[SECRETS], start=_nothing))
+    waiting = asyncio.create_task(start_on_consumers(bus, [], stop, buckets=[API_KEYS], start=_nothing))
     await asyncio.wait([waiting], timeout=0.7)
     assert not waiting.done()
     stop.set()

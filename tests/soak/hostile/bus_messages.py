@@ -29,7 +29,7 @@ _DELIVERED_TO = (
     "_INBOX.gateway.x",
     "ask.validate",
     "ask.verify",
-    "$KV.secrets.api.x",
+    "$KV.api_keys.api.x",
 )
 
 
@@ -69,7 +69,7 @@ def _consumer(rng: random.Random, subject: str) -> bytes:
     config: dict[str, object] = {
         "name": rng.choice(_NAMES),
         "deliver_subject": rng.choice(_DELIVERED_TO),
-        "filter_subject": rng.choice((">", "job.created.>", "job.created.nobody.>", "", "$KV.secrets.>")),
+        "filter_subject": rng.choice((">", "job.created.>", "job.created.nobody.>", "", "$KV.api_keys.>")),
         "deliver_policy": rng.choice(("all", "new", "last", "by_start_sequence")),
         "opt_start_seq": rng.choice((0, 1, -1, 1 << 62)),
         "ack_policy": rng.choice(("none", "explicit", "all")),

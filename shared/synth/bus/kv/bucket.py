@@ -1,4 +1,4 @@
-"""The KV bucket of secrets: reading, creating and changing records in it, by key and by prefix."""
+"""The KV buckets of secrets: reading, creating and changing records in them, by key and by prefix."""
 
 # nats-py annotates parts of itself not at all.
 # pyright: reportUnknownMemberType=false
@@ -21,15 +21,27 @@ from synth.errors import Conflict, InvalidKey
 from synth.keys import seal, unseal
 from synth.service_secrets import Keyring, Purpose, ServiceSecrets
 
-#: Before each key of the bucket, as a subject.
-SUBJECTS = f"$KV.{SECRETS}."
-
 #: The code of NATS for a write that another one preceded.
 WRONG_LAST_SEQUENCE = 10071
 _MAX_RACES = 10
 _BUCKET_S = 10.0
 
 _T = TypeVar("_T")
+
+
+def bucket_of(key: str) -> str:
+    """The bucket of a key or of a pattern of keys: each kind of secret is for other services."""
+    return SECRETS[key.partition(".")[0]]
+
+
+def subject_of_key(key: str) -> str:
+    """The subject of a key, or of a pattern of keys."""
+    return f"$KV.{bucket_of(key)}.{key}"
+
+
+def key_of(subject: str) -> str:
+    """The key whose subject this is."""
+    return subject.split(".", 2)[2]
 
 
 class Sealed(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,7 +62,7 @@ def unseal_text(sealed: Sealed, keyring: Keyring) -> str:
 
 
 class SecretsBucket:
-    """Records of the bucket, as JSON; what must not be read in it is sealed with the secret of its purpose."""
+    """Records of secrets, as JSON, in the bucket of their kind; some are sealed with the secret of their purpose."""
 
     def __init__(self, bus: Connection, secrets: ServiceSecrets) -> None:
         self._bus = bus
@@ -68,16 +80,16 @@ class SecretsBucket:
             raise InvalidKey(f"a stored secret is not in a form that can be read: {error}") from error
 
     async def _entries(self, *patterns: str) -> list[Msg]:
-        """The entries whose keys match one of the patterns, the longest unchanged first."""
-        subjects = [f"{SUBJECTS}{pattern}" for pattern in patterns]
-        stream = f"KV_{SECRETS}"
+        """The entries whose keys match one of the patterns, all of one kind, the longest unchanged first."""
+        subjects = [subject_of_key(pattern) for pattern in patterns]
+        stream = f"KV_{bucket_of(patterns[0])}"
         found = await replay_messages(self._bus.nc, subjects, stream=stream, last_per_subject=True, timeout=_BUCKET_S)
         # A deletion leaves a marker without a body.
         return [m for m in found if m.data]
 
     async def _read(self, key: str) -> bytes | None:
         async def read() -> KeyValue.Entry:
-            return await (await self._bus.js.key_value(SECRETS)).get(key)
+            return await (await self._bus.js.key_value(bucket_of(key))).get(key)
 
         try:
             entry = await read_across_reconnects(self._bus, read)
@@ -91,16 +103,15 @@ class SecretsBucket:
 
     async def _put(self, key: str, record: msgspec.Struct) -> None:
         """Write a record, in place of an earlier one."""
-        await (await self._bus.js.key_value(SECRETS)).put(key, msgspec.json.encode(record))
+        await (await self._bus.js.key_value(bucket_of(key))).put(key, msgspec.json.encode(record))
 
     async def _delete(self, keys: Sequence[str]) -> None:
-        bucket = await self._bus.js.key_value(SECRETS)
         for key in keys:
-            await bucket.delete(key)
+            await (await self._bus.js.key_value(bucket_of(key))).delete(key)
 
     async def _take(self, key: str) -> bool:
         """Remove a record. Returns False if it is gone or is changed meanwhile."""
-        bucket = await self._bus.js.key_value(SECRETS)
+        bucket = await self._bus.js.key_value(bucket_of(key))
         try:
             return await bucket.delete(key, last=(await bucket.get(key)).revision)
         except APIError as error:
@@ -113,10 +124,10 @@ class SecretsBucket:
 
         Returns False if there was another write.
         """
-        expected = {EXPECTED: str(last), EXPECTED_SUBJECT: f"{SUBJECTS}{among}"}
-        subject, body = f"{SUBJECTS}{key}", msgspec.json.encode(record)
+        expected = {EXPECTED: str(last), EXPECTED_SUBJECT: subject_of_key(among)}
+        subject, body = subject_of_key(key), msgspec.json.encode(record)
         try:
-            await self._bus.js.publish(subject, body, stream=f"KV_{SECRETS}", headers=expected)
+            await self._bus.js.publish(subject, body, stream=f"KV_{bucket_of(key)}", headers=expected)
         except APIError as error:
             if error.err_code not in WRONG_LAST_SEQUENCES:
                 raise
@@ -125,7 +136,7 @@ class SecretsBucket:
 
     async def _create(self, key: str, record: msgspec.Struct | str) -> bool:
         """Write a record where there is none; False where there is one."""
-        bucket = await self._bus.js.key_value(SECRETS)
+        bucket = await self._bus.js.key_value(bucket_of(key))
         try:
             await bucket.create(key, msgspec.json.encode(record))
         except KeyWrongLastSequenceError:
@@ -137,7 +148,7 @@ class SecretsBucket:
 
         Raises `KeyNotFoundError` where there is none, and `Conflict` when others never cease to change it.
         """
-        bucket = await self._bus.js.key_value(SECRETS)
+        bucket = await self._bus.js.key_value(bucket_of(key))
         for _ in range(_MAX_RACES):
             entry = await bucket.get(key)
             new = change(entry.value or b"")

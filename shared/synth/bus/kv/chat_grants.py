@@ -19,14 +19,13 @@ from datetime import UTC, datetime, timedelta
 import msgspec
 from nats.js.errors import KeyNotFoundError, NotFoundError
 
-from synth.bus.kv.bucket import SUBJECTS, SecretsBucket
-from synth.bus.server.topology import SECRETS
+from synth.bus.kv.bucket import SecretsBucket, bucket_of, subject_of_key
 from synth.errors import Conflict
 from synth.ids import OrgId
 from synth.service_secrets import DerivedSecret, Purpose
 
 #: Where grants of chat lie in the bucket, one subject each: `….chat.<digest of the key>.<org>`.
-CHAT_GRANTS = f"{SUBJECTS}chat."
+CHAT_GRANTS = subject_of_key("chat.")
 _MAX_RACES = 10
 
 
@@ -110,7 +109,7 @@ class ChatGrantStore(SecretsBucket):
             try:
                 # By its digest, with which the subject begins; the read costs no consumer.
                 message = await self._bus.js.get_msg(
-                    f"KV_{SECRETS}",
+                    f"KV_{bucket_of('chat')}",
                     seq=last + 1,
                     subject=f"{CHAT_GRANTS}{digest}.*",
                     direct=not from_leader,

@@ -14,11 +14,10 @@ import msgspec
 from nats.js.errors import APIError, KeyNotFoundError, KeyWrongLastSequenceError
 from nats.js.kv import KeyValue
 
-from synth.bus.kv.bucket import SUBJECTS, WRONG_LAST_SEQUENCE, Sealed, SecretsBucket, seal_text, unseal_text
+from synth.bus.kv.bucket import WRONG_LAST_SEQUENCE, Sealed, SecretsBucket, bucket_of, key_of, seal_text, unseal_text
 from synth.bus.kv.chat_grants import CHAT_GRANTS
 from synth.bus.kv.environment_keys import EnvironmentKey
 from synth.bus.kv.secrets import SecretStore
-from synth.bus.server.topology import SECRETS
 from synth.errors import Conflict, InvalidKey, Problem, UserError
 from synth.service_secrets import Purpose
 
@@ -43,7 +42,7 @@ class Resealer(SecretsBucket):
         """Do that for every record. Raises `UserError`, after all others, where some are under an unknown secret."""
         sealed, current, unknown = 0, 0, dict[str, str]()
         for purpose, pattern in self.SEALED:
-            for place in [m.subject.removeprefix(SUBJECTS) for m in await self._entries(pattern)]:
+            for place in [key_of(m.subject) for m in await self._entries(pattern)]:
                 try:
                     if await self._reseal(place, purpose):
                         sealed += 1
@@ -87,7 +86,7 @@ class Resealer(SecretsBucket):
         """Put the grants of chat of the kept keys under the digests of the current secret."""
         places = {m.subject.removeprefix(CHAT_GRANTS) for m in await self._entries("chat.*.*")}
         store = SecretStore(self._bus, self._secrets)
-        bucket = await self._bus.js.key_value(SECRETS)
+        bucket = await self._bus.js.key_value(bucket_of("chat"))
         moved = 0
         for message in await self._entries("environment.*.*"):
             try:

@@ -14,7 +14,7 @@ from datetime import UTC, datetime, timedelta
 import msgspec
 
 from synth.access import Organisation, Scope
-from synth.bus.kv.bucket import SUBJECTS
+from synth.bus.kv.bucket import key_of, subject_of_key
 from synth.bus.kv.environment_keys import EnvironmentKeyStore
 from synth.errors import Permanent
 from synth.ids import OrgId, new_org_id
@@ -22,7 +22,7 @@ from synth.keys import key_hash, key_id, mistyped, new_api_key, new_bus_key, new
 from synth.service_secrets import Purpose
 
 #: Where API keys lie in the bucket, one subject each: `….api.<org>.<hash>`.
-API_KEYS = f"{SUBJECTS}api."
+API_KEYS = subject_of_key("api.")
 
 
 class ApiKey(msgspec.Struct, frozen=True, kw_only=True):
@@ -182,7 +182,7 @@ class SecretStore(EnvironmentKeyStore):
 
         for message in await self._entries(f"api.{org}.*"):
             if msgspec.json.decode(message.data, type=ApiKey).key_id == id:
-                return await self._end(message.subject.removeprefix(SUBJECTS), ended)
+                return await self._end(key_of(message.subject), ended)
         return None
 
     async def _own(self, org: OrgId, key: str) -> OrgId:
@@ -214,7 +214,7 @@ class SecretStore(EnvironmentKeyStore):
         now = datetime.now(UTC)
         for entry in await self._entries("device.*"):
             if msgspec.json.decode(entry.data, type=DeviceApproval).expires_at <= now:
-                await self._delete([entry.subject.removeprefix(SUBJECTS)])
+                await self._delete([key_of(entry.subject)])
         return await self._create(_device(user_code), approval)
 
     async def device_approval(self, user_code: str) -> DeviceApproval | None:

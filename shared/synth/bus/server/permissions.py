@@ -15,11 +15,13 @@ from synth.bus.connection import inbox_of
 from synth.bus.rpc import ANSWER_WITHIN_S, QUESTIONS
 from synth.bus.server.topology import (
     DEAD,
+    ENVIRONMENT_KEYS,
     EVENT_TRIES,
     EVENTS,
+    JUDGE_KEYS,
     JUDGING,
     REPLICAS,
-    SECRETS,
+    SECRET_BUCKETS,
     TASK_FAILURES,
     WORK,
     queue_name,
@@ -35,18 +37,18 @@ LOGINS = "$SYS.REQ.USER.AUTH"
 #: What outside subscribers receive.
 OUTSIDE_SUBJECTS = "outside.>"
 
-#: The buckets that a service writes, or the part of one: the verifier gives environment keys their origin.
+#: The buckets that a service writes: the verifier gives environment keys their origin.
 _WRITES = {
-    "gateway": (SECRETS,),
-    "verifier": (f"{SECRETS}.environment",),
+    "gateway": SECRET_BUCKETS,
+    "verifier": (ENVIRONMENT_KEYS,),
     "inference": (REPLICAS,),
     "judge": (JUDGING,),
 }
 _READS = {
-    "gateway": (SECRETS, REPLICAS),
-    "verifier": (SECRETS,),
-    "rollouts": (SECRETS, REPLICAS),
-    "judge": (SECRETS, REPLICAS, JUDGING),
+    "gateway": (*SECRET_BUCKETS, REPLICAS),
+    "verifier": (ENVIRONMENT_KEYS,),
+    "rollouts": (ENVIRONMENT_KEYS, REPLICAS),
+    "judge": (JUDGE_KEYS, REPLICAS, JUDGING),
 }
 
 

@@ -15,6 +15,7 @@ from nats.js import JetStreamContext
 from nats.js.api import DiscardPolicy, StorageType, StreamConfig, StreamInfo
 from nats.js.errors import APIError, NotFoundError, ServiceUnavailableError
 
+from synth.bus.server.earlier_buckets import split_secrets
 from synth.bus.server.topology import BusTopology
 from synth.bus.versions.declared_schemas import declare, read_declared
 from synth.errors import Problem, UserError
@@ -85,6 +86,8 @@ async def _provision(js: JetStreamContext, topology: BusTopology) -> None:
         await js.add_consumer(consumer.stream, consumer.config)
     for bucket, ttl in topology.buckets.items():
         await _ensure_bucket(js, bucket, ttl, topology.replicas)
+    if topology.buckets:
+        await split_secrets(js)
 
 
 async def drift(js: JetStreamContext, topology: BusTopology) -> list[str]:

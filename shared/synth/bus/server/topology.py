@@ -22,7 +22,17 @@ from synth.work import TASKS
 WORK = "WORK"
 DEAD = "DEAD"
 REPLICAS = "replicas"
-SECRETS = "secrets"
+#: Organisations, API keys, approvals of devices and grants of chat: of the gateway alone.
+API_KEYS = "api_keys"
+ENVIRONMENT_KEYS = "environment_keys"
+JUDGE_KEYS = "judge_keys"
+#: The bucket of each kind of secret, by the first part of its key in the bucket.
+SECRETS = {
+    **dict.fromkeys(("org", "owner", "api", "device", "chat"), API_KEYS),
+    "environment": ENVIRONMENT_KEYS,
+    "judge": JUDGE_KEYS,
+}
+SECRET_BUCKETS = (API_KEYS, ENVIRONMENT_KEYS, JUDGE_KEYS)
 JUDGING = "judging"
 TASK_FAILURES = "task_failures"
 EVENT_TRIES = "event_tries"
@@ -176,7 +186,7 @@ def topology(
     ]
     buckets = {
         REPLICAS: REPLICA_TTL_S,
-        SECRETS: 0,
+        **dict.fromkeys(SECRET_BUCKETS, 0),
         JUDGING: JUDGING_TTL_S,
         TASK_FAILURES: TASK_FAILURES_TTL_S,
         EVENT_TRIES: EVENT_TRIES_TTL_S,

@@ -14,6 +14,7 @@ from nats.aio.msg import Msg
 from nats.errors import NoRespondersError
 from nats.errors import TimeoutError as NatsTimeout
 
+from synth.bus.access.client import SERVICE_API
 from synth.bus.publish import enqueue
 from synth.bus.rpc import JUDGE, QUESTIONS, VALIDATE
 from synth.bus.server.topology import EVENTS, WORK, roles_of, topology
@@ -84,7 +85,7 @@ async def test_it_listens_to_no_inbox_and_no_question_of_another(thief_of, bus_a
     others = [name for name in SERVICES if name != service]
     asked = [subject for subject, (_, answerer) in QUESTIONS.items() if answerer != service]
     wished = [">", "*", "_INBOX.>", "_INBOX.*", "_INBOX.*.>", f"_INBOX.{service}", "$JS.>", "$JS.ACK.>", "$JS.API.>"]
-    wished += ["$KV.>", "$KV.secrets.>", "job.>", "work.>", "dead.>", "ask.>", "$SYS.>"]
+    wished += ["$KV.>", "$KV.api_keys.>", "job.>", "work.>", "dead.>", "ask.>", "$SYS.>"]
     wished += [f"_INBOX.{other}.>" for other in others] + asked
     async with thief_of(service) as thief:
         for subject in wished:
@@ -100,7 +101,7 @@ async def test_it_ends_no_delivery_of_a_queue_of_another(thief_of, bus_admin, se
     assert others
     async with thief_of(service) as thief:
         for stream, queue in others:
-            for verb in ("$JS.ACK", "$JS.API.CONSUMER.MSG.NEXT", "$JS.API.CONSUMER.INFO"):
+            for verb in ("$JS.ACK", f"{SERVICE_API}.CONSUMER.MSG.NEXT", f"{SERVICE_API}.CONSUMER.INFO"):
                 tail = ".1.1.1.1.0" if verb == "$JS.ACK" else ""
                 await thief.nc.publish(f"{verb}.{stream}.{queue}{tail}", b"+ACK")
                 assert "permissions violation for publish" in await thief.is_refused()
@@ -155,10 +156,10 @@ async def test_an_answerer_answers_who_has_asked_it_once_and_there_alone(thief_o
 
 async def test_it_hears_its_own_answers_below_its_own_inbox_alone(thief_of, bus_admin):
     async with thief_of("validator", "_INBOX.validator") as own:
-        assert (await own.nc.jetstream().stream_info(EVENTS)).config.name == EVENTS
+        assert (await own.nc.jetstream(prefix=SERVICE_API).stream_info(EVENTS)).config.name == EVENTS
         assert own.refused.empty()
     async with thief_of("validator") as thief:
         with pytest.raises((NatsTimeout, TimeoutError)):
-            await thief.nc.request(f"$JS.API.STREAM.INFO.{EVENTS}", b"", timeout=1)
+            await thief.nc.request(f"{SERVICE_API}.STREAM.INFO.{EVENTS}", b"", timeout=1)
         assert "permissions violation for subscription" in await thief.is_refused()
     assert QUESTIONS[VALIDATE][1] == "validator"

@@ -123,8 +123,11 @@ async def test_a_list_of_keys_reads_nothing_of_other_organisations(start_gateway
     for user in users:
         await key_with(user, "read")
         await user.http.post("/api/environment-keys", json={"key": secret})
-    subjects = (await (await bus_as("bus")).js.stream_info("KV_secrets", subjects_filter=">")).state.subjects or {}
+    js, subjects = (await bus_as("bus")).js, dict[str, int]()
+    for stream in ("KV_api_keys", "KV_environment_keys"):
+        subjects |= (await js.stream_info(stream, subjects_filter=">")).state.subjects or {}
     for user in users:
-        assert len([subject for subject in subjects if subject.startswith(f"$KV.secrets.api.{user.org}.")]) == 2
-        assert len([subject for subject in subjects if subject.startswith(f"$KV.secrets.environment.{user.org}.")]) == 1
+        kinds = ("$KV.api_keys.api", "$KV.environment_keys.environment")
+        stored = [len([s for s in subjects if s.startswith(f"{kind}.{user.org}.")]) for kind in kinds]
+        assert stored == [2, 1]
         assert len((await user.http.get("/api/keys")).json()["data"]) == 2

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from synth.bus.kv.bucket import subject_of_key
 from synth.environment_keys import plain_http_refused
 from synth.keys import new_api_key
 from synth.outbound.http_guard import GuardPolicy
@@ -185,11 +186,11 @@ async def test_a_verifier_that_may_not_send_a_key_over_http_says_so(user, settin
 
 
 async def test_the_verifier_writes_environment_keys_and_no_other_secret(bus_as):
-    """What a stolen credential of the verifier can change in the bucket."""
+    """What a stolen credential of the verifier can change."""
     verifier = await bus_as("verifier")
-    bucket = await verifier.js.key_value("secrets")
+    bucket = await verifier.js.key_value("environment_keys")
     await bucket.put("environment.org_x.key_x", b"{}")
     await bucket.delete("environment.org_x.key_x")
     for place in ("api.org_x.h", "chat.d.org_x", "owner.h", "judge.org_x.n"):
         with pytest.raises(TimeoutError):
-            await verifier.js.publish(f"$KV.secrets.{place}", b"{}", timeout=0.5)
+            await verifier.js.publish(subject_of_key(place), b"{}", timeout=0.5)

@@ -85,7 +85,7 @@ async def test_a_key_that_was_not_sealed_again_before_its_secret_was_dropped_hin
     after = await start_gateway(**given(NEW))
     user = await client_of(after, user.key)
     # As a version without ids of keys has left one.
-    bucket = await (await bus_as("gateway")).js.key_value("secrets")
+    bucket = await (await bus_as("gateway")).js.key_value("environment_keys")
     await bucket.put(f"environment.{user.org}.key_old", b'{"sealed":"x"}')
     reply = await user.http.get("/api/environment-keys")
     assert (reply.status_code, reply.json()["data"]) == (200, [])

@@ -128,7 +128,7 @@ async def test_a_key_is_shown_once_and_its_hash_is_all_that_is_kept(user, bus_as
     listed = await user.http.get("/api/keys")
     assert [key["id"] for key in listed.json()["data"]][1:] == [made["id"]]
     assert made["key"] not in listed.text
-    kept = await replay_messages((await bus_as("gateway")).nc, ["$KV.secrets.>"], stream="KV_secrets")
+    kept = await replay_messages((await bus_as("gateway")).nc, ["$KV.api_keys.>"], stream="KV_api_keys")
     assert all(made["key"].encode() not in message.data for message in kept)
 
 

@@ -186,7 +186,7 @@ async def test_it_is_in_no_log_no_event_no_metric_and_no_store(
     assert "/keys/{url_key}/v1/chat/completions" in metrics
     out, err = capfd.readouterr()
     gateway = (await bus_as("gateway")).nc
-    kept = [m.data for m in await replay_messages(gateway, ["$KV.secrets.>"], stream="KV_secrets")]
+    kept = [m.data for m in await replay_messages(gateway, ["$KV.api_keys.>"], stream="KV_api_keys")]
     kept += [m.data for m in await replay_messages(gateway, [">"], stream="EVENTS")]
     assert all(key["key"].encode() not in data for data in kept)
     assert key["key"] not in metrics + out + err

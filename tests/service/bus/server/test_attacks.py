@@ -1,0 +1,160 @@
+"""A stolen credential of a service changes nothing that the service may not publish to, in every way there is."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import nats
+import pytest
+from nats.js.errors import NotFoundError
+
+from synth.bus.access.client import ADMIN_API, SERVICE_API
+from synth.bus.connection import Connection
+from synth.bus.server.accounts import STREAMS_ACCOUNT, accounts, covers
+from synth.bus.server.embedded import binary, wait_healthy
+from synth.bus.server.permissions import may_publish, permissions_of
+from synth.bus.server.topology import DEFAULT_POOL, EVENTS, WORK, topology
+from synth.events.catalogue import CATALOGUE, SERVICES
+from synth.work import TASKS
+from tests.service.bus.own_server import OwnServer
+from tests.service.bus.server.attacks import Attacker, foreign_targets, literal
+
+_STREAMS = [*(str(stream.name) for stream in topology().streams), *(f"KV_{bucket}" for bucket in topology().buckets)]
+
+
+@pytest.fixture
+async def own(tmp_path: Path) -> AsyncIterator[OwnServer]:
+    server = OwnServer.at(tmp_path)
+    yield server
+    await server.close()
+
+
+async def fill(bus: Connection) -> list[Any]:
+    """A message of each kind, and a delivery of each queue, which its owner holds."""
+    for type_ in CATALOGUE:
+        await bus.js.publish(f"{type_}.org_a.job_a", b"{}", stream=EVENTS)
+    for consumer in topology().consumers:
+        if consumer.stream == WORK:
+            subject = literal(str(consumer.config.filter_subject))
+            await bus.js.publish(subject, b"{}", stream=WORK)
+    for bucket in topology().buckets:
+        await (await bus.js.key_value(bucket)).put("x.y.z", b"record")
+    for service in SERVICES:
+        await bus.js.publish(f"dead.{service}.job.created.org_a.job_a", b"{}", stream="DEAD")
+    held: list[Any] = []
+    for consumer in topology().consumers:
+        subscription = await bus.js.pull_subscribe_bind(durable=consumer.name, stream=consumer.stream)
+        held += await subscription.fetch(1, timeout=10)
+    return held
+
+
+async def state_of(bus: Connection, service: str) -> dict[str, object]:
+    """Everything on the bus that this service may not change, and that no clock changes."""
+    own = may_publish(service, (DEFAULT_POOL,))
+    state: dict[str, object] = {}
+    for name in _STREAMS:
+        try:
+            info = await bus.js.stream_info(name, subjects_filter=">")
+        except NotFoundError:
+            state[name] = "deleted"
+            continue
+        subjects = info.state.subjects or {}
+        state[name] = {s: n for s, n in subjects.items() if not any(covers(p, s) for p in own)}
+        state[f"{name} as configured"] = info.config
+        state[f"{name} records"] = [subjects.get(f"$KV.{name[3:]}.{key}") for key in ("x.y.z", "api.org_x.hash")]
+    for consumer in topology().consumers:
+        if not any(covers(pattern, f"$JS.ACK.{consumer.stream}.{consumer.name}.x") for pattern in own):
+            try:
+                info = await bus.js.consumer_info(consumer.stream, consumer.name)
+            except NotFoundError:
+                state[consumer.name] = "deleted"
+                continue
+            state[consumer.name] = (info.config, info.num_ack_pending, info.ack_floor, info.num_waiting)
+    return state
+
+
+async def attack(server: OwnServer, service: str, api: str) -> Attacker:
+    """Try everything with the credential of a service."""
+
+    async def ignore(error: Exception) -> None:
+        """Refusals are counted by nobody: the state of the bus is compared."""
+
+    nc = await nats.connect(
+        server.config.url,
+        user=service,
+        password=server.config.users[service],
+        inbox_prefix=f"_INBOX.{service}",
+        error_cb=ignore,
+    )
+    attacker = Attacker(nc, service, api)
+    for target in foreign_targets(service):
+        await attacker.attack(target)
+    for bucket in topology().buckets:
+        await attacker.replace_bucket(bucket)
+    await attacker.change_streams()
+    await attacker.settle()
+    await nc.close()
+    return attacker
+
+
+@pytest.mark.parametrize("service", SERVICES)
+async def test_a_stolen_credential_changes_nothing_of_another_purpose(own: OwnServer, service: str):
+    own.start()
+    bus = await own.provision(ack_wait=600)
+    await fill(bus)
+    before = await state_of(bus, service)
+    attacker = await attack(own, service, SERVICE_API)
+    assert attacker.attempts > 1000
+    assert await state_of(bus, service) == before
+
+
+async def test_without_accounts_the_same_attacks_forge_facts_tasks_and_keys(own: OwnServer):
+    """The attacks work: with the same permissions in one account, one credential is the whole cluster's."""
+    config = json.loads(own.config.text())
+    users = [{"user": "bus", "password": own.config.users["bus"]}]
+    users += [
+        {"user": name, "password": own.config.users[name], "permissions": permissions_of(name, (DEFAULT_POOL,))}
+        for name in SERVICES
+    ]
+    config.pop("accounts")
+    text = json.dumps(config | {"authorization": {"users": users}}).replace(f'"{SERVICE_API}.', f'"{ADMIN_API}.')
+    own.config.store.mkdir(parents=True)
+    (own.home / "nats.conf").write_text(text)
+    with (own.home / "nats.log").open("wb") as log:
+        command = [str(binary()), "-c", str(own.home / "nats.conf")]
+        own.process = subprocess.Popen(command, stdout=log, stderr=log)  # noqa: ASYNC220 - the server's, not a child's
+    wait_healthy(own.config)
+    bus = await own.provision(ack_wait=600)
+    await fill(bus)
+    before = await state_of(bus, "files")
+    await attack(own, "files", ADMIN_API)
+    after = await state_of(bus, "files")
+    changed = {name for name in before if before[name] != after.get(name)}
+    assert {EVENTS, WORK, "KV_api_keys", "KV_replicas", "train-default"} <= changed
+    assert after[EVENTS] == "deleted"
+
+
+def test_no_subject_is_imported_twice_by_a_service():
+    """The server would publish a message once for each import that matches."""
+    blocks: Any = accounts(dict.fromkeys(("bus", *SERVICES), "x"), ("default", "gpu"), "", nkeys={})["accounts"]
+    for service in SERVICES:
+        subjects = [each["service"]["subject"] for each in blocks[service]["imports"] if "service" in each]
+        assert not [(a, b) for a in subjects for b in subjects if a != b and covers(a, b)]
+        assert len(set(subjects)) == len(subjects)
+        exported = {each.get("service"): each for each in blocks[STREAMS_ACCOUNT]["exports"]}
+        for subject in subjects:
+            assert subject.startswith("ask.") or service in exported[subject]["accounts"]
+
+
+def test_only_queuers_may_queue_and_only_takers_may_acknowledge_a_task():
+    for kind, (taker, queuers) in TASKS.items():
+        for service in SERVICES:
+            subjects = may_publish(service, (DEFAULT_POOL,))
+            queues = any(covers(s, f"work.{kind}.default.org.job.0") for s in subjects)
+            assert queues == any(role.value == service for role in queuers) or service in ("trainer", "rollouts")
+            if taker.value == service:
+                assert f"$JS.ACK.{WORK}.{kind}-default.>" in subjects
