@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -15,13 +13,14 @@ from nats.js.errors import NotFoundError
 from synth.bus.access.client import ADMIN_API, SERVICE_API
 from synth.bus.connection import Connection
 from synth.bus.server.accounts import STREAMS_ACCOUNT, accounts, covers
-from synth.bus.server.embedded import binary, wait_healthy
+from synth.bus.server.embedded import wait_healthy
 from synth.bus.server.permissions import may_publish, permissions_of
 from synth.bus.server.topology import DEFAULT_POOL, EVENTS, WORK, topology
 from synth.events.catalogue import CATALOGUE, SERVICES
 from synth.work import TASKS
 from tests.service.bus.own_server import OwnServer
 from tests.service.bus.server.attacks import Attacker, foreign_targets, literal
+from tests.service.bus.server.plain_server import start_plain
 
 _STREAMS = [*(str(stream.name) for stream in topology().streams), *(f"KV_{bucket}" for bucket in topology().buckets)]
 
@@ -114,19 +113,12 @@ async def test_a_stolen_credential_changes_nothing_of_another_purpose(own: OwnSe
 
 async def test_without_accounts_the_same_attacks_forge_facts_tasks_and_keys(own: OwnServer):
     """The attacks work: with the same permissions in one account, one credential is the whole cluster's."""
-    config = json.loads(own.config.text())
     users = [{"user": "bus", "password": own.config.users["bus"]}]
     users += [
         {"user": name, "password": own.config.users[name], "permissions": permissions_of(name, (DEFAULT_POOL,))}
         for name in SERVICES
     ]
-    config.pop("accounts")
-    text = json.dumps(config | {"authorization": {"users": users}}).replace(f'"{SERVICE_API}.', f'"{ADMIN_API}.')
-    own.config.store.mkdir(parents=True)
-    (own.home / "nats.conf").write_text(text)
-    with (own.home / "nats.log").open("wb") as log:
-        command = [str(binary()), "-c", str(own.home / "nats.conf")]
-        own.process = subprocess.Popen(command, stdout=log, stderr=log)  # noqa: ASYNC220 - the server's, not a child's
+    own.process = start_plain(own, {"users": users})
     wait_healthy(own.config)
     bus = await own.provision(ack_wait=600)
     await fill(bus)
