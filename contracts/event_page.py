@@ -9,9 +9,10 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 
+from synth.bus.server.permissions import may_publish
 from synth.errors import Problem
 from synth.events import BlobRef, LineProblem, LoraShape, ModelRef
-from synth.events.catalogue import CATALOGUE, EventSpec
+from synth.events.catalogue import CATALOGUE, SERVICES, EventSpec
 from synth.work import TASKS
 
 _HEAD = """\
@@ -37,6 +38,16 @@ projects every event into its read model, and streams it to those who watch.) **
 Reading them over HTTP, by page or as a stream: [api.md](api.md#events). On the bus itself: the subject filter
 `*.*.*.<job id>` is one job, `*.*.<org>.>` one organisation, `train.step.>` one kind of fact.
 """
+_USERS = """
+## What each user of the bus can do
+
+With a service's credential, in any way that nats-server has: nothing else is stored, changed or acknowledged, and
+nothing else is read ([decision 57](decisions.md#57-each-service-has-an-account-of-its-own-on-the-bus)). Every service
+reads the whole log, `EVENTS`.
+
+| user | appends | queues tasks | writes the buckets | reads beside the log | takes from |
+|---|---|---|---|---|---|
+"""
 _CARRIED = (BlobRef, ModelRef, LoraShape, LineProblem, Problem)
 
 
@@ -49,6 +60,7 @@ def events_page() -> str:
     parts.append("\n## What several of them carry\n")
     parts += [f"\n### {cls.__name__}\n\n{_text(cls)}\n\n{_fields(cls)}" for cls in _CARRIED]
     parts.append(_tasks())
+    parts.append(_USERS + "".join(_user(service) for service in SERVICES))
     return "".join(parts)
 
 
@@ -120,3 +132,19 @@ def _tasks() -> str:
 
 def _task_subject(kind: str) -> str:
     return f"work.{kind}.<pool>.<org>.<job>.<term>" + (".<i>" if kind == "serve" else "")
+
+
+def _user(service: str) -> str:
+    """The row of a service in the table of users, from its permissions."""
+    subjects = may_publish(service, ("default",))
+
+    def named(prefix: str, end: str = "") -> list[str]:
+        return [s.removeprefix(prefix).removesuffix(end) for s in subjects if s.startswith(prefix) and s.endswith(end)]
+
+    facts = [s.removesuffix(".>") for s in subjects if s.removesuffix(".>") in CATALOGUE]
+    buckets = sorted({s.split(".")[0] for s in named("$KV.")})
+    streams = [s for s in named("$JS.API.DIRECT.GET.", ".>") if s != "EVENTS"]
+    queues = sorted({" ".join(s.split(".")[1:2]) for s in named("$JS.ACK.", ".>")})
+    tasks = [s.split(".")[0] for s in named("work.", ".>")]
+    cells = (facts, tasks, buckets, [s.removeprefix("KV_") for s in streams], queues)
+    return f"| {service} | " + " | ".join(", ".join(f"`{each}`" for each in cell) for cell in cells) + " |\n"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from synth.service_calls import CallSigner, CallVerifier
 from synth.service_secrets import Keyring, Purpose, ServiceSecrets
 
 CLUSTER_SECRET = "test-cluster-secret"
@@ -20,6 +21,11 @@ def credentials(cluster_secret: str = CLUSTER_SECRET, *earlier: str) -> Keyring:
     return keyring(Purpose.CREDENTIALS, cluster_secret, *earlier)
 
 
-def internal(cluster_secret: str = CLUSTER_SECRET, *earlier: str) -> Keyring:
-    """What the bearer of calls between services follows from."""
-    return keyring(Purpose.INTERNAL, cluster_secret, *earlier)
+def calls_of(service: str, cluster_secret: str = CLUSTER_SECRET) -> CallSigner:
+    """Signs the calls of a service of the cluster."""
+    return CallSigner(secrets_of(service, cluster_secret)[Purpose(f"{service}-calls")], lasts_s=300)
+
+
+def verifier_of(receiver: str, cluster_secret: str = CLUSTER_SECRET, *earlier: str) -> CallVerifier:
+    """Verifies the calls of an inference process."""
+    return CallVerifier(secrets_of("inference", cluster_secret, *earlier), receiver)

@@ -249,21 +249,3 @@ def _not_for_us() -> InvalidKey:
 
 def _private_key(secret: DerivedSecret) -> PrivateKey:
     return PrivateKey(secret.key)
-
-
-def internal_token(keyring: Keyring) -> str:
-    """The bearer of calls between services."""
-    return _token(keyring.current)
-
-
-def is_internal(authorization: str, keyring: Keyring) -> bool:
-    """Whether an Authorization header is that of calls between services, by the current secret or an earlier one.
-
-    It takes as long for a wrong one as for a nearly right one.
-    """
-    given = authorization.encode()
-    return any(hmac.compare_digest(given, f"Bearer {_token(secret)}".encode()) for secret in keyring)
-
-
-def _token(secret: DerivedSecret) -> str:
-    return secret.for_use("bearer").hex()

@@ -34,8 +34,14 @@ class Purpose(StrEnum):
     CREDENTIALS = "credentials"
     """Signs and checks the credentials of rollouts (cids)."""
 
-    INTERNAL = "internal"
-    """The bearer of calls between services."""
+    GATEWAY_CALLS = "gateway-calls"
+    """Signs the gateway's calls of inference processes."""
+
+    ROLLOUTS_CALLS = "rollouts-calls"
+    """Signs the collectors' calls of inference processes."""
+
+    JUDGE_CALLS = "judge-calls"
+    """Signs the judge's calls of inference processes."""
 
     ENVIRONMENT_KEYS = "environment-keys"
     """Seals stored environment keys, and finds who may chat with one."""
@@ -54,7 +60,7 @@ class Purpose(StrEnum):
 NEEDS: Mapping[str, tuple[Purpose, ...]] = {
     "gateway": (
         Purpose.CREDENTIALS,
-        Purpose.INTERNAL,
+        Purpose.GATEWAY_CALLS,
         Purpose.ENVIRONMENT_KEYS,
         Purpose.JUDGE_KEYS,
         Purpose.CLIENTS,
@@ -62,9 +68,9 @@ NEEDS: Mapping[str, tuple[Purpose, ...]] = {
     "validator": (),
     "verifier": (Purpose.ENVIRONMENT_KEYS,),
     "files": (),
-    "rollouts": (Purpose.CREDENTIALS, Purpose.INTERNAL, Purpose.ENVIRONMENT_KEYS),
-    "inference": (Purpose.CREDENTIALS, Purpose.INTERNAL),
-    "judge": (Purpose.INTERNAL, Purpose.JUDGE_KEYS, Purpose.FENCES),
+    "rollouts": (Purpose.CREDENTIALS, Purpose.ROLLOUTS_CALLS, Purpose.ENVIRONMENT_KEYS),
+    "inference": (Purpose.CREDENTIALS, Purpose.GATEWAY_CALLS, Purpose.ROLLOUTS_CALLS, Purpose.JUDGE_CALLS),
+    "judge": (Purpose.JUDGE_CALLS, Purpose.JUDGE_KEYS, Purpose.FENCES),
     "trainer": (),
     "bus": (Purpose.ENVIRONMENT_KEYS, Purpose.JUDGE_KEYS),
 }

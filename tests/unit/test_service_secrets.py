@@ -15,11 +15,12 @@ from synth.bus.kv.environment_keys import EnvironmentKeyStore
 from synth.bus.kv.reseal import Resealer
 from synth.errors import InvalidKey, Permanent, UserError
 from synth.events.catalogue import SERVICES
-from synth.keys import Cid, internal_token, is_internal, mint_cid, open_sealed, read_cid, sealing_key
+from synth.keys import Cid, mint_cid, open_sealed, read_cid, sealing_key
 from synth.runtime.settings import ServiceSettings
+from synth.service_calls import CallSigner
 from synth.service_secrets import ID_LENGTH, NEEDS, Purpose, ServiceSecrets, hkdf
 from synth.synthd import main
-from tests.keyrings import credentials, internal, keyring, secrets_of
+from tests.keyrings import calls_of, credentials, keyring, secrets_of, verifier_of
 
 OLD, NEW = "the secret before", "the secret of today"
 CID = Cid(rollout_id="job_1_t0_0", nonce=1, replica="r-1", version=3, calls=9, ends=2**40, expires=2**40)
@@ -84,9 +85,9 @@ def test_a_service_that_is_given_its_own_secrets_has_what_it_would_have_derived(
 def test_a_service_says_which_secret_it_lacks_or_must_not_have():
     with pytest.raises(UserError, match=r"SYNTH_SECRETS: it lacks the secrets for environment-keys.*secrets rollouts"):
         settings(secrets=secrets_of("inference").text()).secrets_of("rollouts")
-    with pytest.raises(UserError, match="must not hold: clients, environment-keys, judge-keys"):
-        settings(secrets=secrets_of("gateway").text()).secrets_of("inference")
-    for unreadable in ("nonsense", "credentials=zz,internal=00", "other=00"):
+    with pytest.raises(UserError, match="must not hold: clients, credentials, gateway-calls, judge-keys"):
+        settings(secrets=secrets_of("gateway").text()).secrets_of("verifier")
+    for unreadable in ("nonsense", "credentials=zz,gateway-calls=00", "other=00"):
         with pytest.raises(UserError, match="SYNTH_SECRETS: it is not what the command prints"):
             settings(secrets=unreadable).secrets_of("inference")
     for short in ("00ff", "", f"{'00' * 32}:"):
@@ -114,7 +115,8 @@ def test_earlier_secrets_are_separated_by_commas_and_none_may_be_one_that_could_
     given = settings(cluster_secret=NEW, cluster_secret_earlier=f" {OLD}, a secret from before it,").secrets_of(
         "gateway"
     )
-    assert given[Purpose.INTERNAL].secrets == internal(NEW, OLD, "a secret from before it").secrets
+    expected = keyring(Purpose.GATEWAY_CALLS, NEW, OLD, "a secret from before it").secrets
+    assert given[Purpose.GATEWAY_CALLS].secrets == expected
     with pytest.raises(UserError, match="SYNTH_CLUSTER_SECRET_EARLIER: the cluster secret has 5 characters"):
         settings(cluster_secret=NEW, cluster_secret_earlier="short").secrets_of("gateway")
     with pytest.raises(UserError, match="SYNTH_CLUSTER_SECRET: the cluster secret has 0 characters"):
@@ -155,11 +157,30 @@ def test_what_clients_sealed_before_a_rotation_is_opened():
             open_sealed(text, keyring(Purpose.CLIENTS, NEW))
 
 
-def test_a_service_that_was_not_restarted_yet_is_heard():
-    assert is_internal(f"Bearer {internal_token(internal(OLD))}", internal(NEW, OLD))
-    assert is_internal(f"Bearer {internal_token(internal(NEW, OLD))}", internal(NEW))
-    assert not is_internal(f"Bearer {internal_token(internal(OLD))}", internal(NEW))
-    assert not is_internal("", internal(NEW, OLD))
+def test_a_call_of_a_service_that_was_not_restarted_yet_is_accepted():
+    callers = (Purpose.GATEWAY_CALLS,)
+    earlier, current = (calls_of("gateway", secret).authorization("r-1", "org_1") for secret in (OLD, NEW))
+    verifier_of("r-1", NEW, OLD).verify(earlier, "org_1", of=callers)
+    verifier_of("r-1", NEW).verify(current, "org_1", of=callers)
+    for authorization in (earlier, "", "Bearer x", "Bearer gateway-calls.00000000.1.00"):
+        with pytest.raises(InvalidKey, match="not a service of this cluster that may make this call"):
+            verifier_of("r-1", NEW).verify(authorization, "org_1", of=callers)
+
+
+def test_a_token_of_a_call_is_for_one_receiver_one_organisation_and_a_short_time():
+    callers = (Purpose.GATEWAY_CALLS, Purpose.JUDGE_CALLS)
+    token = calls_of("gateway").authorization("r-1", "org_1")
+    verifier_of("r-1").verify(token, "org_1", of=callers)
+    later = token.replace(".", ".", 1).split(".")
+    later[2] = str(int(later[2]) + 1)
+    for receiver, about, given in (("r-2", "org_1", token), ("r-1", "org_2", token), ("r-1", "org_1", ".".join(later))):
+        with pytest.raises(InvalidKey, match="for another receiver, organisation or job, or was changed"):
+            verifier_of(receiver).verify(given, about, of=callers)
+    with pytest.raises(InvalidKey, match="that may make this call"):
+        verifier_of("r-1").verify(token, "org_1", of=(Purpose.ROLLOUTS_CALLS,))
+    expired = CallSigner(secrets_of("gateway")[Purpose.GATEWAY_CALLS], lasts_s=-5).authorization("r-1", "org_1")
+    with pytest.raises(InvalidKey, match=r"has expired: .* SYNTH_CALL_TOKEN_S"):
+        verifier_of("r-1").verify(expired, "org_1", of=callers)
 
 
 def test_the_command_prints_what_a_service_is_given(capsys, monkeypatch):

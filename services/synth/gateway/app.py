@@ -72,6 +72,8 @@ from synth.http_server.body import BodyMemory
 from synth.models import Registry
 from synth.runtime import logs
 from synth.service import Service, run
+from synth.service_calls import CallSigner
+from synth.service_secrets import Purpose
 
 log = logs.get("gateway")
 
@@ -98,7 +100,8 @@ async def setup(service: Service) -> ASGIApp:
     replicas = ReplicaTable(service.bus)
     key_cache = ApiKeyCache(service.bus, secrets, ended_kept_s=max(3600.0, watched_s(settings)))
     publisher = Publisher(service.bus)
-    proxy = InferenceProxy(replicas, secrets=service.secrets, timeout_s=settings.inference_timeout_s)
+    calls = CallSigner(service.secrets[Purpose.GATEWAY_CALLS], lasts_s=settings.call_token_s)
+    proxy = InferenceProxy(replicas, secrets=service.secrets, calls=calls, timeout_s=settings.inference_timeout_s)
     service.checks["read model"] = hub.check
     service.checks["version"] = model.newer_problem
     service.run("log reader", run_until(service.stop, hub.read_log()))

@@ -32,17 +32,20 @@ from synth.inference.serving.owner import ServeTaskOwner
 from synth.inference.serving.router import ModelRouter
 from synth.inference.serving.turns import SharedDevice, take_turns
 from synth.inference.settings import InferenceSettings
-from synth.keys import Cid, is_internal, read_cid
+from synth.keys import Cid, read_cid
 from synth.models import Registry
 from synth.outbound.http_guard import guarded_client
 from synth.rollout_credential import CID_FIX
 from synth.runtime import logs
 from synth.service import Service, run
+from synth.service_calls import CallVerifier
 from synth.service_secrets import Purpose
 
 log = logs.get("inference")
 
 _SWEEP_S = 30.0
+#: The callers that may chat with a served model, each on behalf of the organisation that its token names.
+_CHATTING = (Purpose.GATEWAY_CALLS, Purpose.JUDGE_CALLS)
 
 
 def main() -> int:
@@ -50,7 +53,7 @@ def main() -> int:
     settings = InferenceSettings()
 
     async def setup(service: Service) -> ASGIApp:
-        credentials, internal = service.secrets[Purpose.CREDENTIALS], service.secrets[Purpose.INTERNAL]
+        credentials = service.secrets[Purpose.CREDENTIALS]
         boot = secrets.token_hex(4)
         changed = asyncio.Event()
         registry = Registry(settings.models_dir, hub=settings.model_hub)
@@ -85,6 +88,7 @@ def main() -> int:
             )
 
         recorder_name = describe().recorder
+        calls = CallVerifier(service.secrets, recorder_name)
 
         def read_own_cid(cid_text: str) -> Cid:
             cid = read_cid(cid_text, credentials, now=0)
@@ -93,9 +97,13 @@ def main() -> int:
             return cid
 
         async def authenticate(request: Request) -> str:
-            if not is_internal(request.headers.get("authorization", ""), internal):
-                raise InvalidKey(f"no rollout credential: {CID_FIX}; other calls come through the gateway")
-            return request.headers.get("x-synth-org", "")
+            org = request.headers.get("x-synth-org", "")
+            try:
+                calls.verify(request.headers.get("authorization", ""), org, of=_CHATTING)
+            except InvalidKey as error:
+                what = f"no rollout credential: {CID_FIX}; other calls come through the gateway ({error})"
+                raise InvalidKey(what) from error
+            return org
 
         serve_owner = ServeTaskOwner(service.bus, service.blobs, settings, router, boot, changed)
         # One model is left for users who chat while jobs train, or wait for a trainer.
@@ -133,7 +141,7 @@ def main() -> int:
             router,
             recorder,
             authenticate,
-            internal=internal,
+            calls=calls,
             images=images,
             off_loop=service.off_loop,
             limits=request_limits(settings),

@@ -22,6 +22,7 @@ from synth.judge.settings import JudgeSettings
 from synth.judge.voting import Voting
 from synth.judging.contract import JudgeRollouts
 from synth.service import Service, run
+from synth.service_calls import CallSigner
 from synth.service_secrets import Purpose
 
 
@@ -35,7 +36,12 @@ def main() -> int:
         replicas = ReplicaTable(service.bus)
         store = SecretStore(service.bus, service.secrets)
         endpoints = Endpoints(
-            service.bus, store, replicas, settings, internal=service.secrets[Purpose.INTERNAL], replica=replica
+            service.bus,
+            store,
+            replicas,
+            settings,
+            calls=CallSigner(service.secrets[Purpose.JUDGE_CALLS], lasts_s=settings.call_token_s),
+            replica=replica,
         )
         cache = AnswerCache(service.blobs, keep_s=settings.judge_cache_s)
         chat = JudgeChat(

@@ -59,6 +59,10 @@ class ServiceSettings(HttpSettings, WorkerSettings):
     secrets: SecretStr = SecretStr("")
     """The secrets of this service alone, in place of `SYNTH_CLUSTER_SECRET`: what `synthd secrets SERVICE` prints."""
 
+    call_token_s: float = Field(default=300.0, ge=10)
+    """Seconds that the token of one HTTP call between services is valid. The clocks of their machines may differ by as
+    much."""
+
     pool: str = "default"
     """The worker pool: tasks are queued per pool, so that pools scale apart."""
 

@@ -15,7 +15,7 @@ from synth.bus.kv.secrets import SecretStore
 from synth.errors import Transient
 from synth.judging.contract import JudgeUsage
 from synth.judging.settings import Criterion, JudgeModel, Rubric
-from synth.keys import internal_token
+from synth.service_secrets import Purpose
 from tests.judge_server import (
     JudgeCall,
     JudgeServer,
@@ -37,7 +37,7 @@ from tests.judge_server import (
     scores_of,
     wrong_json,
 )
-from tests.keyrings import internal, secrets_of
+from tests.keyrings import secrets_of, verifier_of
 from tests.service.judge.conftest import RUBRIC, transcript
 
 
@@ -274,7 +274,7 @@ async def test_a_model_of_this_cluster_is_asked_as_the_organisation(judge, asker
         announcing.cancel()
     [call] = judge.calls
     assert (call.body["model"], call.headers["x-synth-org"]) == ("tiny", asker.org)
-    assert call.headers["authorization"] == f"Bearer {internal_token(internal())}"
+    verifier_of(served.recorder).verify(call.headers["authorization"], asker.org, of=(Purpose.JUDGE_CALLS,))
 
 
 async def test_a_pause_that_the_api_asks_for_is_heeded(judge, asker_of):

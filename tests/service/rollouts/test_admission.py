@@ -25,7 +25,7 @@ from synth.rollouts.concurrency.controller import Overload
 from synth.rollouts.jobs.rollout_runner import RolloutRunner
 from synth.runtime.off_loop import OffLoop
 from synth.trajectories import ClosedRollout, closed_to_bytes, records_to_bytes
-from tests.keyrings import credentials, internal
+from tests.keyrings import calls_of, credentials
 from tests.unit.rollouts.clients.test_task_app import SETTINGS
 from tests.unit.rollouts.collection.test_collector import RECORD
 
@@ -40,7 +40,7 @@ def recorder() -> RecorderClient:
         cids = json.loads(request.content)["cids"]
         return httpx.Response(200, content=closed_to_bytes([ClosedRollout(records_to_bytes([RECORD])) for _ in cids]))
 
-    return RecorderClient(internal(), timeout_s=30, transport=httpx.MockTransport(closed))
+    return RecorderClient(calls_of("rollouts"), "job_1", timeout_s=30, transport=httpx.MockTransport(closed))
 
 
 @asynccontextmanager

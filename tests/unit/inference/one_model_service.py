@@ -14,6 +14,7 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 
 from synth.blobs import BlobStore
+from synth.bus.kv.replicas import Replica
 from synth.errors import InvalidKey, Problem, Transient, UserError
 from synth.images.source import ImageLimits
 from synth.inference.api.app import build_api
@@ -25,16 +26,19 @@ from synth.inference.chat.prompts import ChatFormat
 from synth.inference.engines.protocol import Engine
 from synth.inference.recording.recorder import Recorder
 from synth.inference.serving.model_pool import ServedModel
-from synth.keys import Cid, internal_token, mint_cid, read_cid
+from synth.keys import Cid, mint_cid, read_cid
 from synth.outbound.http_guard import GuardPolicy, guarded_client
 from synth.runtime.off_loop import OffLoop
 from synth.service_secrets import Purpose
 from synth.trajectories import CompletionRecord, closed_from_bytes, records_from_bytes
-from tests.keyrings import CLUSTER_SECRET, secrets_of
+from tests.keyrings import CLUSTER_SECRET, calls_of, secrets_of, verifier_of
 
 EARLIER = "the secret before a rotation"
 SECRETS, KEY = secrets_of("inference", CLUSTER_SECRET, EARLIER), "synth_live_x"
-CREDENTIALS, INTERNAL = SECRETS[Purpose.CREDENTIALS], SECRETS[Purpose.INTERNAL]
+CREDENTIALS = SECRETS[Purpose.CREDENTIALS]
+#: The process under test, as its callers name it.
+RECEIVER = Replica(id="r", boot="1", url="http://test", pool="default", models=[])
+VERIFIER = verifier_of(RECEIVER.recorder, CLUSTER_SECRET, EARLIER)
 CHAT_BODY: dict[str, Any] = {"model": "whatever", "messages": [{"role": "user", "content": "What is 12 + 34?"}]}
 API_KEY_HEADERS = {"Authorization": f"Bearer {KEY}"}
 
@@ -89,7 +93,7 @@ def serve(
         router,
         recorder,
         authenticate,
-        internal=INTERNAL,
+        calls=VERIFIER,
         images=images or read_images(),
         off_loop=OffLoop(),
         limits=limits,
@@ -141,10 +145,10 @@ class Served:
         assert events[-1] == "[DONE]", got.text
         return [json.loads(event) for event in events[:-1]]
 
-    async def close(self, cid: str, token: str = internal_token(INTERNAL)) -> httpx.Response:
-        return await self.http.post(
-            "/internal/rollouts/close", json={"cids": [cid]}, headers={"Authorization": f"Bearer {token}"}
-        )
+    async def close(self, cid: str, authorization: str | None = None, job_id: str = "job_1") -> httpx.Response:
+        token = calls_of("rollouts").authorization(RECEIVER.recorder, job_id)
+        headers = {"authorization": token if authorization is None else authorization, "x-synth-job": job_id}
+        return await self.http.post("/internal/rollouts/close", json={"cids": [cid]}, headers=headers)
 
     async def records(self, cid: str) -> list[CompletionRecord]:
         [closed] = closed_from_bytes((await self.close(cid)).content)

@@ -21,7 +21,7 @@ from synth.inference.api.app import build_api
 from synth.runtime.json_bodies import check_json_values
 from synth.runtime.json_values import has_more_values
 from synth.runtime.off_loop import OffLoop
-from tests.keyrings import internal
+from tests.keyrings import verifier_of
 from tests.loop_gaps import RecordProperty, check_gaps
 
 _SIZE = 16 << 20
@@ -57,7 +57,7 @@ async def _authenticate(_: Request) -> str:
 async def test_a_large_chat_at_the_inference_service(case: str, record_property: RecordProperty):
     body, accepted = CHATS[case]
     router: Any = _NoModels()
-    api = build_api(router, NOTHING, _authenticate, internal=internal(), images=NOTHING, off_loop=OffLoop())
+    api = build_api(router, NOTHING, _authenticate, calls=verifier_of("r-1"), images=NOTHING, off_loop=OffLoop())
 
     async def pieces() -> AsyncIterator[bytes]:
         for start in range(0, len(body), 1 << 18):

@@ -23,8 +23,9 @@ from synth.errors import InvalidKey
 from synth.gateway.chat_proxy.affinity import ChatRoute, rank_replicas
 from synth.gateway.chat_proxy.paths import RESPONSES, called_api
 from synth.gateway.errors import ApiError, unavailable
-from synth.keys import Cid, internal_token, read_cid
+from synth.keys import Cid, read_cid
 from synth.runtime import logs
+from synth.service_calls import CallSigner
 from synth.service_secrets import Purpose, ServiceSecrets
 
 log = logs.get("inference proxy")
@@ -59,10 +60,10 @@ class _NoAnswer(Exception):
 class InferenceProxy:
     """Forwards calls of models to inference replicas."""
 
-    def __init__(self, replicas: ReplicaTable, *, secrets: ServiceSecrets, timeout_s: float) -> None:
+    def __init__(self, replicas: ReplicaTable, *, secrets: ServiceSecrets, calls: CallSigner, timeout_s: float) -> None:
         self._replicas = replicas
         self._credentials = secrets[Purpose.CREDENTIALS]
-        self._bearer = f"Bearer {internal_token(secrets[Purpose.INTERNAL])}"
+        self._calls = calls
         self._silent_s = timeout_s
         self._clients: list[_Client] = []
         self._in_flight: Counter[str] = Counter()
@@ -75,11 +76,11 @@ class InferenceProxy:
     async def forward(self, request: Request, body: bytes, *, org: str, route: ChatRoute) -> Response:
         """Forward a chat to the conversation's replica for this model. Raises a 503 when no replica answers."""
         model, named = route.model, request.headers.get("x-session-id")
-        headers = {"authorization": self._bearer, "x-synth-org": org}
         session = org.encode() + b"\0" + (b"session\0" + named.encode() if named else route.conversation)
         candidates = rank_replicas(self._replicas.alive(), model=model, session=session, load=self._load)
         sent = 0
         for nth, replica in enumerate(candidates, start=1):
+            headers = {"authorization": self._calls.authorization(replica.recorder, org), "x-synth-org": org}
             try:
                 last = nth == len(candidates)
                 return await self._send(

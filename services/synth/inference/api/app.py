@@ -30,11 +30,12 @@ from synth.inference.engines.protocol import Engine
 from synth.inference.engines.sampling_time import SamplingTime
 from synth.inference.recording.recorder import ChoiceRecording, Recorder
 from synth.inference.recording.response_log import ResponseLog
-from synth.keys import Cid, is_internal
+from synth.keys import Cid
 from synth.rollout_credential import find_credential, is_joined_responses
 from synth.runtime.json_bodies import check_json_values
 from synth.runtime.off_loop import INLINE_BYTES, OffLoop
-from synth.service_secrets import Keyring
+from synth.service_calls import CallVerifier
+from synth.service_secrets import Purpose
 from synth.trajectories import ClosedRollout, closed_to_bytes
 
 
@@ -89,7 +90,7 @@ def build_api(
     recorder: Recorder,
     authenticate: Authenticate,
     *,
-    internal: Keyring,
+    calls: CallVerifier,
     images: ChatImages,
     off_loop: OffLoop,
     limits: RequestLimits | None = None,
@@ -97,10 +98,10 @@ def build_api(
 ) -> Starlette:
     """The HTTP side of an inference process.
 
-    internal: checks the bearer of the calls of collectors. images: reads those of requests. off_loop: reads
+    calls: verifies the calls of collectors. images: reads those of requests. off_loop: reads
     large requests. limits: of one request. extra_routes: health and metrics.
     """
-    api = _Api(router, recorder, authenticate, internal, images, off_loop, limits or RequestLimits())
+    api = _Api(router, recorder, authenticate, calls, images, off_loop, limits or RequestLimits())
     # The most frequent route first, because they are tried in order.
     prefixes = ("/api/inference/v1", "/v1", "/api/v1", "/api/inference", "")
     chats, responses = (_paths(prefixes, end) for end in ("chat/completions", "responses"))
@@ -128,7 +129,7 @@ class _Api:
         router: Router,
         recorder: Recorder,
         authenticate: Authenticate,
-        internal: Keyring,
+        calls: CallVerifier,
         images: ChatImages,
         off_loop: OffLoop,
         limits: RequestLimits,
@@ -136,7 +137,7 @@ class _Api:
         self._router = router
         self._recorder = recorder
         self._authenticate = authenticate
-        self._internal = internal
+        self._calls = calls
         self._images = images
         self._off_loop = off_loop
         self._limits = limits
@@ -214,16 +215,18 @@ class _Api:
         Many in one request, because a request costs ten times as much as closing one rollout.
         """
         try:
-            cids = await self._cids(request)
+            job_id, cids = await self._cids(request)
         except SynthError as error:
             return error_response(error)
-        body = closed_to_bytes([self._closed(cid) for cid in cids])
+        body = closed_to_bytes([self._closed(cid, job_id) for cid in cids])
         return Response(body, media_type="application/msgpack")
 
     async def stood_still(self, request: Request) -> Response:
         """POST /internal/rollouts/stood_still {"cids": […]}: the seconds of each that its policy was not given."""
         try:
-            cids = await self._cids(request)
+            job_id, cids = await self._cids(request)
+            for cid in cids:
+                self._recorder.require_job(cid, job_id)
         except SynthError as error:
             return error_response(error)
         body = msgspec.json.encode([self._recorder.stood_still(cid) for cid in cids])
@@ -232,13 +235,15 @@ class _Api:
     async def score(self, request: Request) -> Response:
         """POST /internal/teacher/score {"job_id": …, "token_ids": […]}: `score_tokens` of the job's teacher."""
         try:
-            self._check_internal(request)
+            job_id = self._verify_job(request)
             try:
                 asked = msgspec.json.decode(await self._internal_body(request), type=_ToScore)
             except msgspec.DecodeError as error:
                 expected = '{"job_id": "job_…", "token_ids": [1, …]}'
                 raise UserError(Problem(what=str(error), expected=expected, where="body")) from error
-            async with self._router.for_teacher(asked.job_id) as teacher:
+            if asked.job_id != job_id:
+                raise InvalidKey(f"the call's token is for {job_id}, not for {asked.job_id}")
+            async with self._router.for_teacher(job_id) as teacher:
                 logprobs = await score_tokens(teacher, asked.token_ids)
         except ClientDisconnect:
             return Response(status_code=400)
@@ -246,15 +251,17 @@ class _Api:
             return error_response(error)
         return Response(msgspec.json.encode(logprobs), media_type="application/json")
 
-    def _check_internal(self, request: Request) -> None:
-        if not is_internal(request.headers.get("authorization", ""), self._internal):
-            raise InvalidKey("not a service of this cluster")
+    def _verify_job(self, request: Request) -> str:
+        """Return the job of a collector's call, whose token it has."""
+        job_id = request.headers.get("x-synth-job", "")
+        self._calls.verify(request.headers.get("authorization", ""), job_id, of=(Purpose.ROLLOUTS_CALLS,))
+        return job_id
 
-    async def _cids(self, request: Request) -> list[str]:
-        """The credentials of a collector's call."""
-        self._check_internal(request)
+    async def _cids(self, request: Request) -> tuple[str, list[str]]:
+        """The job of a collector's call, and the credentials in it."""
+        job_id = self._verify_job(request)
         try:
-            return msgspec.json.decode(await self._internal_body(request), type=_Cids).cids
+            return job_id, msgspec.json.decode(await self._internal_body(request), type=_Cids).cids
         except msgspec.DecodeError as error:
             raise UserError(Problem(what=str(error), expected='{"cids": ["trace_…"]}', where="body")) from error
 
@@ -284,8 +291,9 @@ class _Api:
         with self._memory.hold("") as held:
             return await self._body(request, held)
 
-    def _closed(self, cid: str) -> ClosedRollout:
+    def _closed(self, cid: str, job_id: str) -> ClosedRollout:
         try:
+            self._recorder.require_job(cid, job_id)
             return ClosedRollout(self._recorder.close(cid))
         except SynthError as error:
             return ClosedRollout(refused=str(error))

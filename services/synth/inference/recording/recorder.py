@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from synth.chat.messages import Conversation, Message
-from synth.errors import SynthError, Transient
+from synth.errors import InvalidKey, SynthError, Transient
 from synth.inference.chat.prompts import TokenHistory
 from synth.inference.engines.sampling_time import SamplingTime
 from synth.inference.recording.response_log import ResponseLog
@@ -237,6 +237,11 @@ class Recorder:
         """The Responses of an open rollout; none of a rollout that has made no call."""
         rollout = self._open.get(cid_text)
         return ResponseLog() if rollout is None else rollout.responses
+
+    def require_job(self, cid_text: str, job_id: str) -> None:
+        """Raise `InvalidKey` unless this is a credential of a rollout of this job."""
+        if self._read(cid_text).job_id != job_id:
+            raise InvalidKey(f"this credential is for another job than {job_id}")
 
     def close(self, cid_text: str) -> bytes:
         """End a rollout, and abort its running calls. Returns its records, for `synth.trajectories.records_from_bytes`.

@@ -203,12 +203,12 @@ class JudgeChat:
         breaker = endpoint.breaker
         answered, started = False, time.monotonic()
         try:
-            url = self._endpoints.chat_url(endpoint)
+            url, headers = self._endpoints.next_call(endpoint)
             request = client.build_request(
                 "POST",
                 url,
                 content=body,
-                headers={**endpoint.headers(), "content-type": "application/json", "accept-encoding": "identity"},
+                headers={**headers, "content-type": "application/json", "accept-encoding": "identity"},
                 timeout=timeout_s,
             )
             async with asyncio.timeout(timeout_s):

@@ -22,9 +22,8 @@ from synth.judge.api.limits import ApiLimits
 from synth.judge.failures import away, refused
 from synth.judge.settings import SYNTH, JudgeSettings
 from synth.judging.settings import JudgeModel
-from synth.keys import internal_token
 from synth.outbound.http_guard import names_allowed_address, origin_of
-from synth.service_secrets import Keyring
+from synth.service_calls import CallSigner
 
 _MAX_OPEN_S = 60.0
 #: An API that nothing was asked of for so long is forgotten here; what others must know of it is in its record.
@@ -98,10 +97,6 @@ class JudgeEndpoint:
         if quirks != self.quirks:
             self.api.quirks[self.org, self.model] = quirks
 
-    def headers(self) -> dict[str, str]:
-        own = {"x-synth-org": self.org} if self.url is None else {}
-        return own | ({"authorization": f"Bearer {self.key}"} if self.key else {})
-
 
 class Endpoints:
     """The judges' APIs, as this process sees them."""
@@ -113,14 +108,14 @@ class Endpoints:
         replicas: ReplicaTable,
         settings: JudgeSettings,
         *,
-        internal: Keyring,
+        calls: CallSigner,
         replica: str,
     ) -> None:
         self._bus = bus
         self._secrets = secrets
         self._replicas = replicas
         self._settings = settings
-        self._internal = internal
+        self._calls = calls
         self._replica = replica
         self._apis: dict[str, JudgeApi] = {}
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=64)
@@ -151,20 +146,24 @@ class Endpoints:
                 connection=self._connect_inside,
                 api=self._api(identity, ApiLimits()),
                 org=org,
-                key=internal_token(self._internal),
             )
         return self._of_operator(judge, judge.provider, org)
 
-    def chat_url(self, endpoint: JudgeEndpoint) -> str:
-        """Where the next call goes. Raises `JudgeTrouble`: away, where no replica serves the cluster's models."""
+    def next_call(self, endpoint: JudgeEndpoint) -> tuple[str, dict[str, str]]:
+        """The address and the headers of the next call.
+
+        Raises `JudgeTrouble`: away, if no replica serves the cluster's models.
+        """
         if endpoint.url is not None:
-            return f"{endpoint.url}/chat/completions"
+            key = {"authorization": f"Bearer {endpoint.key}"} if endpoint.key else {}
+            return f"{endpoint.url}/chat/completions", key
         replica = _choose(self._replicas, endpoint.model)
         if replica is None:
             raise away(
                 "no inference process is running", where=endpoint.where, retry_after_s=5, fix="start `synthd inference`"
             )
-        return f"{replica.url}/v1/chat/completions"
+        token = self._calls.authorization(replica.recorder, endpoint.org)
+        return f"{replica.url}/v1/chat/completions", {"authorization": token, "x-synth-org": endpoint.org}
 
     def _of_operator(self, judge: JudgeModel, name: str, org: str) -> JudgeEndpoint:
         where = f"judge {judge.model!r} of {name!r}"

@@ -11,14 +11,16 @@ import asyncio
 import httpx
 import msgspec
 
+from synth.bus.kv.replicas import Replica
 from synth.errors import Transient
-from synth.keys import internal_token
-from synth.service_secrets import Keyring
+from synth.service_calls import CallSigner
 from synth.trajectories import ClosedRollout, CompletionRecord, closed_from_bytes, records_from_bytes
 
 #: Bounds the size of an answer: the records of a long rollout are a megabyte.
 _MAX_CIDS_PER_REQUEST = 64
 
+#: The address of an inference process, and the name that its credentials have.
+_Process = tuple[str, str]
 _PendingClose = tuple[str, asyncio.Future[ClosedRollout]]
 
 
@@ -26,31 +28,33 @@ class RecorderClient:
     """Takes what closed rollout credentials recorded, from the inference replicas that recorded it."""
 
     def __init__(
-        self, internal: Keyring, *, timeout_s: float, transport: httpx.AsyncBaseTransport | None = None
+        self, calls: CallSigner, job_id: str, *, timeout_s: float, transport: httpx.AsyncBaseTransport | None = None
     ) -> None:
-        """timeout_s: of one request to a replica."""
-        headers = {"Authorization": f"Bearer {internal_token(internal)}"}
-        self._http = httpx.AsyncClient(headers=headers, timeout=timeout_s, trust_env=False, transport=transport)
-        self._pending: dict[str, list[_PendingClose]] = {}
-        self._senders: dict[str, asyncio.Task[None]] = {}
+        """job_id: of all credentials. timeout_s: of one request to a replica."""
+        self._calls = calls
+        self._job_id = job_id
+        self._http = httpx.AsyncClient(timeout=timeout_s, trust_env=False, transport=transport)
+        self._pending: dict[_Process, list[_PendingClose]] = {}
+        self._senders: dict[_Process, asyncio.Task[None]] = {}
 
-    async def close_rollout(self, replica_url: str, cid: str) -> list[CompletionRecord]:
+    async def close_rollout(self, replica: Replica, cid: str) -> list[CompletionRecord]:
         """Close a cid and take its records, in the order of the calls. Raises `Transient` when they are lost."""
         future: asyncio.Future[ClosedRollout] = asyncio.get_running_loop().create_future()
-        self._pending.setdefault(replica_url, []).append((cid, future))
-        if replica_url not in self._senders:
-            self._senders[replica_url] = asyncio.create_task(self._send_all(replica_url))
+        process = (replica.url, replica.recorder)
+        self._pending.setdefault(process, []).append((cid, future))
+        if process not in self._senders:
+            self._senders[process] = asyncio.create_task(self._send_all(process))
         closed = await future
         if closed.refused is not None:
             raise Transient(f"the recorder refused: {closed.refused}")
         return records_from_bytes(closed.records)
 
-    async def stood_still(self, replica_url: str, cid: str) -> float:
+    async def stood_still(self, replica: Replica, cid: str) -> float:
         """Seconds that the policy of an open rollout was not given: it waited in a queue, or for new weights.
 
         Raises `Transient` when the recorder does not answer.
         """
-        reply = await self._post(replica_url, "stood_still", [cid])
+        reply = await self._post((replica.url, replica.recorder), "stood_still", [cid])
         try:
             (seconds,) = msgspec.json.decode(reply.content, type=list[float])
         except (msgspec.DecodeError, ValueError) as error:
@@ -63,19 +67,19 @@ class RecorderClient:
             sender.cancel()
         await self._http.aclose()
 
-    async def _send_all(self, replica_url: str) -> None:
+    async def _send_all(self, process: _Process) -> None:
         try:
             # Rollouts that end in the same iteration of the event loop are sent together.
             await asyncio.sleep(0)
-            while pending := self._pending.pop(replica_url, []):
+            while pending := self._pending.pop(process, []):
                 for start in range(0, len(pending), _MAX_CIDS_PER_REQUEST):
-                    await self._send(replica_url, pending[start : start + _MAX_CIDS_PER_REQUEST])
+                    await self._send(process, pending[start : start + _MAX_CIDS_PER_REQUEST])
         finally:
-            del self._senders[replica_url]
+            del self._senders[process]
 
-    async def _send(self, replica_url: str, pending: list[_PendingClose]) -> None:
+    async def _send(self, process: _Process, pending: list[_PendingClose]) -> None:
         try:
-            closed = await self._close(replica_url, [cid for cid, _ in pending])
+            closed = await self._close(process, [cid for cid, _ in pending])
         except Exception as error:  # noqa: BLE001 - each waiting caller gets it, whatever it is
             for _, future in pending:
                 if not future.done():
@@ -85,8 +89,8 @@ class RecorderClient:
             if not future.done():  # its caller may have been cancelled
                 future.set_result(rollout)
 
-    async def _close(self, replica_url: str, cids: list[str]) -> list[ClosedRollout]:
-        reply = await self._post(replica_url, "close", cids)
+    async def _close(self, process: _Process, cids: list[str]) -> list[ClosedRollout]:
+        reply = await self._post(process, "close", cids)
         try:
             closed = closed_from_bytes(reply.content)
         except msgspec.DecodeError as error:
@@ -95,9 +99,14 @@ class RecorderClient:
             raise Transient(f"the recorder answered for {len(closed)} of {len(cids)} rollouts")
         return closed
 
-    async def _post(self, replica_url: str, what: str, cids: list[str]) -> httpx.Response:
+    async def _post(self, process: _Process, what: str, cids: list[str]) -> httpx.Response:
         try:
-            reply = await self._http.post(f"{replica_url}/internal/rollouts/{what}", json={"cids": cids})
+            url, receiver = process
+            headers = {
+                "authorization": self._calls.authorization(receiver, self._job_id),
+                "x-synth-job": self._job_id,
+            }
+            reply = await self._http.post(f"{url}/internal/rollouts/{what}", json={"cids": cids}, headers=headers)
         except httpx.HTTPError as error:
             raise Transient(f"the recorder is away: {type(error).__name__}: {error}") from error
         if reply.status_code != 200:

@@ -6,9 +6,9 @@ import httpx
 import msgspec
 import numpy as np
 
+from synth.bus.kv.replicas import Replica
 from synth.errors import Problem, Transient, UserError
-from synth.keys import internal_token
-from synth.service_secrets import Keyring
+from synth.service_calls import CallSigner
 from synth.trajectories.packing import Float32, Int32
 
 
@@ -16,13 +16,13 @@ class TeacherClient:
     """Asks the inference replicas that serve a job, which have its teacher loaded."""
 
     def __init__(
-        self, internal: Keyring, *, timeout_s: float, transport: httpx.AsyncBaseTransport | None = None
+        self, calls: CallSigner, *, timeout_s: float, transport: httpx.AsyncBaseTransport | None = None
     ) -> None:
         """timeout_s: of one sequence."""
-        headers = {"Authorization": f"Bearer {internal_token(internal)}"}
-        self._http = httpx.AsyncClient(headers=headers, timeout=timeout_s, trust_env=False, transport=transport)
+        self._calls = calls
+        self._http = httpx.AsyncClient(timeout=timeout_s, trust_env=False, transport=transport)
 
-    async def score(self, replica_url: str, job_id: str, tokens: Int32) -> Float32:
+    async def score(self, replica: Replica, job_id: str, tokens: Int32) -> Float32:
         """float32 [T]: the teacher's log-probability of each token (nats, temperature 1) after those before it.
 
         NaN for the first one, and for the last one where the tokens fill the teacher's context.
@@ -30,7 +30,11 @@ class TeacherClient:
         """
         asked = {"job_id": job_id, "token_ids": tokens.tolist()}
         try:
-            reply = await self._http.post(f"{replica_url}/internal/teacher/score", content=msgspec.json.encode(asked))
+            reply = await self._http.post(
+                f"{replica.url}/internal/teacher/score",
+                content=msgspec.json.encode(asked),
+                headers={"authorization": self._calls.authorization(replica.recorder, job_id), "x-synth-job": job_id},
+            )
         except httpx.HTTPError as error:
             raise Transient(f"the teacher is away: {type(error).__name__}: {error}") from error
         if reply.status_code in (400, 413):

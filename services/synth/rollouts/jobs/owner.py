@@ -52,6 +52,7 @@ from synth.rollouts.jobs.teaching import Teaching
 from synth.rollouts.rewards.plugin import PluginAdvantage, load_advantage
 from synth.rollouts.settings import RolloutsSettings
 from synth.runtime.off_loop import OffLoop
+from synth.service_calls import CallSigner
 from synth.service_secrets import Purpose, ServiceSecrets
 from synth.work import Task
 
@@ -129,7 +130,7 @@ class CollectTaskOwner:
             lease.progress(stage, deadline=hung_after_s)
 
         player = await self._player(history, job)
-        recorder = RecorderClient(self.secrets[Purpose.INTERNAL], timeout_s=self.settings.recorder_timeout_s)
+        recorder = RecorderClient(self._calls(), history.job_id, timeout_s=self.settings.recorder_timeout_s)
         versions = PolicyVersions()
         runner = RolloutRunner(
             history.job_id,
@@ -187,6 +188,9 @@ class CollectTaskOwner:
             if teaching is not None:
                 await teaching.client.aclose()
 
+    def _calls(self) -> CallSigner:
+        return CallSigner(self.secrets[Purpose.ROLLOUTS_CALLS], lasts_s=self.settings.call_token_s)
+
     def _teaching(
         self, history: JobHistory, job: RlJob | EvalJob, event_log: RolloutLog, progress: Callable[[str], None]
     ) -> Teaching | None:
@@ -196,7 +200,7 @@ class CollectTaskOwner:
         return Teaching(
             history.job_id,
             distillation,
-            TeacherClient(self.secrets[Purpose.INTERNAL], timeout_s=self.settings.teacher_timeout_s),
+            TeacherClient(self._calls(), timeout_s=self.settings.teacher_timeout_s),
             self.replicas,
             at_once=self.settings.teacher_requests,
             complete=event_log.complete,

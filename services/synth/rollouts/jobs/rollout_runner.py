@@ -162,7 +162,7 @@ class RolloutRunner:
             await self._close_credential(replica, cid)
             raise
         try:
-            records = await self._recorder.close_rollout(replica.url, cid)
+            records = await self._recorder.close_rollout(replica, cid)
         except Transient:
             self._replicas.forget(replica)
             raise
@@ -210,7 +210,7 @@ class RolloutRunner:
                 if playing.done():
                     return playing.result()
                 try:
-                    now = await self._recorder.stood_still(replica.url, cid)
+                    now = await self._recorder.stood_still(replica, cid)
                 except Transient:
                     misses += 1
                     if misses == _MISSES:
@@ -249,7 +249,7 @@ class RolloutRunner:
         """What was recorded; nothing where the recorder does not answer."""
         try:
             async with asyncio.timeout(_CLOSE_TIMEOUT_S):
-                return await self._recorder.close_rollout(replica.url, cid)
+                return await self._recorder.close_rollout(replica, cid)
         except (TimeoutError, Transient) as error:
             log.warning("a rollout's credential stays open until it expires", reason=str(error))
             return []

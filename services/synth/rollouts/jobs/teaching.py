@@ -101,7 +101,7 @@ class Teaching:
         if not serving:
             raise Transient(f"no replica serves {self.job_id} and its teacher")
         # Any of them, so that rollouts spread over the replicas, and the next attempt may be at another one.
-        return await self.client.score(random.choice(serving).url, self.job_id, branch.tokens)
+        return await self.client.score(random.choice(serving), self.job_id, branch.tokens)
 
 
 def _blocked(problem: Problem) -> CollectionBlocked:

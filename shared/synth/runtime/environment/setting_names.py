@@ -23,6 +23,7 @@ NAMES = frozenset(
         "SYNTH_BUS_REPLICAS",
         "SYNTH_BUS_SESSION_S",
         "SYNTH_CALL_DEADLINE_S",
+        "SYNTH_CALL_TOKEN_S",
         "SYNTH_CHECKPOINT_BYTES",
         "SYNTH_CHILD_SILENCE_S",
         "SYNTH_CLUSTER_SECRET",

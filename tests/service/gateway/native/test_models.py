@@ -24,8 +24,9 @@ from synth.events import ModelPublished, ModelRef
 from synth.gateway.chat_proxy.affinity import ChatRoute
 from synth.gateway.chat_proxy.proxy import InferenceProxy
 from synth.gateway.errors import ApiError
-from synth.keys import Cid, internal_token, mint_cid
-from tests.keyrings import credentials, internal, secrets_of
+from synth.keys import Cid, mint_cid
+from synth.service_secrets import Purpose
+from tests.keyrings import calls_of, credentials, secrets_of, verifier_of
 from tests.service.gateway import job_histories
 from tests.service.gateway.conftest import Server, listen
 
@@ -179,7 +180,7 @@ async def test_a_base_is_downloaded_from_its_folder_and_nothing_beside_it(user, 
 
 async def test_a_chat_that_nobody_can_answer_says_when_to_try_again(settings_of, bus_as):
     bus = await bus_as("gateway")
-    proxy = InferenceProxy(ReplicaTable(bus), secrets=secrets_of("gateway"), timeout_s=1)
+    proxy = InferenceProxy(ReplicaTable(bus), secrets=secrets_of("gateway"), calls=calls_of("gateway"), timeout_s=1)
     with pytest.raises(ApiError, match="no inference replica") as refused:
         await proxy.forward(Request({"type": "http", "headers": []}), b"{}", org="org_1", route=ChatRoute("m", b""))
     assert refused.value.status == 503
@@ -193,7 +194,8 @@ async def test_a_chat_goes_to_the_replica_that_serves_the_model(user, replica):
     said = reply.json()
     assert said["body"] == {"model": "tiny-a", "messages": [], "n": 1}
     assert said["headers"]["x-synth-org"] == user.org
-    assert said["headers"]["authorization"] == f"Bearer {internal_token(internal())}"
+    verifier = verifier_of("busy-1")
+    verifier.verify(said["headers"]["authorization"], user.org, of=(Purpose.GATEWAY_CALLS,))
     assert user.key not in reply.text
 
 

@@ -148,7 +148,7 @@ async def test_a_close_ends_the_calls_in_flight_and_is_idempotent(served: Served
     [closed] = closed_from_bytes(first.content)
     assert len(records_from_bytes(closed.records)) == 1
     assert (await served.close(cid)).content == first.content
-    assert (await served.close(cid, token="guess")).status_code == 401
+    assert (await served.close(cid, authorization="Bearer guess")).status_code == 401
     gone = await served.ask(cid)
     assert (gone.status_code, gone.json()["error"]["code"]) == (401, "rollout_closed")
 

@@ -9,13 +9,15 @@ import msgspec
 import numpy as np
 import pytest
 
+from synth.bus.kv.replicas import Replica
 from synth.errors import Transient
-from synth.keys import internal_token
 from synth.rollouts.clients.recorder import RecorderClient
+from synth.service_secrets import Purpose
 from synth.trajectories import ClosedRollout, CompletionRecord, closed_to_bytes, records_to_bytes
-from tests.keyrings import internal
+from tests.keyrings import calls_of, verifier_of
 
-SECRET = internal()
+REPLICA = Replica(id="r", boot="1", url="http://replica", pool="default", models=[])
+VERIFIER = verifier_of(REPLICA.recorder)
 
 
 def sampled(cid: str) -> bytes:
@@ -28,7 +30,7 @@ def sampled(cid: str) -> bytes:
     return records_to_bytes([record])
 
 
-class Replica:
+class Closing:
     """Closes rollouts, counting requests; a cid that begins with "gone" is refused."""
 
     def __init__(self) -> None:
@@ -36,7 +38,8 @@ class Replica:
         self.answer: httpx.Response | None = None
 
     async def __call__(self, request: httpx.Request) -> httpx.Response:
-        assert request.headers["authorization"] == f"Bearer {internal_token(SECRET)}"
+        VERIFIER.verify(request.headers["authorization"], "job_1", of=(Purpose.ROLLOUTS_CALLS,))
+        assert request.headers["x-synth-job"] == "job_1"
         cids: list[str] = msgspec.json.decode(request.content)["cids"]
         self.requests.append(cids)
         if self.answer is not None:
@@ -46,31 +49,31 @@ class Replica:
 
 
 @pytest.fixture
-def replica() -> Replica:
-    return Replica()
+def replica() -> Closing:
+    return Closing()
 
 
 @pytest.fixture
-def client(replica: Replica) -> RecorderClient:
-    return RecorderClient(SECRET, timeout_s=30, transport=httpx.MockTransport(replica))
+def client(replica: Closing) -> RecorderClient:
+    return RecorderClient(calls_of("rollouts"), "job_1", timeout_s=30, transport=httpx.MockTransport(replica))
 
 
-async def test_rollouts_that_end_together_are_closed_by_one_request(client: RecorderClient, replica: Replica) -> None:
+async def test_rollouts_that_end_together_are_closed_by_one_request(client: RecorderClient, replica: Closing) -> None:
     cids = [f"trace_{i}" for i in range(50)]
-    taken = await asyncio.gather(*(client.close_rollout("http://replica", cid) for cid in cids))
+    taken = await asyncio.gather(*(client.close_rollout(REPLICA, cid) for cid in cids))
     assert [bytes(r[0].sampled_ids.astype(np.uint8)).decode() for r in taken] == cids
     assert replica.requests == [cids]
 
 
-async def test_a_flock_is_split_so_that_an_answer_stays_small(client: RecorderClient, replica: Replica) -> None:
-    await asyncio.gather(*(client.close_rollout("http://replica", f"trace_{i}") for i in range(150)))
+async def test_a_flock_is_split_so_that_an_answer_stays_small(client: RecorderClient, replica: Closing) -> None:
+    await asyncio.gather(*(client.close_rollout(REPLICA, f"trace_{i}") for i in range(150)))
     assert [len(r) for r in replica.requests] == [64, 64, 22]
 
 
 async def test_a_refused_credential_costs_only_its_own_rollout(client: RecorderClient) -> None:
     kept, gone = await asyncio.gather(
-        client.close_rollout("http://replica", "trace_1"),
-        client.close_rollout("http://replica", "gone_1"),
+        client.close_rollout(REPLICA, "trace_1"),
+        client.close_rollout(REPLICA, "gone_1"),
         return_exceptions=True,
     )
     assert isinstance(kept, list)
@@ -83,10 +86,10 @@ async def test_a_refused_credential_costs_only_its_own_rollout(client: RecorderC
     ids=["unavailable", "garbage", "too few"],
 )
 async def test_an_answer_that_cannot_be_used_loses_the_recordings_and_says_so(
-    client: RecorderClient, replica: Replica, answer: httpx.Response
+    client: RecorderClient, replica: Closing, answer: httpx.Response
 ) -> None:
     replica.answer = answer
     with pytest.raises(Transient, match="recorder"):
-        await client.close_rollout("http://replica", "trace_1")
+        await client.close_rollout(REPLICA, "trace_1")
     replica.answer = None
-    assert len(await client.close_rollout("http://replica", "trace_1")) == 1
+    assert len(await client.close_rollout(REPLICA, "trace_1")) == 1

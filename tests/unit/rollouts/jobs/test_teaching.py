@@ -24,7 +24,7 @@ from synth.rollouts.collection.types import (
 from synth.rollouts.jobs.teaching import Teaching
 from synth.rollouts.rewards.scoring import Rewarded
 from synth.trajectories import Branch, RewardSources
-from tests.keyrings import internal
+from tests.keyrings import calls_of
 
 TRAIN = CollectRequest(iteration=1, mode="train", seeds=[0], group_size=2, oldest_version=0)
 EVAL = CollectRequest(iteration=1, mode="eval", seeds=[0], group_size=2, oldest_version=0, pinned_version=0)
@@ -54,7 +54,7 @@ class Asked:
         self.teaching = Teaching(
             "job_1",
             DistillationSettings(teacher="t", max_outage_s=max_outage_s),
-            TeacherClient(internal(), timeout_s=5, transport=httpx.MockTransport(self._answer)),
+            TeacherClient(calls_of("rollouts"), timeout_s=5, transport=httpx.MockTransport(self._answer)),
             cast(ReplicaTable, Replicas()),
             at_once=1,
             complete=self._complete,
