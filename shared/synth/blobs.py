@@ -30,7 +30,7 @@ _CHUNK = 4 << 20
 # Beside the tree, not in it: a checkpoint has a manifest.json of its own.
 _FULL_DISK_DELAY_S = 15.0
 _MANIFEST = ".manifest.json"
-# Where a local store writes what is not whole yet.
+# Where a local store writes what is not whole yet, in the first folder of a key: a mount of its own ends a rename.
 _INCOMING = ".incoming"
 #: Tries of one rename; each but the last met a deletion between two system calls.
 _RENAMES = 100
@@ -81,6 +81,10 @@ class BlobStore:
             root.mkdir(parents=True, exist_ok=True)
             return cls(LocalStore(prefix=str(root)), root)
         return cls(from_url(url), None)
+
+    def local_folders(self) -> list[Path]:
+        """Return the folders of a local store that may lie on disks of their own."""
+        return [] if self.root is None else [self.root, *filter(Path.is_dir, self.root.iterdir())]
 
     async def put_bytes(self, key: str, body: bytes) -> BlobRef:
         """Write a small blob whole."""
@@ -250,7 +254,7 @@ class BlobStore:
     async def entries(self) -> AsyncIterator[tuple[str, int, datetime]]:
         """Every blob of the store: key, size, when it was written."""
         async for entry in self.below(None):
-            if not entry[0].startswith(f"{_INCOMING}/"):
+            if f"/{_INCOMING}/" not in f"/{entry[0]}":
                 yield entry
 
     async def below(self, folder: str | None) -> AsyncIterator[tuple[str, int, datetime]]:
@@ -275,14 +279,14 @@ class BlobStore:
         """The blobs of a tree without its manifest, which is named by its URI alone."""
         return await self.uris_below(tree.removeprefix("blob://").removesuffix(_MANIFEST))
 
-    def _temporary(self) -> Path:
+    def _temporary(self, key: str) -> Path:
         assert self.root is not None
-        folder = self.root / _INCOMING
-        folder.mkdir(exist_ok=True)
+        folder = self.root / key.rpartition("/")[0].partition("/")[0] / _INCOMING
+        folder.mkdir(parents=True, exist_ok=True)
         return folder / uuid.uuid4().hex
 
     def _write_local(self, key: str, body: bytes) -> None:
-        temporary = self._temporary()
+        temporary = self._temporary(key)
         with _removed_on_failure(temporary):
             temporary.write_bytes(body)
             self._take_local(key, temporary, move=True)
@@ -299,7 +303,7 @@ class BlobStore:
                 if error.errno != errno.EXDEV:
                     raise
         if new_folder is None:  # it stays where it is, or comes from another file system
-            copy = self._temporary()
+            copy = self._temporary(key)
             with _removed_on_failure(copy):
                 shutil.copy(path, copy)
                 _sync(copy)
@@ -360,9 +364,9 @@ def _put_in_place(path: Path, target: Path) -> bool:
 
 
 def _remove_empty_folders(root: Path, key: str) -> None:
-    """Remove the folders of a blob that is gone, up to the first that holds anything."""
+    """Remove the folders of a blob that is gone, up to the first that holds anything; a key's first folder stays."""
     for folder in (root / key).parents:
-        if folder == root:
+        if root in (folder, folder.parent):
             return
         try:
             folder.rmdir()

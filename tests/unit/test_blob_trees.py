@@ -92,3 +92,17 @@ async def test_a_blob_that_was_fetched_from_afar_is_not_written_again_under_who_
     path.write_bytes(b"not what was fetched")
     assert (await remote.fetch(ref, path)).read_bytes() == b"w" * 1000
     assert [p.name for p in tmp_path.iterdir()] == ["w"]
+
+
+async def test_a_blob_is_written_in_the_first_folder_of_its_key_which_stays(store: BlobStore, tmp_path: Path):
+    """These folders may be mounts of their own: a rename ends at a mount, and nobody removes one."""
+    ref = await store.put_bytes("jobs/job_1/log", b"x")
+    incoming = tmp_path / "blobs/jobs/.incoming"
+    assert list(incoming.iterdir()) == []
+    assert [p.name for p in (tmp_path / "blobs").iterdir()] == ["jobs"]
+    (incoming / "half").write_bytes(b"x")
+    assert [key async for key, _, _ in store.entries()] == ["jobs/job_1/log"]
+    (incoming / "half").unlink()
+    await store.delete([ref.uri])
+    assert incoming.is_dir()
+    assert store.local_folders() == [tmp_path / "blobs", tmp_path / "blobs/jobs"]

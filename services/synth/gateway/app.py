@@ -95,7 +95,7 @@ async def setup(service: Service) -> ASGIApp:
     model = ReadModel(settings.read_model_path)
     stream_end = await _wait_for_bus(service, settings, secrets, model)
     hub = Hub(service.bus, model, stream_end=stream_end, stream_buffer=settings.stream_buffer)
-    disks = [settings.work_dir] if service.blobs.root is None else [settings.work_dir, service.blobs.root]
+    disks = [settings.work_dir, *service.blobs.local_folders()]
     capacity = Capacity(disks, settings.disk_reserve_bytes, settings.log_reserve)
     replicas = ReplicaTable(service.bus)
     key_cache = ApiKeyCache(service.bus, secrets, ended_kept_s=max(3600.0, watched_s(settings)))

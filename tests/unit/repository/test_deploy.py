@@ -52,6 +52,7 @@ def test_a_container_has_no_privileges_and_bounds_for_its_memory_and_its_files(n
     assert service["cap_drop"] == ["ALL"]
     assert service["security_opt"] == ["no-new-privileges:true"]
     assert service["mem_limit"]
+    assert service["pids_limit"]
     assert not {"privileged", "cap_add", "devices", "pid"} & service.keys()
 
 
@@ -107,9 +108,31 @@ def test_with_one_gpu_both_containers_take_turns_by_one_file_of_a_volume_that_bo
     assert gpus_of(serving) == gpus_of(training) == ["0"]
     turn = serving["environment"]["SYNTH_TURN_FILE"]
     assert training["environment"]["SYNTH_TURN_FILE"] == turn
-    shared = [v for v in serving["volumes"] if v in training["volumes"] and not v.endswith(":ro")]
-    assert any(turn.startswith(f"{volume.split(':')[1]}/") for volume in shared)
-    assert {volume.split(":")[0] for volume in shared} <= set(COMPOSE["volumes"])
+    (shared,) = [v for v in serving["volumes"] if v in training["volumes"] and turn.startswith(f"{v.split(':')[1]}/")]
+    assert shared.split(":")[0] in COMPOSE["volumes"]
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_the_work_folder_of_a_container_is_a_volume_that_no_other_has(name: str):
+    """`tests/e2e/test_mounts.py` has the folders of the blob store, and runs jobs with them."""
+    owned = {other: {v.split(":")[0] for v in s["volumes"] if v.endswith(":/data/work")} for other, s in OURS.items()}
+    assert len(owned[name]) == 1
+    assert not any(owned[name] & volumes for other, volumes in owned.items() if other != name)
+    assert OURS[name]["environment"]["SYNTH_WORK_DIR"] == "/data/work"
+
+
+def test_a_service_has_credentials_of_its_own_for_an_object_store():
+    files = {name: service["env_file"] for name, service in {**OURS, "bus": COMPOSE["services"]["bus-init"]}.items()}
+    for name, (entry,) in files.items():
+        user = name if name == "bus" else OURS[name]["environment"]["SYNTH_NATS_USER"]
+        assert entry == {"path": f".store/{user}.env", "required": False}
+    assert "/.store/" in (ROOT / ".gitignore").read_text().splitlines()
+
+
+def test_the_monitor_of_the_bus_listens_for_its_own_health_check_alone():
+    """The monitor has no login and lists the connections of all services."""
+    assert '"http": "127.0.0.1:8222"' in (ROOT / "deploy/nats.conf").read_text()
+    assert "http://127.0.0.1:8222/" in COMPOSE["services"]["nats"]["healthcheck"]["test"][-1]
 
 
 def test_the_pins_that_a_container_installs_are_in_its_image():

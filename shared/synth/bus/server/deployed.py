@@ -42,7 +42,8 @@ def deployed_config(
     passwords = {user: f"${password_variable(user)}" for user in _USERS}
     config: dict[str, object] = {
         "listen": "0.0.0.0:4222",
-        "http": "0.0.0.0:8222",
+        # It has no login, and shows every connection with its user: for the health check of the same machine.
+        "http": "127.0.0.1:8222",
         "max_payload": MAX_PAYLOAD_BYTES,
         "jetstream": {"store_dir": "/data", "sync_interval": "always"},
     }

@@ -42,7 +42,7 @@ class SecureServer:
         text = deployed_config((DEFAULT_POOL,), nkeys=nkeys, tls=tls)
         for printed, here in (
             ("0.0.0.0:4222", f"127.0.0.1:{self._places.port}"),
-            ("0.0.0.0:8222", f"127.0.0.1:{self._places.http_port}"),
+            ("127.0.0.1:8222", f"127.0.0.1:{self._places.http_port}"),
             ('"/data"', json.dumps(str(self._places.store))),
         ):
             assert printed in text
