@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from importlib.metadata import requires
 
 #: Distributions whose package has another name.
-_DISTRIBUTIONS = {"nacl": "pynacl", "nats": "nats-py", "PIL": "pillow"}
+_DISTRIBUTIONS = {"nacl": "pynacl", "nats": "nats-py", "PIL": "pillow", "yaml": "pyyaml"}
 _EXTRA = re.compile(r"""extra == ["']([\w.-]+)["']""")
 
 

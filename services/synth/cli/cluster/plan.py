@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -108,15 +109,21 @@ def is_free(port: int) -> bool:
     return True
 
 
-def make_plan(state: ClusterState, data: Path, services: tuple[str, ...] = SERVICES) -> ClusterPlan:
-    """Plan every process of the cluster from its state. data: an absolute path."""
+def make_plan(
+    state: ClusterState,
+    data: Path,
+    services: tuple[str, ...] = SERVICES,
+    *,
+    environment: Mapping[str, str] = os.environ,
+) -> ClusterPlan:
+    """Plan every process of the cluster from its state. data: an absolute path. environment: of the supervisor."""
     ports = {p.name: p.port for p in state.processes}
     server = ServerConfig(
         port=ports["nats"],
         http_port=state.nats_http_port,
         store=data / "nats" / "store",
         users=state.users,
-        pools=read_pools(os.environ.get("SYNTH_POOLS") or DEFAULT_POOL),
+        pools=read_pools(environment.get("SYNTH_POOLS") or DEFAULT_POOL),
         issuer=AccountKey(state.issuer_seed).public,
     )
     config, logs = data / "nats" / "nats.conf", data / "logs"
@@ -124,7 +131,7 @@ def make_plan(state: ClusterState, data: Path, services: tuple[str, ...] = SERVI
         name="nats",
         synthd=(),
         command=[str(binary()), "-c", str(config)],
-        env=dict(os.environ),
+        env=dict(environment),
         port=server.port,
         health_url=f"http://{HOST}:{server.http_port}/healthz",
         log=logs / "nats.log",
@@ -136,7 +143,7 @@ def make_plan(state: ClusterState, data: Path, services: tuple[str, ...] = SERVI
             name=name,
             synthd=() if own else arguments,
             command=[own or sys.executable, "-m", "synth.synthd", *arguments],
-            env=_environment(name, service, port, state, data, server.url),
+            env=_environment(name, service, port, state, data, server.url, environment),
             port=port,
             health_url=f"http://{HOST}:{port}/healthz",
             log=logs / f"{name}.log",
@@ -144,7 +151,7 @@ def make_plan(state: ClusterState, data: Path, services: tuple[str, ...] = SERVI
 
     return ClusterPlan(
         data=data,
-        parents_env=_parents_environment(),
+        parents_env=_parents_environment(environment),
         nats=nats,
         nats_config=config,
         nats_text=server.text(),
@@ -155,37 +162,45 @@ def make_plan(state: ClusterState, data: Path, services: tuple[str, ...] = SERVI
     )
 
 
-def outbound() -> dict[str, str]:
+def outbound(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
     """Which addresses of users' task apps, judges and images the services may call beside the public ones.
 
     They are on this machine where the user's environment says nothing of it.
     """
-    allowed = {"SYNTH_ALLOW_LOOPBACK": os.environ.get("SYNTH_ALLOW_LOOPBACK") or "1"}
+    allowed = {"SYNTH_ALLOW_LOOPBACK": environment.get("SYNTH_ALLOW_LOOPBACK") or "1"}
     for name in ("SYNTH_ALLOWED_CIDRS", "SYNTH_OUTBOUND_PROXY"):
-        if value := os.environ.get(name):
+        if value := environment.get(name):
             allowed[name] = value
     return allowed
 
 
-def _computing_environment() -> dict[str, str]:
+def _computing_environment(environment: Mapping[str, str]) -> dict[str, str]:
     """The user's environment, with defaults for what libraries compute with."""
-    env = {key: value for key, value in os.environ.items() if key not in _NOT_PASSED_ON | _OF_ANOTHER_BUS}
+    env = {key: value for key, value in environment.items() if key not in _NOT_PASSED_ON | _OF_ANOTHER_BUS}
     # Every service computes on one thread: there are more processes than cores.
     env.setdefault("OMP_NUM_THREADS", "1")
     env.setdefault("TOKENIZERS_PARALLELISM", "false")
     return env | {"PYTHONUNBUFFERED": "1"}
 
 
-def _parents_environment() -> dict[str, str]:
+def _parents_environment(environment: Mapping[str, str]) -> dict[str, str]:
     """The environment of the processes whose forks the services are. A fork gets its settings with the request."""
-    env = {key: value for key, value in _computing_environment().items() if not key.startswith("SYNTH_")}
+    env = {key: value for key, value in _computing_environment(environment).items() if not key.startswith("SYNTH_")}
     # To ask CUDA itself how many devices there are would initialise it, and no fork could use it.
     return env | {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
 
 
-def _environment(name: str, service: str, port: int, state: ClusterState, data: Path, nats_url: str) -> dict[str, str]:
+def _environment(
+    name: str,
+    service: str,
+    port: int,
+    state: ClusterState,
+    data: Path,
+    nats_url: str,
+    environment: Mapping[str, str],
+) -> dict[str, str]:
     """The settings of one process: what the user's environment says of SYNTH_… holds, except for what must agree."""
-    env = _computing_environment()
+    env = _computing_environment(environment)
     env.setdefault("SYNTH_GRACE_S", str(GRACE_S))
     env |= {
         "SYNTH_NATS_URL": nats_url,
@@ -199,7 +214,7 @@ def _environment(name: str, service: str, port: int, state: ClusterState, data: 
         "SYNTH_WORK_DIR": str(data / "work" / name),
         "SYNTH_MODELS_DIR": str(data / "models"),
         "SYNTH_REPLICA": f"{name}-0" if name == service else name,
-        **outbound(),
+        **outbound(environment),
     }
     if name == "validator" and "SYNTH_RANKS" in env:
         env.setdefault("SYNTH_TRAINER_RANKS", env["SYNTH_RANKS"])

@@ -98,7 +98,8 @@ class StateFile:
 
         Raises `CliError` naming the cluster that runs.
         """
-        self.path.parent.mkdir(parents=True, exist_ok=True)
+        # Datasets, models and rollouts of every organisation are below it.
+        self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with self._lock_path.open("w") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -33,6 +33,7 @@ _STYLES = {
     "started": "cyan", "processing": "cyan", "starting": "cyan",
     "failed": "red", "rejected": "red", "down": "red", "fail": "red",
     "cancelled": "yellow", "cancelling": "yellow", "unhealthy": "yellow", "warn": "yellow",
+    "warning": "yellow", "not checked": "cyan",
     "pausing": "yellow", "paused": "yellow",
 }  # fmt: skip
 
@@ -251,6 +252,22 @@ def print_findings(rows: Sequence[tuple[str, str, str, str]]) -> None:
         for check, result, found, fix in rows
     ]
     return out().print(*labelled(found))
+
+
+def print_reports(rows: Sequence[tuple[str, str, str, str, str]]) -> None:
+    """Print results on a terminal: beside each the subject, and below it what was found, where, and what to do."""
+    from rich.text import Text
+
+    from synth.cli.tui.tables.labelled import labelled
+
+    reports: list[tuple[Text, Text]] = []
+    for result, subject, found, where, fix in rows:
+        text = Text(subject, style="bold" if found else "")
+        for line, style in ((found, "not bold"), (where, "not bold dim"), (fix, "not bold cyan")):
+            if line:
+                text.append(f"\n{line}", style=style)
+        reports.append((Text(result, style=style_of(result)), text))
+    out().print(*labelled(reports))
 
 
 def print_pairs(pairs: Sequence[tuple[str, str]]) -> None:

@@ -1,0 +1,72 @@
+"""What the gateway's API shows an operator: organisations, their limits, and keys without an end."""
+
+from __future__ import annotations
+
+from synth.access import Scope
+from synth.api.schemas import Key
+from synth.cli.api.client import Client
+from synth.cli.config import Config
+from synth.cli.connections.known_origins import require_confirmed
+from synth.cli.errors import CliError
+from synth.cli.hardening.deployment import SeenDeployment
+from synth.cli.hardening.findings import Finding
+
+_MOST_NAMED = 3
+
+
+def check_account(deployment: SeenDeployment, config: Config) -> list[Finding]:
+    """Check keys and limits, with the key that `synthctl` has. It needs the scope `operator` to see organisations."""
+    where = config.backend.text
+    try:
+        require_confirmed(config.require_api_key(), config.backend)
+        with Client(config, retry_budget=1.0) as client:
+            account = client.account()
+            keys = client.keys() if Scope.KEYS in account.scopes else None
+            organisations = len(client.organisations()) if Scope.OPERATOR in account.scopes else None
+    except CliError as error:
+        problem = error.problems[0]
+        return [
+            Finding(check=check, result="not checked", found=problem.what, where=where, fix=problem.fix)
+            for check in ("API keys", "limits")
+        ]
+    return [*_keys(keys, where), _limits(deployment, organisations, where)]
+
+
+def _keys(keys: list[Key] | None, where: str) -> list[Finding]:
+    if keys is None:
+        fix = "use a key with the scope `keys`"
+        why = "this key may not list the keys of its organisation"
+        return [Finding(check="API keys", result="not checked", found=why, where=where, fix=fix)]
+    endless = [key for key in keys if key.state == "live" and key.expires_at is None]
+    operators = [key for key in endless if Scope.OPERATOR in key.scopes]
+    others = [key for key in endless if key not in operators]
+    fix = "replace each by one with an end: synthctl keys create --expires-in 90d, then synthctl keys revoke"
+    findings = [
+        Finding(check=check, result="warning", found=f"without an end: {_named(found)}", where=where, fix=fix)
+        for check, found in (("operator keys", operators), ("API keys", others))
+        if found
+    ]
+    found = f"each of {len(keys)} keys of this organisation has an end"
+    return findings or [Finding(check="API keys", result="ok", found=found, where=where)]
+
+
+def _named(keys: list[Key]) -> str:
+    names = ", ".join(f"{key.id} ({key.name})" for key in keys[:_MOST_NAMED])
+    return names if len(keys) <= _MOST_NAMED else f"{names} and {len(keys) - _MOST_NAMED} more"
+
+
+def _limits(deployment: SeenDeployment, organisations: int | None, where: str) -> Finding:
+    gateways = [s for s in deployment.services if s.name.partition(" ")[0] == "gateway"]
+    if not gateways:
+        why = "the settings of no gateway are seen from here"
+        fix = "run it where the gateway runs, or with --compose"
+        return Finding(check="limits", result="not checked", found=why, where=where, fix=fix)
+    if all(any(name.startswith("SYNTH_ORG_") and value for name, value in g.environment.items()) for g in gateways):
+        return Finding(check="limits", result="ok", found="set by SYNTH_ORG_…", where=gateways[0].place)
+    place = gateways[0].place
+    if organisations == 1:
+        found = "the defaults; there is one organisation"
+        return Finding(check="limits", result="ok", found=found, where=place)
+    many = "this key may not count the organisations" if organisations is None else f"{organisations} organisations"
+    fix = 'set SYNTH_ORG_… of the gateway (docs/operations.md, "Limits")'
+    return Finding(check="limits", result="warning", found=f"the defaults, and {many}", where=place, fix=fix)

@@ -1,0 +1,186 @@
+"""A Compose file as its containers: their settings with variables filled in, and what confines them."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from synth.cli.errors import CliError
+from synth.cli.hardening.findings import Finding
+from synth.runtime.environment.env_file import read_env_file
+
+_VARIABLE = re.compile(r"\$\{(\w+)(?::?([-?])([^}]*))?\}|\$(\w+)")
+_CONFINED = "read_only: true, cap_drop: [ALL], security_opt: [no-new-privileges:true], mem_limit and pids_limit"
+_DIGEST = re.compile(r"@sha256:[0-9a-f]{64}$")
+_MONITOR = re.compile(r"""["']?\b(?:http|http_port|https|monitor_port)["']?\s*[:=]\s*["']?([^\s"',}]+)""")
+
+
+@dataclass(frozen=True)
+class Container:
+    """A service of the file. entry: its mapping, and environment: its settings, with their variables filled in.
+
+    ports: as `ADDRESS:PUBLISHED:PORT`. mounts: the volume or the folder of each, and where it is mounted.
+    """
+
+    name: str
+    entry: Mapping[str, Any] = field(repr=False)
+    environment: Mapping[str, str] = field(repr=False)
+    ports: list[str]
+    mounts: list[tuple[str, str]]
+
+
+@dataclass(frozen=True)
+class ComposeFile:
+    """The file, and the variables that it requires and that neither its `.env` nor the environment sets."""
+
+    path: Path
+    containers: list[Container]
+    missing: list[str]
+
+    @classmethod
+    def read(cls, path: Path) -> ComposeFile:
+        """Read the file with the `.env` beside it. Raises `CliError` for one that is not there, or no Compose file."""
+        import yaml
+
+        try:
+            document = yaml.safe_load(path.read_text(encoding="utf-8"))
+            variables = read_env_file(path.with_name(".env")) | dict(os.environ)
+            missing: set[str] = set()
+            containers = [_container(n, _fill(e, variables, missing)) for n, e in document["services"].items()]
+        except FileNotFoundError as error:
+            raise CliError("there is no such file", expected="a Compose file", where=str(path)) from error
+        except (yaml.YAMLError, KeyError, TypeError, AttributeError, UnicodeDecodeError) as error:
+            raise CliError(f"not a Compose file ({type(error).__name__})", where=str(path)) from error
+        return cls(path, containers, sorted(missing))
+
+    def confinement(self) -> list[Finding]:
+        """Check what each container may do beside its work, what it publishes, and by which image it runs."""
+        return [*self._privileges(), *self._ports(), *self._images(), *self._stores()]
+
+    def _privileges(self) -> list[Finding]:
+        loose = [c.name for c in self.containers if not _confined(c.entry)]
+        if not loose:
+            return [Finding(check="containers", result="ok", found=f"{_CONFINED} for each", where=str(self.path))]
+        found = f"not confined: {', '.join(loose)}"
+        fix = f"each needs {_CONFINED}"
+        return [Finding(check="containers", result="failed", found=found, where=str(self.path), fix=fix)]
+
+    def _ports(self) -> list[Finding]:
+        findings: list[Finding] = []
+        for container in self.containers:
+            for text in container.ports:
+                user = container.environment.get("SYNTH_NATS_USER")
+                if user == "gateway" and text.startswith("127.0.0.1:"):
+                    continue
+                fix = (
+                    "publish it at 127.0.0.1, and put a proxy that ends TLS before it"
+                    if user == "gateway"
+                    else "remove it from `ports`: the other containers reach it without"
+                )
+                found = f"{container.name} publishes {text}"
+                findings.append(Finding(check="ports", result="failed", found=found, where=str(self.path), fix=fix))
+        found = "only the gateway is published, on loopback"
+        return findings or [Finding(check="ports", result="ok", found=found, where=str(self.path))]
+
+    def _images(self) -> list[Finding]:
+        images = {c.name: str(c.entry["image"]) for c in self.containers if "image" in c.entry}
+        loose = sorted({image for image in images.values() if not _DIGEST.search(image)})
+        if not loose:
+            found = "each image that is pulled has a digest" if images else "no image is pulled"
+            return [Finding(check="images", result="ok", found=found, where=str(self.path))]
+        fix = "`python -m contracts.digests` writes the digests, on a machine that reaches the registry"
+        found = f"without a digest: {', '.join(loose)}"
+        return [Finding(check="images", result="warning", found=found, where=str(self.path), fix=fix)]
+
+    def _stores(self) -> list[Finding]:
+        """Check that no two services share a folder for scratch, and the blob store is divided."""
+        users: dict[str, list[str]] = {}
+        for container in self.containers:
+            for source, target in container.mounts:
+                if target in ("/data", "/data/blobs"):
+                    users.setdefault(source, []).append(container.name)
+        if not (shared := {source: names for source, names in users.items() if len(names) > 1}):
+            found = "each container mounts the folders of the blob store that it needs"
+            return [Finding(check="volumes", result="ok", found=found, where=str(self.path))]
+        found = "; ".join(f"{source} is whole in {', '.join(names)}" for source, names in shared.items())
+        fix = "mount orgs, jobs and judging by themselves, as docs/operations.md has them"
+        return [Finding(check="volumes", result="failed", found=found, where=str(self.path), fix=fix)]
+
+    def monitor(self) -> list[Finding]:
+        """Check where the monitor of the file's nats-server listens, by the configuration that it mounts."""
+        for container in self.containers:
+            for source, _ in container.mounts:
+                file = self.path.parent / source
+                if not source.endswith("nats.conf") or not file.is_file():
+                    continue
+                return [_monitor(file)]
+        why = "no container mounts a nats.conf of this folder"
+        return [Finding(check="bus monitor", result="not checked", found=why, where=str(self.path))]
+
+
+def _monitor(file: Path) -> Finding:
+    found = _MONITOR.search(file.read_text(encoding="utf-8", errors="replace"))
+    address = found[1] if found else ""
+    host = address.rpartition(":")[0].strip("[]")
+    if not address or host.startswith("127.") or host in ("localhost", "::1"):
+        return Finding(check="bus monitor", result="ok", found=address or "it has none", where=str(file))
+    fix = (
+        "`synthd bus config` prints one that listens on loopback alone; the health check of the container needs no more"
+    )
+    return Finding(check="bus monitor", result="failed", found=f"listens at {address}", where=str(file), fix=fix)
+
+
+def _confined(entry: Mapping[str, Any]) -> bool:
+    return bool(
+        entry.get("read_only") is True
+        and entry.get("cap_drop") == ["ALL"]
+        and "no-new-privileges:true" in entry.get("security_opt", ())
+        and entry.get("mem_limit")
+        and entry.get("pids_limit")
+        and not {"privileged", "cap_add", "pid"} & entry.keys()
+    )
+
+
+def _container(name: str, entry: dict[str, Any]) -> Container:
+    """Read what Compose writes in a short and in a long form."""
+    given = entry.get("environment", {})
+    pairs = (str(item).partition("=")[::2] for item in given) if isinstance(given, list) else given.items()
+    environment = {str(name): "" if value is None else str(value) for name, value in pairs}
+    ports = [_port(port) if isinstance(port, dict) else str(port) for port in entry.get("ports", ())]
+    return Container(name, entry, environment, ports, [_mount(volume) for volume in entry.get("volumes", ())])
+
+
+def _port(port: dict[str, Any]) -> str:
+    parts = (port.get("host_ip"), port.get("published"), port["target"])
+    return ":".join(str(part) for part in parts if part)
+
+
+def _mount(volume: Any) -> tuple[str, str]:
+    if isinstance(volume, dict):
+        return str(volume.get("source", "")), str(volume["target"])
+    source, _, rest = str(volume).partition(":")
+    return source, rest.partition(":")[0]
+
+
+def _fill(value: Any, variables: Mapping[str, str], missing: set[str]) -> Any:
+    """Fill variables in as Compose does."""
+    if isinstance(value, dict):
+        return {key: _fill(item, variables, missing) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_fill(item, variables, missing) for item in value]
+    if not isinstance(value, str):
+        return value
+
+    def fill(match: re.Match[str]) -> str:
+        name, kind, rest = match[1] or match[4], match[2], match[3]
+        if text := variables.get(name, ""):
+            return text
+        if kind == "?":
+            missing.add(name)
+        return rest if kind == "-" else ""
+
+    return _VARIABLE.sub(fill, value)
