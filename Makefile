@@ -10,7 +10,7 @@ BIN := .venv/bin
 unexport PYTHONDONTWRITEBYTECODE
 PIP := --quiet --disable-pip-version-check --no-compile
 .DEFAULT_GOAL := help
-.PHONY: help install install-vllm install-synth-ai demo demo-vision test lint unit service test-clients test-docs test-vllm-engine test-vllm-cluster long chaos storm soak hostile environments contracts precommit tax clean
+.PHONY: help install install-vllm install-synth-ai demo demo-vision test lint unit service test-clients test-docs test-vllm-engine test-vllm-cluster long chaos storm soak hostile environments contracts digests precommit tax clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
@@ -109,6 +109,9 @@ hostile: .venv/installed ## 10,000 inputs that no friend would send, at services
 
 contracts: .venv/installed ## write the generated documents of docs/
 	@$(BIN)/python -m contracts
+
+digests: .venv/installed ## resolve the tags of images and actions, and pin them (needs their registry and GitHub)
+	@$(BIN)/python -m contracts.digests
 
 precommit: .venv/installed ## have git run the checks by itself (needs the tool `pre-commit` on your path)
 	@pre-commit install --hook-type pre-commit --hook-type pre-push

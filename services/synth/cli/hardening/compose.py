@@ -16,6 +16,7 @@ from synth.runtime.environment.env_file import read_env_file
 _VARIABLE = re.compile(r"\$\{(\w+)(?::?([-?])([^}]*))?\}|\$(\w+)")
 _CONFINED = "read_only: true, cap_drop: [ALL], security_opt: [no-new-privileges:true], mem_limit and pids_limit"
 _DIGEST = re.compile(r"@sha256:[0-9a-f]{64}$")
+_FROM = re.compile(r"^FROM\s+(\S+:\S+)", re.MULTILINE)
 _MONITOR = re.compile(r"""["']?\b(?:http|http_port|https|monitor_port)["']?\s*[:=]\s*["']?([^\s"',}]+)""")
 
 
@@ -87,12 +88,19 @@ class ComposeFile:
         return findings or [Finding(check="ports", result="ok", found=found, where=str(self.path))]
 
     def _images(self) -> list[Finding]:
-        images = {c.name: str(c.entry["image"]) for c in self.containers if "image" in c.entry}
-        loose = sorted({image for image in images.values() if not _DIGEST.search(image)})
+        images = {str(c.entry["image"]) for c in self.containers if "image" in c.entry}
+        dockerfiles = {file for c in self.containers if (file := _dockerfile(c.entry, self.path.parent)) is not None}
+        for file in dockerfiles:
+            if not file.is_file():
+                why = f"{file} is not here"
+                fix = "run it in the folder that the images are built in"
+                return [Finding(check="images", result="not checked", found=why, where=str(self.path), fix=fix)]
+            images |= set(_FROM.findall(file.read_text(encoding="utf-8", errors="replace")))
+        loose = sorted(image for image in images if not _DIGEST.search(image))
         if not loose:
-            found = "each image that is pulled has a digest" if images else "no image is pulled"
+            found = f"{len(images)} have digests"
             return [Finding(check="images", result="ok", found=found, where=str(self.path))]
-        fix = "`python -m contracts.digests` writes the digests, on a machine that reaches the registry"
+        fix = "`make digests` writes the digests, on a machine that reaches the registry"
         found = f"without a digest: {', '.join(loose)}"
         return [Finding(check="images", result="warning", found=found, where=str(self.path), fix=fix)]
 
@@ -143,6 +151,13 @@ def _confined(entry: Mapping[str, Any]) -> bool:
         and entry.get("pids_limit")
         and not {"privileged", "cap_add", "pid"} & entry.keys()
     )
+
+
+def _dockerfile(entry: Mapping[str, Any], folder: Path) -> Path | None:
+    build = entry.get("build")
+    if isinstance(build, str):
+        return folder / build / "Dockerfile"
+    return folder / build.get("context", ".") / build.get("dockerfile", "Dockerfile") if build else None
 
 
 def _container(name: str, entry: dict[str, Any]) -> Container:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -25,7 +26,7 @@ def doctor(run: Run) -> Doctor:
     It runs in a folder with our Compose file, its configuration of the bus, and a `.env` that is filled in.
     """
     Path("deploy").mkdir()
-    for name in ("docker-compose.yml", "deploy/nats.conf"):
+    for name in ("docker-compose.yml", "deploy/nats.conf", "deploy/Dockerfile"):
         shutil.copy(ROOT / name, name)
     lines = [
         f"{line}value-of-{line.strip('=')}" if line.endswith("=") and "CIDRS" not in line else line
@@ -116,11 +117,12 @@ def test_a_wide_network_is_a_warning_and_one_of_task_apps_is_well(doctor: Doctor
         assert doctor()[1]["SYNTH_ALLOWED_CIDRS"]["result"] == result
 
 
-def test_an_image_with_a_digest_is_well(doctor: Doctor):
-    text = Path("docker-compose.yml").read_text()
-    image = next(line for line in text.splitlines() if line.strip().startswith("image: "))
-    write("docker-compose.yml", text.replace(image, f"    image: nats@sha256:{'0' * 64}"))
+def test_images_with_digests_are_well(doctor: Doctor):
+    for name, before in (("docker-compose.yml", r"(image: nats)\S*"), ("deploy/Dockerfile", r"(?m)(^FROM \w+)\S*")):
+        write(name, re.sub(before, rf"\1:1@sha256:{'0' * 64}", Path(name).read_text()))
     assert doctor()[1]["images"]["result"] == "ok"
+    Path("deploy/Dockerfile").unlink()
+    assert doctor()[1]["images"]["result"] == "not checked"
 
 
 def test_what_an_env_file_leaves_out_is_not_checked(doctor: Doctor):
