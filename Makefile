@@ -9,17 +9,26 @@ BIN := .venv/bin
 # Python compiles what it imports, and keeps it: to compile all that is installed takes half as long as to install it.
 unexport PYTHONDONTWRITEBYTECODE
 PIP := --quiet --disable-pip-version-check --no-compile
+# What is installed from the package index is pinned, and each file's hash is one that the pins have (`make pins`).
+PINNED := $(PIP) --no-deps --require-hashes
+# Our own package, with what is installed already: nothing is fetched to build it.
+OURS := $(PIP) --no-deps --no-build-isolation --editable .
 .DEFAULT_GOAL := help
-.PHONY: help install install-vllm install-synth-ai demo demo-vision test lint unit service test-clients test-docs test-vllm-engine test-vllm-cluster long chaos storm soak hostile environments contracts digests precommit tax clean
+.PHONY: help install install-vllm install-synth-ai demo demo-vision test lint unit service test-clients test-docs test-vllm-engine test-vllm-cluster long chaos storm soak hostile environments contracts digests pins precommit tax clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
 
-# pip's default build of torch for Linux is the one for CUDA, which computes on CPUs too. Nothing may pull in torchvision.
-.venv/installed: pyproject.toml constraints.txt
+# The build of torch for CPUs where pip has its index, else the public index's build: for Linux that is the one for CUDA,
+# which computes on CPUs too. Nothing may pull in torchvision.
+.venv/installed: pyproject.toml constraints.txt deploy/torch-cpu.txt deploy/torch.txt
 	@start=$$(date +%s); \
 	$(PYTHON) -m venv .venv && \
-	$(BIN)/pip install $(PIP) --constraint constraints.txt --editable '.[demo,crafter,dev]' && \
+	$(BIN)/pip install $(PINNED) --requirement constraints.txt && \
+	{ $(BIN)/pip install $(PINNED) --requirement deploy/torch-cpu.txt 2>/dev/null || \
+		$(BIN)/pip install $(PINNED) --requirement deploy/torch.txt; } && \
+	$(BIN)/pip install $(OURS) && \
+	$(BIN)/pip check --quiet --disable-pip-version-check && \
 	echo $$(( $$(date +%s) - start )) > .venv/installed && \
 	echo "installed in $$(cat .venv/installed) s"
 
@@ -30,8 +39,8 @@ install: .venv/installed ## make .venv with everything in it
 VLLM ?= $(shell nvidia-smi -L 2>/dev/null | grep -q '^GPU' && echo cuda || echo cpu)
 .venv-vllm/installed: pyproject.toml deploy/vllm-$(VLLM).txt
 	@$(PYTHON) -m venv .venv-vllm && \
-	.venv-vllm/bin/pip install $(PIP) --no-deps --requirement deploy/vllm-$(VLLM).txt && \
-	.venv-vllm/bin/pip install $(PIP) --no-deps --no-build-isolation --editable . && \
+	.venv-vllm/bin/pip install $(PINNED) --requirement deploy/vllm-$(VLLM).txt && \
+	.venv-vllm/bin/pip install $(OURS) && \
 	touch $@
 
 install-vllm: .venv-vllm/installed ## make .venv-vllm, where inference runs vLLM (VLLM=cuda|cpu; by itself what the machine has)
@@ -75,7 +84,7 @@ long: .venv/installed ## what takes too long for `make test`: the tour of every 
 CLIENTS := synth-ai-0.2.16 synth-ai-0.2.23 openai-1 openai-2 openai agents
 .venv-clients/%/installed: tests/clients/requirements/%.txt
 	@$(PYTHON) -m venv .venv-clients/$* && \
-	.venv-clients/$*/bin/pip install $(PIP) --no-deps --requirement $< && touch $@
+	.venv-clients/$*/bin/pip install $(PINNED) --requirement $< && touch $@
 
 install-synth-ai: .venv-clients/synth-ai-0.2.23/installed ## make .venv-clients/synth-ai-0.2.23, with the published client
 
@@ -113,6 +122,12 @@ contracts: .venv/installed ## write the generated documents of docs/
 digests: .venv/installed ## resolve the tags of images and actions, and pin them (needs their registry and GitHub)
 	@$(BIN)/python -m contracts.digests
 
+.venv-pins/installed: deploy/uv.txt
+	@$(PYTHON) -m venv .venv-pins && .venv-pins/bin/pip install $(PINNED) --requirement $< && touch $@
+
+pins: .venv/installed .venv-pins/installed ## write the hashes of every pinned Python package, for every platform
+	@$(BIN)/python -m contracts.pins .venv-pins/bin/uv
+
 precommit: .venv/installed ## have git run the checks by itself (needs the tool `pre-commit` on your path)
 	@pre-commit install --hook-type pre-commit --hook-type pre-push
 
@@ -120,4 +135,4 @@ tax: .venv/installed ## what the platform costs against one plain process
 	@$(BIN)/python -m benchmarks.tax
 
 clean: ## remove what the commands above made
-	rm -rf .venv .venv-clients .venv-vllm .synth .pytest_cache .ruff_cache
+	rm -rf .venv .venv-clients .venv-pins .venv-vllm .synth .pytest_cache .ruff_cache

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from contracts.pins import constraints
 from synth.events.catalogue import SERVICES
 from tests.e2e.cli import in_turn
 from tests.e2e.cli.looks import Words, every_command
@@ -126,7 +127,10 @@ def install(folder: Path, requirement: str, *, below: Environment | None = None)
     environment = Environment(folder)
     if below is not None:
         (environment.packages / "below.pth").write_text(f"{below.packages}\n")
-    options = ("--no-compile", "--constraint", _ROOT / "constraints.txt")
+    # A folder has no hash, and pip wants one of everything where it gets one of anything.
+    file = folder / "constraints.txt"
+    file.write_text(constraints())
+    options = ("--no-compile", "--constraint", file)
     pip("--python", folder / "venv", "install", *options, requirement)
     return environment
 

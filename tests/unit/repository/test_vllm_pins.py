@@ -9,6 +9,8 @@ from pathlib import Path
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from contracts.pins import read_pins
+
 ROOT = Path(__file__).parents[3]
 # Four-bit bases are the trainer's; with it in the environment, peft and vLLM import it at every start. The others draw
 # and edit files for synthctl.
@@ -16,9 +18,7 @@ LEFT_OUT = {"bitsandbytes", "plotext", "tomlkit"}
 
 
 def pins() -> dict[str, str]:
-    lines = (ROOT / "deploy" / "vllm-cpu.txt").read_text().splitlines()
-    exact = [line.split("==") for line in lines if not line.startswith("#")]
-    return {canonicalize_name(name): version for name, version in exact}
+    return {canonicalize_name(name): version for name, version in read_pins(ROOT / "deploy" / "vllm-cpu.txt").items()}
 
 
 def test_what_would_change_the_code_paths_of_transformers_and_vllm_is_not_pinned() -> None:
