@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 from pydantic import SecretStr
 
@@ -43,7 +44,7 @@ async def test_a_service_with_tls_an_nkey_and_its_own_secrets_has_nothing_to_rep
     server.start()
     bus = await server.connect("bus", nats_ca=authority.cert)
     await provision(bus.js, topology())
-    given = {
+    given: dict[str, Any] = {
         "SYNTH_NATS_CA": str(authority.cert),
         "SYNTH_CLUSTER_SECRET": "",
         "SYNTH_SECRETS": secrets_of("judge").text(),
@@ -58,7 +59,7 @@ async def test_a_service_with_tls_an_nkey_and_its_own_secrets_has_nothing_to_rep
 
 
 async def test_each_weakness_of_a_service_is_named_with_what_repairs_it(settings_of, bus_admin, tmp_path: Path):
-    given = {
+    given: dict[str, Any] = {
         "SYNTH_HOST": "0.0.0.0",
         "SYNTH_ALLOWED_CIDRS": "0.0.0.0/0",
         "SYNTH_ALLOW_LOOPBACK": "1",
