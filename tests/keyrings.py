@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from synth.service_calls import CallSigner, CallVerifier
+from synth.outbound.service_calls import CallSigner, CallVerifier
 from synth.service_secrets import Keyring, Purpose, ServiceSecrets
 
 CLUSTER_SECRET = "test-cluster-secret"

@@ -16,8 +16,8 @@ from synth.bus.kv.reseal import Resealer
 from synth.errors import InvalidKey, Permanent, UserError
 from synth.events.catalogue import SERVICES
 from synth.keys import Cid, mint_cid, open_sealed, read_cid, sealing_key
+from synth.outbound.service_calls import CallSigner
 from synth.runtime.settings import ServiceSettings
-from synth.service_calls import CallSigner
 from synth.service_secrets import ID_LENGTH, NEEDS, Purpose, ServiceSecrets, hkdf
 from synth.synthd import main
 from tests.keyrings import calls_of, credentials, keyring, secrets_of, verifier_of

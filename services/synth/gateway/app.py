@@ -70,9 +70,9 @@ from synth.gateway.watchdog import watch_jobs
 from synth.graders.python.pool import open_pool
 from synth.http_server.body import BodyMemory
 from synth.models import Registry
+from synth.outbound.service_calls import CallSigner
 from synth.runtime import logs
 from synth.service import Service, run
-from synth.service_calls import CallSigner
 from synth.service_secrets import Purpose
 
 log = logs.get("gateway")

@@ -35,10 +35,10 @@ from synth.inference.settings import InferenceSettings
 from synth.keys import Cid, read_cid
 from synth.models import Registry
 from synth.outbound.http_guard import guarded_client
+from synth.outbound.service_calls import CallVerifier
 from synth.rollout_credential import CID_FIX
 from synth.runtime import logs
 from synth.service import Service, run
-from synth.service_calls import CallVerifier
 from synth.service_secrets import Purpose
 
 log = logs.get("inference")

@@ -21,8 +21,8 @@ from synth.judge.questions import QuestionDesk
 from synth.judge.settings import JudgeSettings
 from synth.judge.voting import Voting
 from synth.judging.contract import JudgeRollouts
+from synth.outbound.service_calls import CallSigner
 from synth.service import Service, run
-from synth.service_calls import CallSigner
 from synth.service_secrets import Purpose
 
 

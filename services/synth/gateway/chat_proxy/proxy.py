@@ -24,8 +24,8 @@ from synth.gateway.chat_proxy.affinity import ChatRoute, rank_replicas
 from synth.gateway.chat_proxy.paths import RESPONSES, called_api
 from synth.gateway.errors import ApiError, unavailable
 from synth.keys import Cid, read_cid
+from synth.outbound.service_calls import CallSigner
 from synth.runtime import logs
-from synth.service_calls import CallSigner
 from synth.service_secrets import Purpose, ServiceSecrets
 
 log = logs.get("inference proxy")

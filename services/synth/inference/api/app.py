@@ -31,10 +31,10 @@ from synth.inference.engines.sampling_time import SamplingTime
 from synth.inference.recording.recorder import ChoiceRecording, Recorder
 from synth.inference.recording.response_log import ResponseLog
 from synth.keys import Cid
+from synth.outbound.service_calls import CallVerifier
 from synth.rollout_credential import find_credential, is_joined_responses
 from synth.runtime.json_bodies import check_json_values
 from synth.runtime.off_loop import INLINE_BYTES, OffLoop
-from synth.service_calls import CallVerifier
 from synth.service_secrets import Purpose
 from synth.trajectories import ClosedRollout, closed_to_bytes
 

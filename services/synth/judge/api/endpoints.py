@@ -23,7 +23,7 @@ from synth.judge.failures import away, refused
 from synth.judge.settings import SYNTH, JudgeSettings
 from synth.judging.settings import JudgeModel
 from synth.outbound.http_guard import names_allowed_address, origin_of
-from synth.service_calls import CallSigner
+from synth.outbound.service_calls import CallSigner
 
 _MAX_OPEN_S = 60.0
 #: An API that nothing was asked of for so long is forgotten here; what others must know of it is in its record.

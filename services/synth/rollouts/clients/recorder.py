@@ -13,7 +13,7 @@ import msgspec
 
 from synth.bus.kv.replicas import Replica
 from synth.errors import Transient
-from synth.service_calls import CallSigner
+from synth.outbound.service_calls import CallSigner
 from synth.trajectories import ClosedRollout, CompletionRecord, closed_from_bytes, records_from_bytes
 
 #: Bounds the size of an answer: the records of a long rollout are a megabyte.

@@ -8,7 +8,7 @@ import numpy as np
 
 from synth.bus.kv.replicas import Replica
 from synth.errors import Problem, Transient, UserError
-from synth.service_calls import CallSigner
+from synth.outbound.service_calls import CallSigner
 from synth.trajectories.packing import Float32, Int32
 
 

@@ -29,6 +29,7 @@ from synth.graders.schema import parse_grader, runs_python
 from synth.jobs.job_data import job_from_data
 from synth.jobs.resolved import EvalJob, RlJob, RolloutSettings
 from synth.judging.settings import Rubric
+from synth.outbound.service_calls import CallSigner
 from synth.rollouts.clients.environment_key import environment_key
 from synth.rollouts.clients.graded import GradedPlayer
 from synth.rollouts.clients.player import Player
@@ -52,7 +53,6 @@ from synth.rollouts.jobs.teaching import Teaching
 from synth.rollouts.rewards.plugin import PluginAdvantage, load_advantage
 from synth.rollouts.settings import RolloutsSettings
 from synth.runtime.off_loop import OffLoop
-from synth.service_calls import CallSigner
 from synth.service_secrets import Purpose, ServiceSecrets
 from synth.work import Task
 
