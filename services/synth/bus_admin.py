@@ -25,7 +25,7 @@ from synth.bus.kv.secrets import SecretStore
 from synth.bus.server.account_key import AccountKey
 from synth.bus.server.deployed import ISSUER_VARIABLE, deployed_config, read_nkeys, read_tls
 from synth.bus.server.provision import drift, provision
-from synth.bus.server.topology import DEFAULT_POOL, BusTopology, read_pools, topology
+from synth.bus.server.topology import AUDIT_DAYS, AUDIT_RECORDS, DEFAULT_POOL, BusTopology, read_pools, topology
 from synth.erasure.erase import erase_job, erase_organisation
 from synth.erasure.newer_events import drop_newer_events, find_newer_events
 from synth.erasure.orphans import delete_orphans, find_orphans
@@ -102,6 +102,13 @@ class BusSettings(ServiceSettings):
     """What the log may take on each server's disk. The server sets it aside, so that a full log leaves room for the
     rest; the gateways refuse new jobs and files before (`SYNTH_LOG_RESERVE`). Without it, what the server has."""
 
+    audit_days: float = Field(default=AUDIT_DAYS, gt=0)
+    """For how many days `synthd bus init` has the audit stream keep a record."""
+
+    audit_records: int = Field(default=AUDIT_RECORDS, ge=1)
+    """How many records the audit stream keeps of each organisation and kind, the newest: those of log-ins with unknown
+    keys are one such. A record takes about 300 bytes."""
+
     orphan_age_s: float = Field(default=7 * 86_400.0, ge=0)
     """How many seconds old a blob that nothing refers to must be for `synthd bus orphans`: longer than anything that a
     service writes is under way."""
@@ -130,7 +137,11 @@ async def _bus(action: str, folder: BackupFolder | None = None) -> int:
         return 1
     try:
         wanted = topology(
-            pools=read_pools(settings.pools), replicas=settings.bus_replicas, log_max_bytes=settings.log_max_bytes
+            pools=read_pools(settings.pools),
+            replicas=settings.bus_replicas,
+            log_max_bytes=settings.log_max_bytes,
+            audit_days=settings.audit_days,
+            audit_records=settings.audit_records,
         )
         if folder is not None:
             return await _copy_cluster(action, bus, BlobStore.open(settings.blob_url), folder, wanted)
@@ -190,7 +201,8 @@ async def _erase(parts: _Parts, org: str, job: str | None = None) -> str:
         # It reads nothing that is sealed.
         secrets = SecretStore(parts.bus, ServiceSecrets("bus", {}))
         done = await erase_organisation(parts.bus, parts.blobs, secrets, OrgId(org), report=_report)
-    return f"erased: {done.events} events, {done.letters} dead letters, {done.keys} keys, {done.blobs} blobs"
+    kept = f"{done.keys} keys, {done.records} audit records, {done.blobs} blobs"
+    return f"erased: {done.events} events, {done.letters} dead letters, {kept}"
 
 
 async def _reseal(parts: _Parts) -> str:

@@ -25,7 +25,6 @@ from synth.gateway import errors
 from synth.gateway.api import openapi
 from synth.gateway.api.native import (
     account,
-    dead_letters,
     environment_keys,
     events,
     files,
@@ -38,6 +37,7 @@ from synth.gateway.api.native import (
     rollouts,
     traces,
 )
+from synth.gateway.api.native.oversight import audit, dead_letters
 from synth.gateway.api.openai.mounting import include_openai
 from synth.gateway.api.parameters import refuse_unknown_query
 from synth.gateway.api.synth import handshake, sealed_keys, task_apps
@@ -48,6 +48,8 @@ from synth.gateway.api.synth import submit as synth_submit
 from synth.gateway.api.synth.judging import score as judge_score
 from synth.gateway.api.synth.prefixes import include_under_every_prefix
 from synth.gateway.asked_transcripts import AskedTranscripts
+from synth.gateway.audit.requests import RequestAudit
+from synth.gateway.audit.trail import AuditTrail
 from synth.gateway.auth import ApiKeyCache, why_chat_ended
 from synth.gateway.background import run_until
 from synth.gateway.capacity import Capacity
@@ -112,9 +114,13 @@ async def setup(service: Service) -> ASGIApp:
     service.run("snapshots of the read model", run_until(service.stop, copying))
     service.run("replica table", run_until(service.stop, replicas.follow()))
     service.run("key cache", run_until(service.stop, key_cache.follow()))
+    trail = AuditTrail(service.bus, settings)
+    request_audit = RequestAudit(trail, service.secrets[Purpose.CLIENTS].current)
+    service.run("audit stream", trail.run(service.stop))
+    service.on_close(trail.close)
     if settings.nats_issuer_seed is not None:
         issuer = AccountKey(settings.nats_issuer_seed.get_secret_value())
-        logins = Logins(service.bus, key_cache, issuer, settings)
+        logins = Logins(service.bus, key_cache, issuer, settings, request_audit)
         service.run("logins of subscribers", run_until(service.stop, logins.serve()))
         service.run("ends of bus keys", run_until(service.stop, watch_ends(service.bus, key_cache, settings)))
     queue = JobQueue(settings.pool)
@@ -140,6 +146,7 @@ async def setup(service: Service) -> ASGIApp:
             body_memory=BodyMemory(settings.http_buffered_bytes),
             capacity=capacity,
             asked=AskedTranscripts(service.blobs),
+            audit=request_audit,
             python=open_pool(settings),
         )
     )
@@ -157,7 +164,7 @@ def build_api(gateway: Gateway) -> ASGIApp:
         off_loop=gateway.service.off_loop,
     )
     app.add_middleware(Completeness, hub=gateway.hub, wait_s=gateway.settings.projection_wait_s)
-    return RequestMetrics(app)
+    return RequestMetrics(app, gateway.audit)
 
 
 def describe_api(observability: Sequence[BaseRoute] = ()) -> FastAPI:
@@ -174,7 +181,7 @@ def describe_api(observability: Sequence[BaseRoute] = ()) -> FastAPI:
         # A redirect repeats the `Host` header of the request; the gate removes the slash instead.
         redirect_slashes=False,
     )
-    for part in (jobs, events, rollouts, traces, images, inference, keys, dead_letters):
+    for part in (jobs, events, rollouts, traces, images, inference, keys, dead_letters, audit):
         app.include_router(part.router)
     synth_parts = (synth_submit, synth_listing, synth_jobs, sealed_keys, task_apps, synth_models, judge_score)
     for part in (account, environment_keys, judge_keys, files, *synth_parts):

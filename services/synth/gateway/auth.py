@@ -8,7 +8,7 @@ is refused as soon as the bucket tells of the change, and after `_KEY_TTL_S` whe
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Annotated
 
@@ -36,6 +36,8 @@ log = logs.get("auth")
 
 #: What a bus key opens, and nothing else does.
 FEEDS_PATH = "/api/feeds"
+#: The records of an organisation for whoever has `keys`, of all for an operator.
+AUDIT_PATH = "/api/audit"
 #: Where a machine without a key requests keys.
 HANDSHAKE_PATH = "/api/sdk/handshake"
 _KEY_TTL_S = 30.0
@@ -202,10 +204,10 @@ async def authenticate(
     key_cache: ApiKeyCache = request.app.state.gateway.keys
     if credentials is None:
         raise _unauthorised("no API key", expected="`Authorization: Bearer <SYNTH_API_KEY>`")
-    key = credentials.credentials
+    key = passage.tried = credentials.credentials
     if mistyped(key):
         raise _unauthorised("this API key is mistyped: its checksum is wrong", fix="copy SYNTH_API_KEY again, whole")
-    caller = await key_cache.find(key)
+    caller = passage.shown = await key_cache.find(key)
     if caller is None:
         fix = "check SYNTH_API_KEY (`synthctl up` writes it to .env)"
         raise _unauthorised("this API key is not known here", fix=fix)
@@ -221,7 +223,7 @@ async def authenticate(
         fix = "set SYNTH_API_KEY to one that is live"
         raise _unauthorised(f"this API key ({caller.key_id}) {_ended(caller)}", fix=fix)
     _count_request(request, caller.org)
-    require_scope(caller, *required_scopes(request.method, request.scope["path"]))
+    require_scope(caller, *required_scopes(request.method, request.scope["path"], held=caller.scopes))
     passage.caller = caller
     return caller
 
@@ -244,6 +246,7 @@ async def authenticate_chat(request: Request) -> OrgId:
     send their `api_key` so), where chat was granted to it. A bearer that is an API key, revoked or not, is never taken
     for an environment key.
     """
+    passage: Passage = request.scope[PASSAGE]
     credentials = await _bearer(request)
     key_cache: ApiKeyCache = request.app.state.gateway.keys
     if credentials is not None:
@@ -252,7 +255,9 @@ async def authenticate_chat(request: Request) -> OrgId:
         grants = [] if is_api_key else await key_cache.chat_grants(key)
         if not grants:
             return (await authenticate(request, credentials)).org
+        passage.tried = key
     elif key := request.headers.get("x-api-key", ""):
+        passage.tried = key
         grants = await key_cache.chat_grants(key)
     else:
         return (await authenticate(request, None)).org
@@ -261,34 +266,41 @@ async def authenticate_chat(request: Request) -> OrgId:
     ends = [(grant, await key_cache.chat_ended(grant)) for grant in grants]
     holder = first_granted(grant for grant, ended in ends if ended is None)
     if holder is not None:
+        passage.tried = ""
         _count_request(request, holder.org)
         return holder.org
+    passage.org = ends[-1][0].org
     raise _unauthorised(f"chat by this environment key {ends[-1][1]}", fix=_GRANT_FIX)
 
 
 async def authenticate_url_key(request: Request, key: str) -> ApiKey:
     """The URL key in the path of a chat call. Raises a 401; an API key does not open it, for paths are logged."""
+    passage: Passage = request.scope[PASSAGE]
+    passage.tried = key
     new_url = "`synthctl keys create --url` makes a new URL"
     if not is_url_key(key) or mistyped(key):
         raise _unauthorised("the URL holds no key of `synthctl keys create --url`, or not all of it", fix=new_url)
     key_cache: ApiKeyCache = request.app.state.gateway.keys
-    caller = await key_cache.find(key)
+    caller = passage.shown = await key_cache.find(key)
     if caller is None or not caller.url:
         raise _unauthorised("the key in the URL is not known here", fix=new_url)
     if not caller.active:
         raise _unauthorised(f"the key in the URL ({caller.key_id}) {_ended(caller)}", fix=new_url)
+    passage.tried = ""
     _count_request(request, caller.org)
     require_scope(caller, Scope.INFERENCE)
     return caller
 
 
-def required_scopes(method: str, path: str) -> tuple[Scope, ...]:
-    """The scopes that a request requires."""
+def required_scopes(method: str, path: str, *, held: Sequence[Scope] = ()) -> tuple[Scope, ...]:
+    """The scopes that a request requires. held: of its key, where one of two is enough."""
     if is_model_call(method, path):
         return (Scope.INFERENCE,)
     path = path.rstrip("/")
     if path == FEEDS_PATH:
         return (Scope.READ,)
+    if path == AUDIT_PATH:
+        return (Scope.OPERATOR if Scope.OPERATOR in held else Scope.KEYS,)
     operators = ("/api/organisations", "/api/dead-letters")
     for prefix, scope in (("/api/keys", Scope.KEYS), *((prefix, Scope.OPERATOR) for prefix in operators)):
         if path == prefix or path.startswith(f"{prefix}/"):

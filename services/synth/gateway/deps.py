@@ -16,6 +16,7 @@ from synth.bus.publish import Publisher
 from synth.errors import Transient
 from synth.events import FileUploaded, JobCreated
 from synth.gateway.asked_transcripts import AskedTranscripts
+from synth.gateway.audit.requests import RequestAudit
 from synth.gateway.auth import ApiKeyCache
 from synth.gateway.base_files import BaseFiles
 from synth.gateway.capacity import Capacity
@@ -60,6 +61,7 @@ class Gateway:
     body_memory: BodyMemory
     capacity: Capacity
     asked: AskedTranscripts
+    audit: RequestAudit
     python: PythonPool | None
     base_files: BaseFiles = field(default_factory=BaseFiles)
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Annotated
+
+from fastapi import Depends, Request
 
 from synth.bus.kv.secrets import ApiKey
 
@@ -12,7 +15,23 @@ PASSAGE = "synth.passage"
 
 @dataclass
 class Passage:
-    """caller: the key that was checked. headers: what is left of the organisation's limit, for the answer."""
+    """caller: the key that was checked. headers: what is left of the organisation's limit, for the answer.
+
+    For the audit stream: tried: a key that was sent, until it is accepted. shown: the key that it is, whatever it may
+    do. about: the id of a key that the request has made or changed. org: the organisation that it concerns, where that
+    is not the key's.
+    """
 
     caller: ApiKey | None = None
     headers: dict[str, str] = field(default_factory=dict[str, str])
+    tried: str = ""
+    shown: ApiKey | None = None
+    about: str | None = None
+    org: str | None = None
+
+
+async def _passage_of(request: Request) -> Passage:
+    return request.scope[PASSAGE]
+
+
+PassageDep = Annotated[Passage, Depends(_passage_of)]

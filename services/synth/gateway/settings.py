@@ -8,6 +8,7 @@ from typing import Annotated
 from pydantic import Field, SecretStr, field_validator
 from pydantic_settings import NoDecode
 
+from synth.gateway.audit.settings import AuditSettings
 from synth.gateway.limits.settings import LimitSettings
 from synth.gateway.subscribers.settings import SubscriberSettings
 from synth.graders.python.settings import PythonPoolSettings
@@ -15,7 +16,7 @@ from synth.outbound.http_guard import origin_of
 from synth.runtime.settings import ServiceSettings
 
 
-class GatewaySettings(ServiceSettings, PythonPoolSettings, LimitSettings, SubscriberSettings):
+class GatewaySettings(ServiceSettings, PythonPoolSettings, LimitSettings, SubscriberSettings, AuditSettings):
     """The gateway's own settings, beside the ones that every service has."""
 
     read_model_path: Path = Path(".synth/gateway.db")

@@ -20,12 +20,12 @@ from synth.backup.named_blobs import NamedBlobs, read_named_blobs
 from synth.backup.streams import StreamFile, save_stream
 from synth.blobs import BlobMissing, BlobStore, Manifest
 from synth.bus.connection import Connection
-from synth.bus.server.topology import DEAD, EVENTS, SECRET_BUCKETS
+from synth.bus.server.topology import AUDIT, DEAD, EVENTS, SECRET_BUCKETS
 from synth.errors import Transient
 from synth.events import BlobRef
 
 #: In this order: a key is stored before an event names it.
-STREAMS = (EVENTS, *(f"KV_{bucket}" for bucket in SECRET_BUCKETS), DEAD)
+STREAMS = (EVENTS, *(f"KV_{bucket}" for bucket in SECRET_BUCKETS), DEAD, AUDIT)
 #: Of saving the log anew; each but the last met a job that removed what the one before had named.
 _ROUNDS = 8
 _TREE = ".manifest.json"

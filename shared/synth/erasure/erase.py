@@ -25,7 +25,7 @@ from synth.bus.connection import Connection
 from synth.bus.kv.secrets import SecretStore
 from synth.bus.recorded import delivery_numbers
 from synth.bus.replay import read_stream
-from synth.bus.server.topology import DEAD, EVENTS, SECRET_BUCKETS
+from synth.bus.server.topology import AUDIT, DEAD, EVENTS, SECRET_BUCKETS, audit_subject
 from synth.errors import Problem, Transient, UserError
 from synth.ids import OrgId
 
@@ -43,11 +43,13 @@ _NO_MESSAGE_FOUND = "no message found"
 
 @dataclass(frozen=True)
 class Erased:
-    """What was erased. events: of the log. letters: dead ones. keys: entries of the secrets. blobs: of the store."""
+    """What was erased. events: of the log. letters: dead ones. keys: entries of the secrets. records: of the audit
+    stream. blobs: of the store."""
 
     events: int
     letters: int
     keys: int = 0
+    records: int = 0
     blobs: int = 0
 
 
@@ -69,7 +71,7 @@ async def erase_job(bus: Connection, blobs: BlobStore, org: str, job: str, *, re
 async def erase_organisation(
     bus: Connection, blobs: BlobStore, secrets: SecretStore, org: OrgId, *, report: Report
 ) -> Erased:
-    """Erase an organisation: its events, dead letters, keys and its name.
+    """Erase an organisation: its events, dead letters, keys, audit records and its name.
 
     Raises `UserError` while a key of its API opens, a job or a file of it is not deleted, or blobs of it are there.
     """
@@ -86,6 +88,7 @@ async def erase_organisation(
     jobs = {subject.split(".")[3] for subject in subjects.values() if subject.startswith("job.")}
     await _require_no_blobs(blobs, [f"orgs/{org}/files", *(f"jobs/{job}" for job in sorted(jobs))], where=org)
     letters = await _read_subjects(bus, DEAD, ["dead.>"])
+    records = await _read_subjects(bus, AUDIT, [audit_subject(org, "*")])
     # Pictures of files that are gone, and what its judges were asked: no event names them.
     unnamed = [uri for folder in (f"orgs/{org}", f"judging/{org}") for uri in await blobs.uris_below(folder)]
     await blobs.delete(unnamed)
@@ -93,6 +96,7 @@ async def erase_organisation(
         events=await _erase(bus, EVENTS, _without_tombstones(subjects), report),
         letters=await _erase(bus, DEAD, _naming(letters, {org}), report),
         keys=sum([await _erase_keys(bus, bucket, org, report) for bucket in SECRET_BUCKETS]),
+        records=await _erase(bus, AUDIT, sorted(records), report),
         blobs=len(unnamed),
     )
 

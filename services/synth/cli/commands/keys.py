@@ -62,7 +62,7 @@ def create(
     fmt: Output = Format.TABLE,
 ) -> None:
     """Make a key; prints it, which happens once. It can do no more than the key that makes it."""
-    seconds = None if expires_in is None else _seconds(expires_in, "--expires-in")
+    seconds = None if expires_in is None else read_seconds(expires_in, "--expires-in")
     wanted = [scope.strip() for scope in (scopes or "read,write,inference").split(",") if scope.strip()]
     if url and scopes is not None and wanted != ["inference"]:
         raise UsageProblem(f"a URL cannot open {scopes[:60]!r}", expected="inference alone", where="--scopes")
@@ -87,7 +87,7 @@ def rotate(
 ) -> None:
     """Replace a key by a new one of the same name and scopes; prints the new one, which happens once."""
     with open_client(ctx) as client:
-        made = client.rotate_key(key, grace_s=_seconds(grace, "--grace"))
+        made = client.rotate_key(key, grace_s=read_seconds(grace, "--grace"))
         root = client.root.removesuffix("/api")
     _show_once(made, fmt, root)
 
@@ -158,7 +158,8 @@ def _end(key: Key) -> str:
     return output.duration((key.expires_at - datetime.now(UTC)).total_seconds())
 
 
-def _seconds(text: str, option: str) -> int:
+def read_seconds(text: str, option: str) -> int:
+    """The seconds of a duration such as 24h. Raises `UsageProblem`, which names the option."""
     found = re.fullmatch(r"(\d{1,9})([smhd]?)", text.strip())
     if found is None:
         raise UsageProblem(

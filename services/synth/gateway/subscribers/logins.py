@@ -23,6 +23,7 @@ from synth.bus.kv.secrets import ApiKey
 from synth.bus.server.account_key import AccountKey, read_claims
 from synth.bus.server.accounts import OUTSIDE_ACCOUNT
 from synth.bus.server.permissions import LOGINS
+from synth.gateway.audit.requests import RequestAudit
 from synth.gateway.auth import ApiKeyCache
 from synth.gateway.errors import ApiError
 from synth.gateway.subscribers.feeds import subjects_of
@@ -50,19 +51,32 @@ class _AskingServer(msgspec.Struct, frozen=True):
     id: str
 
 
+class _ClientInfo(msgspec.Struct, frozen=True):
+    host: str = ""
+
+
 class _Request(msgspec.Struct, frozen=True):
     """What the server tells of a connection that asks to come in."""
 
     server_id: _AskingServer
     user_nkey: str
+    client_info: _ClientInfo = _ClientInfo()
     connect_opts: _ConnectOptions = _ConnectOptions()
 
 
 class Logins:
     """Answers the server for every connection that is no service's."""
 
-    def __init__(self, bus: Connection, keys: ApiKeyCache, issuer: AccountKey, settings: SubscriberSettings) -> None:
+    def __init__(
+        self,
+        bus: Connection,
+        keys: ApiKeyCache,
+        issuer: AccountKey,
+        settings: SubscriberSettings,
+        audit: RequestAudit,
+    ) -> None:
         self._bus = bus
+        self._audit = audit
         self._keys = keys
         self._issuer = issuer
         self._settings = settings
@@ -88,11 +102,20 @@ class Logins:
             log.warning("a login cannot be read", error=str(error))
             return
         answer: dict[str, Any] = {"type": "authorization_response", "version": 2}
+        password = asked.connect_opts.password
         try:
-            key, reason = await self._find(asked.connect_opts.password)
+            key, reason = await self._find(password)
         except ApiError as error:
+            # The bus is away: nothing is known of the key.
             key, reason = None, str(error)
-        if key is None:
+        else:
+            if reason and password:
+                self._audit.note_bus_login(
+                    org=key.org if key else None,
+                    key=key.key_id if key else self._audit.digest(password),
+                    address=asked.client_info.host,
+                )
+        if key is None or reason:
             log.info("login refused", user=asked.connect_opts.user[:100], reason=reason)
             answer["error"] = reason
         else:
@@ -102,16 +125,16 @@ class Logins:
         )
 
     async def _find(self, password: str) -> tuple[ApiKey | None, str]:
-        """The live bus key that this password is; or why there is none."""
+        """The bus key that this password is, and why it is not let in; an empty reason where it is."""
         if not is_bus_key(password) or mistyped(password):
             return None, "the password is no key of `synthctl keys create --bus`"
         key = await self._keys.find(password)
         if key is None or not key.bus:
             return None, "the key is not known here"
         if not key.active:
-            return None, f"the key {key.key_id} has ended"
+            return key, f"the key {key.key_id} has ended"
         if not self._count(key):
-            return None, f"the key {key.key_id} has logged in {self._settings.bus_logins} times (SYNTH_BUS_LOGINS)"
+            return key, f"the key {key.key_id} has logged in {self._settings.bus_logins} times (SYNTH_BUS_LOGINS)"
         return key, ""
 
     def _count(self, key: ApiKey) -> bool:

@@ -14,6 +14,7 @@ from synth.bus.access.client import ADMIN_API, SERVICE_API
 from synth.bus.connection import inbox_of
 from synth.bus.rpc import ANSWER_WITHIN_S, QUESTIONS
 from synth.bus.server.topology import (
+    AUDIT,
     DEAD,
     ENVIRONMENT_KEYS,
     EVENT_TRIES,
@@ -24,6 +25,7 @@ from synth.bus.server.topology import (
     SECRET_BUCKETS,
     TASK_FAILURES,
     WORK,
+    audit_subject,
     queue_name,
     retry_queue_name,
     roles_of,
@@ -99,7 +101,7 @@ def may_publish(service: str, pools: tuple[str, ...]) -> list[str]:
     facts = [f"{spec.type}.>" for spec in CATALOGUE.values() if spec.by in roles]
     tasks = [f"work.{kind}.>" for kind, (_, queuers) in TASKS.items() if roles.intersection(queuers)]
     # Dead letters, which an operator has handled again.
-    retries = ["work.retry.>"] if service == "gateway" else []
+    retries = ["work.retry.>", audit_subject("*", "*")] if service == "gateway" else []
     questions = [subject for subject, (askers, _) in QUESTIONS.items() if service in askers]
     buckets = [f"$KV.{bucket}.>" for bucket in _WRITES.get(service, ())]
     buckets += [f"$KV.{TASK_FAILURES}.{kind}.>" for kind, (taker, _) in TASKS.items() if taker in roles]
@@ -134,7 +136,7 @@ def _jetstream_requests(service: str, pools: tuple[str, ...]) -> list[str]:
     # Whose tasks wait, and whose are at work: a worker takes them by turns of their organisations.
     requests = [f"$JS.API.STREAM.INFO.{WORK}"] if takes_tasks else []
     if service == "gateway":
-        readable.append(DEAD)
+        readable += [DEAD, AUDIT]
         # A feed of an outside subscriber is looked up before it is ended.
         requests.append(f"$JS.API.CONSUMER.INFO.{EVENTS}.*")
     for stream in readable:

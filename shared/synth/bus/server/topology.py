@@ -21,6 +21,7 @@ from synth.work import TASKS
 
 WORK = "WORK"
 DEAD = "DEAD"
+AUDIT = "AUDIT"
 REPLICAS = "replicas"
 #: Organisations, API keys, approvals of devices and grants of chat: of the gateway alone.
 API_KEYS = "api_keys"
@@ -56,6 +57,10 @@ EVENT_TRIES_TTL_S = 7 * 86_400.0
 EVENTS_IN_FLIGHT = 5_000
 #: Tasks of one queue that are owned, or looked at by a worker that chooses one.
 TASKS_IN_FLIGHT = 10_000
+#: How long a record of the audit stream is kept, and how many of each kind of each organisation, the newest.
+AUDIT_DAYS = 365.0
+AUDIT_RECORDS = 100_000
+_MAX_AUDIT_RECORD_BYTES = 16 << 10
 #: Of one message of any kind.
 MAX_PAYLOAD_BYTES = 8 << 20
 
@@ -105,6 +110,11 @@ def task_queue_name(kind: str, pool: str) -> str:
     return f"{kind}-{pool}"
 
 
+def audit_subject(org: str | None, kind: str) -> str:
+    """Where records of the audit stream lie. org: None for those of nobody's keys; each may be a pattern."""
+    return f"audit.{org or '_'}.{kind}"
+
+
 DEFAULT_POOL = "default"
 
 
@@ -114,11 +124,17 @@ def read_pools(text: str) -> tuple[str, ...]:
 
 
 def topology(
-    *, pools: tuple[str, ...] = (DEFAULT_POOL,), replicas: int = 1, log_max_bytes: int | None = None
+    *,
+    pools: tuple[str, ...] = (DEFAULT_POOL,),
+    replicas: int = 1,
+    log_max_bytes: int | None = None,
+    audit_days: float = AUDIT_DAYS,
+    audit_records: int = AUDIT_RECORDS,
 ) -> BusTopology:
     """The bus of a cluster with these worker pools; replicas: of each stream (3 on a cluster of servers).
 
-    log_max_bytes: what the log may take; None leaves it to the server.
+    log_max_bytes: what the log may take; None leaves it to the server. audit_days, audit_records: how long a record of
+    the audit stream is kept, and how many of a subject.
     """
     streams = [
         StreamConfig(
@@ -161,6 +177,23 @@ def topology(
             max_age=30 * 86_400,
             duplicate_window=DEDUPE_WINDOW_S,
             allow_direct=True,
+        ),
+        StreamConfig(
+            name=AUDIT,
+            subjects=[audit_subject("*", "*")],
+            retention=RetentionPolicy.LIMITS,
+            # Of one subject: whoever fills that of an organisation or of unknown keys takes the room of no other.
+            discard=DiscardPolicy.OLD,
+            max_msgs_per_subject=audit_records,
+            max_age=audit_days * 86_400,
+            max_msg_size=_MAX_AUDIT_RECORD_BYTES,
+            storage=StorageType.FILE,
+            num_replicas=replicas,
+            duplicate_window=DEDUPE_WINDOW_S,
+            allow_direct=True,
+            deny_purge=True,
+            # The user `bus` erases an organisation; no service may.
+            deny_delete=False,
         ),
     ]
     consumers = [

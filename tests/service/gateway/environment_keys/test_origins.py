@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import ipaddress
+from collections.abc import Awaitable
 from contextlib import AsyncExitStack
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -88,7 +89,7 @@ async def test_whoever_has_the_api_key_that_stored_it_gets_no_key_that_was_offer
     """The API key was stolen after its owner had named an app, which may not have taken the environment key yet."""
     takes = ["another_key"]
 
-    def its_script(call: Call) -> Answer:
+    def its_script(call: Call) -> Answer | Awaitable[Answer]:
         return opened_by(*takes)(call)
 
     async with scripted(its_script) as its_app, scripted(good) as hostile:

@@ -15,6 +15,7 @@ from synth.gateway.auth import CurrentKey
 from synth.gateway.commands.environment_keys import store_environment_key, view_environment_keys
 from synth.gateway.deps import Gateway, GatewayDep
 from synth.gateway.errors import ApiError
+from synth.gateway.passage import PassageDep
 from synth.runtime import logs
 
 router = APIRouter(tags=["account"])
@@ -43,9 +44,13 @@ class EnvironmentKeyBody(BaseModel):
 @router.post(
     "/environment-keys", status_code=201, summary="Keep a key of your task app", responses=returns(EnvironmentKeyView)
 )
-async def add_environment_key(body: EnvironmentKeyBody, caller: CurrentKey, gateway: GatewayDep) -> Response:
+async def add_environment_key(
+    body: EnvironmentKeyBody, caller: CurrentKey, gateway: GatewayDep, passage: PassageDep
+) -> Response:
     """Stored sealed, and never shown again. The same key for the same address is one; storing it again renews it."""
-    return json_response(await store_environment_key(gateway, caller, body.key, url=body.url, chat=body.chat), 201)
+    stored = await store_environment_key(gateway, caller, body.key, url=body.url, chat=body.chat)
+    passage.about = stored.id
+    return json_response(stored, 201)
 
 
 @router.get("/environment-keys", summary="Your task-app keys, oldest first", responses=returns_list(EnvironmentKeyView))

@@ -16,6 +16,7 @@ from synth.gateway.auth import CurrentKey
 from synth.gateway.commands.quotas import check_keys
 from synth.gateway.deps import GatewayDep
 from synth.gateway.errors import ApiError
+from synth.gateway.passage import PassageDep
 from synth.outbound.http_guard import origin_of
 from synth.runtime import logs
 
@@ -36,7 +37,7 @@ class JudgeKeyBody(BaseModel):
 
 
 @router.post("/judge-keys", status_code=201, summary="Keep the key of a judge's API")
-async def add_judge_key(body: JudgeKeyBody, caller: CurrentKey, gateway: GatewayDep) -> Response:
+async def add_judge_key(body: JudgeKeyBody, caller: CurrentKey, gateway: GatewayDep, passage: PassageDep) -> Response:
     """Stored sealed, in place of an earlier one of this name; never shown again."""
     if not (body.key.isascii() and body.key.isprintable()) or body.key.strip() != body.key:
         problem = Problem(
@@ -57,6 +58,7 @@ async def add_judge_key(body: JudgeKeyBody, caller: CurrentKey, gateway: Gateway
     if body.name not in kept:
         check_keys(gateway, caller.org, len(kept), kind="keys of judges")
     await gateway.secrets.put_judge_key(caller.org, body.name, body.key, origin=origin)
+    passage.about = body.name
     log.info("judge key stored", org=caller.org, name=body.name, origin=origin, by=caller.key_id)
     return json_response({"name": body.name, "origin": origin}, 201)
 

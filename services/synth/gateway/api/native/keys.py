@@ -20,6 +20,7 @@ from synth.gateway.auth import CurrentKey, require_scope
 from synth.gateway.commands.quotas import check_bus_keys, check_keys
 from synth.gateway.deps import Gateway, GatewayDep
 from synth.gateway.errors import ApiError, not_found
+from synth.gateway.passage import PassageDep
 from synth.gateway.subscribers.feeds import end_feeds
 from synth.ids import OrgId
 from synth.keys import key_hash, url_key_path
@@ -75,14 +76,16 @@ async def list_keys(caller: CurrentKey, gateway: GatewayDep) -> Response:
 
 
 @router.post("/keys", status_code=201, summary="Make an API key", responses=returns(MadeKey, status=201))
-async def add_key(body: KeyBody, caller: CurrentKey, gateway: GatewayDep) -> Response:
+async def add_key(body: KeyBody, caller: CurrentKey, gateway: GatewayDep, passage: PassageDep) -> Response:
     """The answer is the one place that shows `key`."""
-    return json_response(await _create_key(gateway, caller, caller.org, body), 201)
+    made = await _create_key(gateway, caller, caller.org, body)
+    passage.about = made.id
+    return json_response(made, 201)
 
 
 @router.post("/keys/{key_id}/rotate", status_code=201, summary="Replace a key", responses=returns(MadeKey, status=201))
 async def rotate_key(
-    key_id: str, caller: CurrentKey, gateway: GatewayDep, body: RotationBody | None = None
+    key_id: str, caller: CurrentKey, gateway: GatewayDep, passage: PassageDep, body: RotationBody | None = None
 ) -> Response:
     """A new key with the name, scopes and end of the old one, which opens for `grace_s` more: by default not at all.
 
@@ -115,6 +118,7 @@ async def rotate_key(
         await _revoke(gateway, caller, record)
         _check_replaceable(ended)
     gateway.keys.remember(key_hash(key), record)
+    passage.about = f"{old.key_id}/{record.key_id}"
     log.info("key rotated", org=caller.org, key=old.key_id, new=record.key_id, by=caller.key_id)
     return json_response(_made_key_view(record, key), 201)
 
@@ -136,11 +140,14 @@ async def list_organisations(caller: CurrentKey, gateway: GatewayDep) -> Respons
 @router.post(
     "/organisations", status_code=201, summary="Make an organisation", responses=returns(MadeOrganisation, status=201)
 )
-async def add_organisation(body: OrganisationBody, caller: CurrentKey, gateway: GatewayDep) -> Response:
+async def add_organisation(
+    body: OrganisationBody, caller: CurrentKey, gateway: GatewayDep, passage: PassageDep
+) -> Response:
     """With a first key, which is shown here alone and may do everything in it."""
     made = await gateway.secrets.add_organisation(body.name)
     log.info("organisation made", org=made.id, by=caller.key_id)
     first = await _create_key(gateway, caller, made.id, KeyBody(name="first", scopes=list(ORGANISATION_SCOPES)))
+    passage.org, passage.about = made.id, f"{made.id}/{first.id}"
     return json_response(MadeOrganisation(**msgspec.structs.asdict(made), first_key=first), 201)
 
 
@@ -150,12 +157,18 @@ async def add_organisation(body: OrganisationBody, caller: CurrentKey, gateway: 
     summary="Make a key of any organisation",
     responses=returns(MadeKey, status=201),
 )
-async def add_key_of(org_id: str, body: KeyBody, caller: CurrentKey, gateway: GatewayDep) -> Response:
+async def add_key_of(
+    org_id: str, body: KeyBody, caller: CurrentKey, gateway: GatewayDep, passage: PassageDep
+) -> Response:
     """For one that has lost its own."""
     found = next((o for o in await gateway.secrets.organisations() if o.id == org_id), None)
     if found is None:
         raise not_found("org", org_id)
-    return json_response(await _create_key(gateway, caller, found.id, body), 201)
+    # The organisation sees in its records that an operator has made a key of it.
+    passage.org = found.id
+    made = await _create_key(gateway, caller, found.id, body)
+    passage.about = f"{found.id}/{made.id}"
+    return json_response(made, 201)
 
 
 def _key_view(record: ApiKey) -> Key:

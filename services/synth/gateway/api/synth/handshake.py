@@ -25,6 +25,7 @@ from synth.gateway.commands.environment_keys import store_environment_key
 from synth.gateway.commands.quotas import check_keys
 from synth.gateway.deps import Gateway, GatewayDep
 from synth.gateway.errors import ApiError
+from synth.gateway.passage import PassageDep
 from synth.keys import key_hash
 from synth.runtime import logs
 from synth.service_secrets import Keyring, Purpose
@@ -93,7 +94,7 @@ async def page(code: str, gateway: GatewayDep) -> Response:
 
 
 @router.post(f"{_PATH}/token", summary="The keys of an approved machine")
-async def token(body: TokenBody, gateway: GatewayDep) -> Response:
+async def token(body: TokenBody, gateway: GatewayDep, passage: PassageDep) -> Response:
     """Needs no key. Returns 428 until the code is approved, then the keys, once; 410 for a code that has expired."""
     try:
         code = read_device_code(body.device_code, _keyring(gateway))
@@ -119,6 +120,7 @@ async def token(body: TokenBody, gateway: GatewayDep) -> Response:
     environment_key = secrets.token_urlsafe(24)
     await store_environment_key(gateway, record, environment_key)
     org = await gateway.secrets.organisation(approval.org)
+    passage.shown, passage.about = maker, record.key_id
     log.info("keys made for an approved machine", org=record.org, key=record.key_id, by=maker.key_id)
     return json_response(
         {
@@ -129,7 +131,7 @@ async def token(body: TokenBody, gateway: GatewayDep) -> Response:
 
 
 @router.post("/keys/approve", summary="Approve a machine that requests keys", responses=returns(ApprovedDevice))
-async def approve(body: ApprovalBody, caller: CurrentKey, gateway: GatewayDep) -> Response:
+async def approve(body: ApprovalBody, caller: CurrentKey, gateway: GatewayDep, passage: PassageDep) -> Response:
     """It gets an API key of your organisation with `read`, `write` and `inference`, and an environment key."""
     require_scope(caller, *_SCOPES)
     user_code = _read_user_code(gateway, body.code)
@@ -141,6 +143,7 @@ async def approve(body: ApprovalBody, caller: CurrentKey, gateway: GatewayDep) -
     approval = DeviceApproval(org=caller.org, by_hash=caller.digest, expires_at=ends)
     if not await gateway.secrets.approve_device(user_code, approval):
         raise _refused(409, f"the code {user_code} is approved already", fix="wait for the client's next poll")
+    passage.about = user_code
     log.info("machine approved", org=caller.org, code=user_code, by=caller.key_id)
     return json_response(ApprovedDevice(code=user_code, expires_at=ends))
 

@@ -13,6 +13,7 @@ from synth.gateway.auth import CurrentKey
 from synth.gateway.commands.environment_keys import store_environment_key
 from synth.gateway.deps import GatewayDep
 from synth.gateway.errors import ApiError
+from synth.gateway.passage import PassageDep
 from synth.keys import open_sealed, sealing_key
 from synth.service_secrets import Purpose
 
@@ -43,7 +44,7 @@ async def public_key(caller: CurrentKey, gateway: GatewayDep) -> Response:
 
 
 @router.post("/v1/env-keys", status_code=201, summary="Keep a sealed key of your task app")
-async def add_sealed_key(body: SealedKey, caller: CurrentKey, gateway: GatewayDep) -> Response:
+async def add_sealed_key(body: SealedKey, caller: CurrentKey, gateway: GatewayDep, passage: PassageDep) -> Response:
     """The same as `POST /api/environment-keys` without an address, for a key that was sealed with the public key."""
     if body.name != _NAME:
         raise _bad_field("name", f"the name is {body.name!r}", expected=_NAME)
@@ -55,6 +56,7 @@ async def add_sealed_key(body: SealedKey, caller: CurrentKey, gateway: GatewayDe
         what = str(error) if isinstance(error, InvalidKey) else "what was sealed is not UTF-8"
         raise _bad_field("ciphertext_b64", what, expected=expected, fix=fix) from error
     stored = await store_environment_key(gateway, caller, key)
+    passage.about = stored.id
     return json_response({"id": stored.id, "name": _NAME, "updated_at": stored.stored_at}, 201)
 
 

@@ -20,6 +20,7 @@ from synth.gateway.commands.environment_keys import store_environment_key
 from synth.gateway.commands.submit import submit_job
 from synth.gateway.deps import Gateway, GatewayDep
 from synth.gateway.errors import ApiError
+from synth.gateway.passage import PassageDep
 from synth.outbound.http_guard import origin_of
 
 router = APIRouter(tags=["synth api"])
@@ -33,7 +34,9 @@ Key = Annotated[str | None, Header(alias="Idempotency-Key", min_length=1, max_le
 
 
 @router.post("/rl/jobs", status_code=201, summary="Create an RL job", responses=_ANSWERS, openapi_extra=_BODY)
-async def create_rl_job(request: Request, caller: CurrentKey, gateway: GatewayDep, key: Key = None) -> Response:
+async def create_rl_job(
+    request: Request, caller: CurrentKey, gateway: GatewayDep, passage: PassageDep, key: Key = None
+) -> Response:
     """The same `Idempotency-Key` is the same job.
 
     `data.config` is the whole TOML, `data.model` and `data.endpoint_base_url` take the place of what it says.
@@ -43,7 +46,7 @@ async def create_rl_job(request: Request, caller: CurrentKey, gateway: GatewayDe
         url = job.created.task_url
         # What is no address is the validator's to say, so that a wrong job is answered alike whatever it brings.
         url = url if url is not None and origin_of(url) else None
-        await store_environment_key(gateway, caller, job.environment_key, url=url)
+        passage.about = (await store_environment_key(gateway, caller, job.environment_key, url=url)).id
     return await _submit(gateway, caller, job, route="/api/rl/jobs", key=key)
 
 

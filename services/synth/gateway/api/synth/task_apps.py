@@ -16,6 +16,7 @@ from synth.gateway.api.openapi import json_response
 from synth.gateway.auth import CurrentKey
 from synth.gateway.deps import GatewayDep
 from synth.gateway.errors import ApiError
+from synth.gateway.passage import PassageDep
 from synth.outbound.http_guard import origin_of
 
 router = APIRouter(tags=["jobs"])
@@ -30,7 +31,7 @@ class Endpoint(BaseModel):
 
 
 @router.post("/rl/verify_task_app", summary="Whether a task app works, with the keys that you have for it")
-async def verify_task_app(body: Endpoint, caller: CurrentKey, gateway: GatewayDep) -> Response:
+async def verify_task_app(body: Endpoint, caller: CurrentKey, gateway: GatewayDep, passage: PassageDep) -> Response:
     """`any_ok`: an environment key of yours opens it. `attempts`: what came of each, by the key's public id.
 
     Only keys that belong to its address are sent there, and those without one that the same API key has stored and that
@@ -46,6 +47,10 @@ async def verify_task_app(body: Endpoint, caller: CurrentKey, gateway: GatewayDe
         raise ApiError(400, problem.text(), param="endpoint_base_url", problems=[problem])
     question = VerifyTaskApp(org=caller.org, url=url, by=caller.key_id)
     report = await ask(gateway.bus, VERIFY, question, TaskAppReport, within=ANSWER_WITHIN_S)
+    opened = next((attempt.key_id for attempt in report.attempts if attempt.ok and attempt.key_id), None)
+    if opened is not None:
+        # It may have become the app's own.
+        passage.about = f"{opened}/{origin_of(url)}"
     return json_response(_report_body(report, url))
 
 

@@ -15,6 +15,7 @@ from synth.gateway.commands.dead_letters import drop_letter, retry_letter
 from synth.gateway.dead_letters import list_letters, read_letter
 from synth.gateway.deps import GatewayDep
 from synth.gateway.errors import not_found
+from synth.gateway.passage import PassageDep
 from synth.gateway.read_model.event_log import MAX_SEQUENCE_DIGITS
 
 router = APIRouter(prefix="/api/dead-letters", tags=["operators"])
@@ -36,21 +37,26 @@ async def list_dead_letters(
 
 
 @router.get("/{id}", summary="One dead letter, with its payload", responses=returns(DeadLetterPayload))
-async def get_dead_letter(id: _Id, caller: CurrentKey, gateway: GatewayDep) -> Response:
+async def get_dead_letter(id: _Id, caller: CurrentKey, gateway: GatewayDep, passage: PassageDep) -> Response:
     """The payload may hold what a user wrote."""
     found = await read_letter(gateway.bus, id)
     if found is None:
         raise not_found("dead letter", str(id))
+    passage.org = found.letter.org
     return json_response(found)
 
 
 @router.post("/{id}/retry", summary="Have a dead letter handled again", responses=returns(SettledLetter))
-async def retry_dead_letter(id: _Id, caller: CurrentKey, gateway: GatewayDep) -> Response:
+async def retry_dead_letter(id: _Id, caller: CurrentKey, gateway: GatewayDep, passage: PassageDep) -> Response:
     """Its event or its task is queued again, or its parked job is resumed. If it fails again, that is a new letter."""
-    return json_response(await retry_letter(gateway, caller, id))
+    settled = await retry_letter(gateway, caller, id)
+    passage.org = settled.letter.org
+    return json_response(settled)
 
 
 @router.post("/{id}/drop", summary="Settle a dead letter", responses=returns(SettledLetter))
-async def drop_dead_letter(id: _Id, caller: CurrentKey, gateway: GatewayDep) -> Response:
+async def drop_dead_letter(id: _Id, caller: CurrentKey, gateway: GatewayDep, passage: PassageDep) -> Response:
     """Nothing more is done about it."""
-    return json_response(await drop_letter(gateway, caller, id))
+    settled = await drop_letter(gateway, caller, id)
+    passage.org = settled.letter.org
+    return json_response(settled)
