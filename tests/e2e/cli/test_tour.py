@@ -159,6 +159,7 @@ def screens(p: Platform, url: str) -> list[Screen]:
         Screen(("keys", "judge", "ls")),
         Screen(("keys", "judge", "rm"), ("nope",), code=6, whole=("nope",)),
         Screen(("orgs", "ls"), table=True),
+        Screen(("audit",), table=True),
         # Nothing has failed so here, so that there is no table.
         Screen(("dead", "ls")),
         Screen(("dead", "show"), ("999999",), code=6, whole=("999999",)),

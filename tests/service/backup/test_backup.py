@@ -70,6 +70,8 @@ async def test_a_restored_cluster_is_the_one_that_was_saved(make, tmp_path):
     org = await with_history(old)
     with old.service("gateway"):
         before = await answers_at_rest(old)
+        with old.http() as http:
+            recorded = http.get("/api/audit").json()["data"]
         backup = tmp_path / "backup"
         saved = old.synthd("backup", str(backup))
         assert saved.returncode == 0, saved.stderr
@@ -87,6 +89,8 @@ async def test_a_restored_cluster_is_the_one_that_was_saved(make, tmp_path):
         # And what comes goes on behind it.
         with new.http() as http:
             assert http.post("/api/jobs", json={"config": "x"}).status_code == 201
+            assert recorded
+            assert http.get("/api/audit").json()["data"][: len(recorded)] == recorded
     again = await replay(await new.as_("gateway"), [">"])
     assert [(e.seq, e.time, e.id, e.event) for e in again[: len(events)]] == [
         (e.seq, e.time, e.id, e.event) for e in events

@@ -11,7 +11,9 @@ from typing import Any
 
 import pytest
 
+from synth.api.audit import AuditRecord
 from synth.blobs import BlobStore
+from synth.bus.connection import Connection
 from synth.bus.dead_letters import publish_dead_letter
 from synth.bus.kv.secrets import SecretStore
 from synth.bus.publish import Publisher
@@ -20,6 +22,7 @@ from synth.erasure.erase import erase_job, erase_organisation
 from synth.erasure.orphans import delete_orphans, find_orphans
 from synth.errors import UserError
 from synth.events import JobDeleted
+from synth.gateway.audit.reading import list_records
 from tests.service.bus.own_server import declare
 from tests.service.gateway import job_histories
 
@@ -39,6 +42,13 @@ def files_with(home: Path, text: str) -> list[str]:
 
 def silent(line: str) -> None:
     """Nobody reads it."""
+
+
+async def read_records(admin: Connection, org: str) -> list[AuditRecord]:
+    """The audit records of an organisation."""
+    records, more = await list_records(admin, org=org, after=0, since=None, limit=1000)
+    assert not more
+    return records
 
 
 async def gone(blobs: BlobStore, folder: str) -> None:
@@ -117,8 +127,12 @@ async def test_an_organisation_is_erased_once_all_of_it_is_deleted_and_its_keys_
     # Its own key opens no more; another one of the organisation's has deleted the job before.
     await Publisher(running.service.bus).once(JobDeleted(requested_by=key.key_id), org=user.org, key=job, id="deleted")
     await forgotten(tmp_path)
+    records = await read_records(admin, user.org)
     done = await erase()
-    assert (done.events, done.blobs) == (2, 1)
+    assert (done.events, done.blobs, done.records) == (2, 1, len(records))
+    assert records
+    assert await read_records(admin, user.org) == []
+    assert await read_records(admin, other.org)
     await running.stop()
     assert files_with(tmp_path, MARKER) == []
     assert await secrets.organisation(user.org) is None

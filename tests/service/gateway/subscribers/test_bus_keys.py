@@ -13,6 +13,7 @@ from nats.aio.client import Client
 from nats.errors import Error as NatsError
 
 from examples.subscriber import follow
+from synth.bus.server.topology import AUDIT
 from synth.gateway.subscribers import feeds
 from synth.keys import key_hash, new_bus_key
 
@@ -209,8 +210,9 @@ async def test_a_key_has_so_many_feeds_and_connections_and_an_organisation_so_ma
     assert (second.status_code, "SYNTH_ORG_BUS_KEYS" in second.json()["detail"]) == (429, True)
 
 
-async def test_a_bus_key_opens_no_route_and_no_other_key_opens_the_bus(running, client_of, listen, settings_of):
+async def test_a_bus_key_opens_no_route_and_no_other_key_opens_the_bus(running, client_of, listen, bus_admin):
     owner = await client_of(running)
+    last = (await bus_admin.js.stream_info(AUDIT)).state.last_seq
     key = await make_key(owner)
     async with httpx.AsyncClient(base_url=running.service.url, headers={"Authorization": f"Bearer {key['key']}"}) as it:
         for method, path in (("GET", "/api/jobs"), ("GET", "/api/me"), ("POST", "/v1/chat/completions")):
@@ -223,6 +225,16 @@ async def test_a_bus_key_opens_no_route_and_no_other_key_opens_the_bus(running, 
     for user, password in [*passwords, ("gateway", key["key"]), ("bus", key["key"])]:
         with pytest.raises(NatsError, match="Authorization Violation"):
             await listen(password, user)
+    records: list[dict] = []
+    async with asyncio.timeout(10):
+        # Of the passwords that may be keys: nothing is looked up for an empty one.
+        while len(records) < 3:
+            everything = (await owner.http.get("/api/audit", params={"after": last, "limit": 200})).json()["data"]
+            records = [record for record in everything if record["action"] == "bus login"]
+    assert {(r["kind"], r["org"], r["address"], r["status"]) for r in records} == {("login", None, "127.0.0.1", 401)}
+    assert len({record["key"] for record in records}) == 3
+    [refused] = [r for r in everything if r["kind"] == "login" and r["action"] == "GET /api/jobs"]
+    assert (refused["org"], refused["key"]) == (owner.org, key["id"])
 
 
 async def test_who_may_make_one(start_gateway, running, client_of):

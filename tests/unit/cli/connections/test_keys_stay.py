@@ -105,6 +105,7 @@ BACKEND_COMMANDS = [
     ("models", "ls"),
     ("keys", "ls"),
     ("orgs", "ls"),
+    ("audit",),
     ("traces", "ls"),
     ("dead", "ls"),
     ("rollouts", "ls", "job_1"),
