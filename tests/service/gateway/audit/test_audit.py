@@ -155,9 +155,9 @@ async def test_only_the_gateway_writes_and_reads_the_stream_and_nobody_takes_fro
         with pytest.raises(TimeoutError):
             await bus.js.publish("audit._.login", b"{}", timeout=0.3)
         with pytest.raises(TimeoutError):
-            await bus.nc.request(f"$JS.API.STREAM.MSG.GET.{AUDIT}", b'{"seq":1}', timeout=0.3)
+            await bus.nc.request(f"{bus.nc.api}.STREAM.MSG.GET.{AUDIT}", b'{"seq":1}', timeout=0.3)
     for request in (f"STREAM.MSG.DELETE.{AUDIT}", f"STREAM.PURGE.{AUDIT}", f"STREAM.UPDATE.{AUDIT}"):
         with pytest.raises(TimeoutError):
-            await gateway.nc.request(f"$JS.API.{request}", b'{"seq":1}', timeout=0.3)
+            await gateway.nc.request(f"{gateway.nc.api}.{request}", b'{"seq":1}', timeout=0.3)
     admin = await bus_as("bus")
     await admin.js.delete_msg(AUDIT, ack.seq)
