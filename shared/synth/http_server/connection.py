@@ -33,6 +33,7 @@ def http_config(app: ASGIApp, settings: HttpSettings, *, host: str = "127.0.0.1"
         log_config=None,
         access_log=False,
         lifespan="off",
+        forwarded_allow_ips=settings.trusted_proxies,
         timeout_graceful_shutdown=2,
     )
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from pydantic import Field
+import ipaddress
+
+from pydantic import Field, field_validator
 
 from synth.settings import Settings
 
@@ -26,3 +28,18 @@ class HttpSettings(Settings):
     http_buffered_bytes: int = Field(default=1 << 30, ge=1 << 20)
     """Bytes of bodies that a process holds in memory at a time: more is a 503, to be sent again. One organisation may
     have half of it, so that no one fills it. Files are written as they come, and do not count."""
+
+    trusted_proxies: str = "127.0.0.1,::1"
+    """The proxies, as addresses and networks separated by commas, whose `X-Forwarded-For` is believed. The audit stream
+    has the address that they name, and that of the connection for all others."""
+
+    @field_validator("trusted_proxies")
+    @classmethod
+    def _are_networks(cls, value: str) -> str:
+        networks = [part.strip() for part in value.split(",") if part.strip()]
+        for n, network in enumerate(networks, 1):
+            try:
+                ipaddress.ip_network(network, strict=False)
+            except ValueError:
+                raise ValueError(f"entry {n} is not an address or a network, such as 10.0.0.0/8") from None
+        return ",".join(networks)

@@ -11,6 +11,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import datetime
 
+import msgspec
 from nats.js.errors import NotFoundError
 
 from synth.backup.folder import BackupFolder
@@ -20,7 +21,7 @@ from synth.bus.connection import Connection
 from synth.bus.kv.secrets import SecretStore
 from synth.bus.publish import Publisher
 from synth.bus.replay import replay
-from synth.bus.server.topology import EVENTS, WORK
+from synth.bus.server.topology import AUDIT, EVENTS, WORK
 from synth.events import (
     FileDeleted,
     FileUploaded,
@@ -229,9 +230,16 @@ async def test_tasks_of_jobs_that_had_not_ended_are_queued_anew(make, tmp_path):
         await queued(await old.as_("bus"), job)
         assert old.synthd("backup", str(tmp_path / "backup")).returncode == 0
     await old.destroy()
+    # As an earlier version made it, which had no audit stream.
+    folder = BackupFolder(tmp_path / "backup")
+    manifest = folder.manifest()
+    assert manifest is not None
+    streams = [stream for stream in manifest.streams if stream.name != AUDIT]
+    folder.commit(msgspec.structs.replace(manifest, streams=streams), folder.index(manifest))
     new = make("new")
     restored = new.synthd("restore", str(tmp_path / "backup"))
     assert restored.returncode == 0, restored.stderr
+    assert new.synthd("check").stdout == ""
     make_model_dir(new.home)
     with new.service("verifier"):
         await queued(await new.as_("bus"), job)

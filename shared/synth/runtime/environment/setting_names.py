@@ -202,6 +202,7 @@ NAMES = frozenset(
         "SYNTH_TRAINER_MEMORY_BYTES",
         "SYNTH_TRAINER_RANKS",
         "SYNTH_TRANSCRIPT_BYTES",
+        "SYNTH_TRUSTED_PROXIES",
         "SYNTH_TURN_FILE",
         "SYNTH_TURN_S",
         "SYNTH_TURN_WAIT_S",

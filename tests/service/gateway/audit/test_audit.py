@@ -147,6 +147,18 @@ async def test_log_ins_with_unknown_keys_are_counted_and_never_fill_the_stream(s
     assert unknown not in str(logins)
 
 
+async def test_the_address_of_a_trusted_proxys_client_is_recorded_and_no_other_is_believed(start_gateway, client_of):
+    for proxies, expected in (("127.0.0.0/8", ["203.0.113.7", "invalid"]), ("10.0.0.0/8", ["127.0.0.1"])):
+        user = await client_of(await start_gateway(trusted_proxies=proxies))
+        for address in ("203.0.113.7", "a name\tof nobody"):
+            await user.http.get("/api/me", headers={"X-Forwarded-For": address})
+
+        def are_known(records: list[dict], expected: list[str] = expected) -> bool:
+            return {r["address"] for r in records if r["action"] == "GET /api/me"} == {*expected}
+
+        await until(user.http, are_known, org=user.org)
+
+
 async def test_only_the_gateway_writes_and_reads_the_stream_and_nobody_takes_from_it(bus_as):
     gateway = await bus_as("gateway")
     ack = await gateway.js.publish("audit._.login", b"{}", stream=AUDIT)
