@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import os
+import sys
 from collections.abc import Callable
 
 import httpx
@@ -145,6 +148,29 @@ async def test_log_ins_with_unknown_keys_are_counted_and_never_fill_the_stream(s
     assert (first["key"].startswith("unknown:"), others["key"]) == (True, "*")
     assert {(record["org"], record["address"], record["status"]) for record in logins} == {(None, "127.0.0.1", 401)}
     assert unknown not in str(logins)
+
+
+async def synthctl(user: Client, *words: str) -> str:
+    """What a command prints for this user."""
+    root = str(user.http.base_url).rstrip("/")
+    environment = {**os.environ, "BACKEND_BASE_URL": f"{root}/api", "SYNTH_API_KEY": user.key, "COLUMNS": "200"}
+    command = [sys.executable, "-m", "synth.cli", *words]
+    pipe = asyncio.subprocess.PIPE
+    process = await asyncio.create_subprocess_exec(*command, stdout=pipe, stderr=pipe, env=environment)
+    printed, errors = await asyncio.wait_for(process.communicate(), 60)
+    assert process.returncode == 0, errors.decode()
+    return printed.decode()
+
+
+async def test_the_command_shows_the_newest_records_last(user):
+    org, _, _ = await organisation(user)
+    await until(user.http, lambda records: len(records) == 1, org=org)
+    [record] = json.loads(await synthctl(user, "audit", "--org", org, "-o", "json"))
+    assert (record["action"], record["status"]) == ("POST /api/organisations", 201)
+    [newest] = json.loads(await synthctl(user, "audit", "--since", "999999999d", "--limit", "1", "-o", "json"))
+    assert newest["id"] > record["id"]
+    table = await synthctl(user, "audit", "--org", user.org)
+    assert "GET /api/audit" in table
 
 
 async def test_the_address_of_a_trusted_proxys_client_is_recorded_and_no_other_is_believed(start_gateway, client_of):
