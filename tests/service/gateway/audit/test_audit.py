@@ -19,7 +19,7 @@ from tests.service.gateway.environment_keys.people import bearing
 ORGANISATION = ["read", "write", "inference", "keys"]
 
 
-async def records_of(http: httpx.AsyncClient, **params: object) -> list[dict]:
+async def records_of(http: httpx.AsyncClient, **params: str | int) -> list[dict]:
     """All records that this key reads, oldest first."""
     records: list[dict] = []
     more = True
@@ -33,7 +33,7 @@ async def records_of(http: httpx.AsyncClient, **params: object) -> list[dict]:
     return records
 
 
-async def until(http: httpx.AsyncClient, done: Callable[[list[dict]], bool], **params: object) -> list[dict]:
+async def until(http: httpx.AsyncClient, done: Callable[[list[dict]], bool], **params: str | int) -> list[dict]:
     """The records, once they are as expected: they are written in the background."""
     async with asyncio.timeout(20):
         while not done(records := await records_of(http, **params)):
