@@ -20,7 +20,16 @@ from nats.errors import TimeoutError as NatsTimeout
 from nats.js.errors import APIError, BadRequestError, NoStreamResponseError, NotFoundError, ServiceUnavailableError
 
 from synth.bus.connection import Connection
-from synth.bus.recorded import MSG_ID, SCHEMA, TRACEPARENT, TTL, encode
+from synth.bus.recorded import (
+    EXPECTED,
+    EXPECTED_SUBJECT,
+    MSG_ID,
+    SCHEMA,
+    TRACEPARENT,
+    TTL,
+    WRONG_LAST_SEQUENCES,
+    encode,
+)
 from synth.bus.server.topology import EVENTS, PUBLISH_BUDGET_S, PUBLISH_TIMEOUT_S, WORK, roles_of
 from synth.errors import Conflict, Fenced, Permanent, Transient
 from synth.events import JobStarted
@@ -31,11 +40,6 @@ from synth.work import TASKS, Redelivery, Task
 
 log = logs.get("publish")
 
-#: Headers of a write that is refused if the last one to a subject, or to a pattern of subjects, has another sequence.
-EXPECTED = "Nats-Expected-Last-Subject-Sequence"
-EXPECTED_SUBJECT = "Nats-Expected-Last-Subject-Sequence-Subject"
-#: The codes of NATS for a write that another one preceded; the second, if both raced inside the server.
-WRONG_LAST_SEQUENCES = (10071, 10164)
 _ONE_PER_SUBJECT = 10077
 #: A stream of several replicas has taken a message of this id, and does not know yet whether it keeps it.
 _IN_PROCESS = 10158

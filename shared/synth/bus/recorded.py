@@ -15,6 +15,11 @@ from synth.events.catalogue import CATALOGUE, Event
 
 #: The log, as a stream.
 EVENTS = "EVENTS"
+#: Headers of a write that is refused if the last one to a subject, or to a pattern of subjects, has another sequence.
+EXPECTED = "Nats-Expected-Last-Subject-Sequence"
+EXPECTED_SUBJECT = "Nats-Expected-Last-Subject-Sequence-Subject"
+#: The codes of NATS for a write that another one preceded; the second, if both raced inside the server.
+WRONG_LAST_SEQUENCES = (10071, 10164)
 MSG_ID = "Nats-Msg-Id"
 SCHEMA = "Synth-Schema"
 TRACEPARENT = "traceparent"

@@ -13,8 +13,8 @@ from nats.js.errors import APIError, KeyNotFoundError, KeyWrongLastSequenceError
 from nats.js.kv import KeyValue
 
 from synth.bus.connection import Connection
-from synth.bus.publish import EXPECTED, EXPECTED_SUBJECT, WRONG_LAST_SEQUENCES
 from synth.bus.reading import read_across_reconnects
+from synth.bus.recorded import EXPECTED, EXPECTED_SUBJECT, WRONG_LAST_SEQUENCES
 from synth.bus.replay import replay_messages
 from synth.bus.server.topology import SECRETS
 from synth.errors import Conflict, InvalidKey

@@ -10,7 +10,7 @@ from __future__ import annotations
 from nats.js import JetStreamContext
 from nats.js.errors import BadRequestError, NotFoundError
 
-from synth.bus.publish import EXPECTED, WRONG_LAST_SEQUENCES
+from synth.bus.recorded import EXPECTED, WRONG_LAST_SEQUENCES
 from synth.bus.server.topology import SECRETS
 from synth.runtime import logs
 
