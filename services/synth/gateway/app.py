@@ -147,7 +147,7 @@ async def setup(service: Service) -> ASGIApp:
             capacity=capacity,
             asked=AskedTranscripts(service.blobs),
             audit=request_audit,
-            python=open_pool(settings),
+            python=await open_pool(settings),
         )
     )
 

@@ -22,9 +22,9 @@ def main() -> int:
     settings = RolloutsSettings()
 
     async def setup(service: Service) -> None:
-        replicas = ReplicaTable(service.bus)
+        replicas, python = ReplicaTable(service.bus), await open_pool(settings)
         collect_owner = CollectTaskOwner(
-            service.bus, service.blobs, settings, service.secrets, replicas, service.off_loop, open_pool(settings)
+            service.bus, service.blobs, settings, service.secrets, replicas, service.off_loop, python
         )
         REGISTRY.register(ConcurrencyMetrics(collect_owner.collectors))
         worker = TaskWorker(

@@ -176,7 +176,7 @@ def python_refused(*, where: str) -> Problem:
     """Why a grader with code is refused where the operator has not allowed it."""
     return Problem(
         what="a grader of type 'python': this cluster runs no code that is sent to it",
-        expected="a grader without python; or SYNTH_PYTHON_GRADERS=true of the operator, without any sandbox",
+        expected="a grader without python; or SYNTH_PYTHON_GRADERS=true of the operator",
         fix="pay the rollouts in a task app of your own",
         where=where,
     )

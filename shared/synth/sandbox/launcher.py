@@ -1,8 +1,8 @@
 """The process between a service and a command: it restricts the command, watches it, and ends all that it started.
 
 It is started as `python -I -S -c BOOT`, by `synth.sandbox.command`, and imports the standard library alone: it starts
-in milliseconds, and holds no key. Its input, output and errors are the command's. It reads a `CommandOrder` from the socket,
-and writes one line: how the command ended. It ends the command when the socket closes.
+in milliseconds, and holds no key. Its input, output and errors are the command's. It reads a `CommandOrder` from the
+socket, and writes one line: how the command ended. It ends the command when the socket closes.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ import msgspec
 from prometheus_client import Counter
 
 from synth.blobs import BlobMissing
-from synth.errors import Problem
+from synth.errors import Problem, Transient
 from synth.graders.grade import GraderFailed, grade, run_python
 from synth.graders.python.pool import PythonPool
 from synth.graders.schema import Grader, parse_grader
@@ -87,6 +87,8 @@ class GradedPlayer:
         except GraderFailed as failed:
             FAILED.labels(cause=failed.cause.__name__).inc()
             raise _blocked(f"row {spec.seed}: {failed}", "mend the grader, or the row") from failed
+        except Transient as error:
+            return _failed(str(error), "a score", "look at the rollouts service's log")
 
     def _grade(self, row: dict[str, Any], sample: Sample, ran: Mapping[str, float]) -> TaskAppReply:
         found = grade(self._grader, row, sample, max_characters=self._max_characters, ran=ran)

@@ -1,1 +1,1 @@
-"""Graders that are code: read, and run in processes of their own. There is no sandbox."""
+"""Graders that are code: read, and run in the sandbox."""

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import resource
 import sys
 import traceback
 from typing import Any
@@ -18,10 +17,6 @@ _SHOWN = 500
 def main() -> None:
     """Grade, and say the score or what was wrong."""
     task: dict[str, Any] = json.load(sys.stdin)
-    memory, cpu = int(task["memory_bytes"]), int(task["cpu_s"])
-    resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
-    resource.setrlimit(resource.RLIMIT_CPU, (cpu, cpu))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     # The answer goes where print does not.
     answer, nowhere = os.dup(1), os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 1)

@@ -11,7 +11,8 @@ import pytest
 
 from synth.blobs import BlobStore
 from synth.errors import UserError
-from synth.graders.python.pool import PythonPool
+from synth.graders.python.pool import open_pool
+from synth.graders.python.settings import PythonPoolSettings
 from synth.graders.schema import parse_grader
 from synth.ids import RolloutId
 from synth.jobs.resolved import GradedRows
@@ -71,7 +72,7 @@ async def _played(folder: Path, status: int, answer: dict[str, Any], lines: list
 
     graded = GradedRows(grader=GRADER, training_file="file_1", validation_file=None)
     rows = {"training_file": await _rows(folder, lines)}
-    pool = PythonPool(at_once=1, timeout_s=60.0, memory_bytes=1 << 29)
+    pool = await open_pool(PythonPoolSettings(python_graders=True))
     player = GradedPlayer(graded, SETTINGS, rows, job_id="job_1", max_characters=100, answer_within_s=60.0, python=pool)
     async with await asyncio.start_server(handle, "127.0.0.1", 0) as server:
         url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1/chat/completions?cid=trace_a"
