@@ -1,8 +1,9 @@
 """`python -m synth.service_parent FD KIND DATA`: the parent of the services of a cluster on one machine.
 
-`synth.runtime.forking.parent` describes the socket FD. A request has two file descriptors: a file with a
-`ServiceProcess` as JSON, and the log of the service. KIND is `light`, or `heavy` for services that compute: their
-parent imports torch and transformers. DATA, the folder of the cluster, is shown in the list of processes.
+`synth.runtime.forking.parent` describes the socket FD. A request has two file descriptors: a file, and the log of the
+service. The file has a `ServiceProcess` as a line of JSON, and after it the service's whole environment with its keys.
+KIND is `light`, or `heavy` for services that compute: their parent imports torch and transformers. DATA, the folder of
+the cluster, is shown in the list of processes.
 
 A parent imports no module of a service: the metrics of that service would then be reported by all.
 """
@@ -37,7 +38,7 @@ _HEAVY = ("synth.trainer.learner.main",)
 
 
 class ServiceProcess(msgspec.Struct):
-    """A service to start. arguments: of `synthd`."""
+    """A service to start. arguments: of `synthd`. environment: what its child processes may have of it."""
 
     arguments: list[str]
     environment: dict[str, str]
@@ -66,18 +67,25 @@ def main() -> None:
 def _run(fds: list[int], data: str) -> None:
     """Be the service. fds: of the request."""
     os.setsid()
-    with open(fds[0], "rb") as file:
-        service = msgspec.json.decode(file.read(), type=ServiceProcess)
     for number in (1, 2):
         os.dup2(fds[1], number)
     os.close(fds[1])
-    os.environ.clear()
-    os.environ.update(service.environment)
-    sys.argv = ["synthd", *service.arguments]
-    setproctitle.setproctitle(f"synthd {' '.join(service.arguments)} {data}")
-    if service.arguments == ["trainer"]:
-        importlib.import_module("synth.trainer.owner.processes.training_forks").fork_parent()
+    # Without a buffer, nothing is read beyond the line.
+    with open(fds[0], "rb", buffering=0) as file:
+        service = msgspec.json.decode(file.readline(), type=ServiceProcess)
+        _set_environment(service.environment)
+        sys.argv = ["synthd", *service.arguments]
+        setproctitle.setproctitle(f"synthd {' '.join(service.arguments)} {data}")
+        if service.arguments == ["trainer"]:
+            # While this process has read no key.
+            importlib.import_module("synth.trainer.owner.processes.training_forks").fork_parent(file.fileno())
+        _set_environment(msgspec.json.decode(file.readall(), type=dict[str, str]))
     importlib.import_module("synth.synthd").program()
+
+
+def _set_environment(environment: dict[str, str]) -> None:
+    os.environ.clear()
+    os.environ.update(environment)
 
 
 if __name__ == "__main__":

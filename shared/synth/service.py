@@ -26,6 +26,7 @@ from synth.bus.server.embedded import free_port
 from synth.errors import SynthError
 from synth.http_server.connection import http_config
 from synth.runtime import logs
+from synth.runtime.environment.child_environment import hide_memory, withhold_environment
 from synth.runtime.environment.unknown_settings import unknown_settings
 from synth.runtime.off_loop import OffLoop
 from synth.runtime.settings import ServiceSettings
@@ -218,8 +219,14 @@ def run(name: str, settings: ServiceSettings, setup: Setup) -> int:
     """The process of one service; returns its exit code."""
     import uvloop
 
+    async def setup_without_keys(service: Service) -> ASGIApp | None:
+        # The settings and the blob store have read theirs. The hub's library reads its token at each download.
+        withhold_environment(keep=frozenset({"HF_TOKEN"} if settings.model_hub else ()))
+        return await setup(service)
+
+    hide_memory()
     try:
-        uvloop.run(serve(name, settings, setup))
+        uvloop.run(serve(name, settings, setup_without_keys))
     except SynthError as error:
         log.error("service ends", reason=str(error))
         return 1

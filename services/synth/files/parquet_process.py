@@ -16,6 +16,7 @@ from pathlib import Path
 from synth.datasets.parquet import ParquetUnreadable, parquet_lines
 from synth.errors import Transient
 from synth.runtime.child_process import end_child
+from synth.runtime.environment.child_environment import child_environment
 
 _PIECE_BYTES = 1 << 20
 _UNREADABLE, _TOO_LARGE = 3, 4
@@ -31,6 +32,7 @@ async def read_parquet(file: Path, *, memory_bytes: int, most_bytes: int) -> Asy
         *(sys.executable, "-m", "synth.files.parquet_process", str(file), str(memory_bytes)),
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
+        env=child_environment(),
         # A signal that ends this service is not one that ends the reading: it says nothing of the file.
         start_new_session=True,
     )

@@ -15,6 +15,7 @@ from synth.datasets.render_check import RenderCheck
 from synth.errors import Transient
 from synth.events import LineProblem
 from synth.runtime.child_process import end_child
+from synth.runtime.environment.child_environment import child_environment
 
 _PIECE_BYTES = 1 << 20
 _problems = msgspec.json.Decoder(list[LineProblem])
@@ -26,6 +27,7 @@ async def render_rows(pieces: AsyncIterator[bytes], options: RenderOptions) -> l
         *(sys.executable, "-m", "synth.verifier.render_process"),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
+        env=child_environment(),
         # A signal that ends this service does not describe the file.
         start_new_session=True,
     )

@@ -63,6 +63,10 @@ class ServiceSettings(HttpSettings, WorkerSettings):
     """Seconds that the token of one HTTP call between services is valid. The clocks of their machines may differ by as
     much."""
 
+    passed_environment: str = ""
+    """Names, separated by commas, of environment variables that the child processes of a service have beside those of
+    libraries and of the machine (docs/security.md#child-processes), such as the ones that a plugin reads."""
+
     pool: str = "default"
     """The worker pool: tasks are queued per pool, so that pools scale apart."""
 

@@ -16,6 +16,7 @@ from synth.cli.cluster.gpu_report import turn_file
 from synth.cli.cluster.state import ClusterState, ProcessState
 from synth.cli.errors import CliError
 from synth.events.catalogue import SERVICES
+from synth.runtime.environment.child_environment import child_environment
 
 HOST = "127.0.0.1"
 DEFAULT_PORT = 8000
@@ -185,7 +186,7 @@ def _computing_environment(environment: Mapping[str, str]) -> dict[str, str]:
 
 def _parents_environment(environment: Mapping[str, str]) -> dict[str, str]:
     """The environment of the processes whose forks the services are. A fork gets its settings with the request."""
-    env = {key: value for key, value in _computing_environment(environment).items() if not key.startswith("SYNTH_")}
+    env = child_environment(_computing_environment(environment))
     # To ask CUDA itself how many devices there are would initialise it, and no fork could use it.
     return env | {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 
 from synth.cli.cluster.plan import ProcessSpec
+from synth.runtime.environment.child_environment import child_environment
 from synth.runtime.forking.server import ForkedProcess, ForkServer
 
 #: Services whose parent has imported torch and transformers.
@@ -56,7 +57,8 @@ class ServiceProcesses:
         parent = await self._parent(kind)
         process = ForkedProcess(parent)
         with tempfile.TemporaryFile() as request, spec.log.open("ab") as log:
-            request.write(msgspec.json.encode({"arguments": spec.synthd, "environment": spec.env}))
+            first = {"arguments": spec.synthd, "environment": child_environment(spec.env)}
+            request.write(msgspec.json.encode(first) + b"\n" + msgspec.json.encode(spec.env))
             request.seek(0)
             parent.fork(process, [request.fileno(), log.fileno()])
         if await process.forked():

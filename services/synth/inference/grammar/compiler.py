@@ -24,6 +24,7 @@ from synth.fairness.slots import FairSlots
 from synth.inference.grammar.calls import ONE_LINE, fill
 from synth.inference.grammar.tokens import Grammar, build_lexicon
 from synth.runtime.child_process import end_child
+from synth.runtime.environment.child_environment import child_environment
 from synth.runtime.lines import split_lines
 
 # Schemas that are kept compiled for each model.
@@ -185,6 +186,7 @@ async def _check(text: str, where: str, limits: SchemaLimits) -> dict[str, Any]:
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.DEVNULL,
+        env=child_environment(),
     )
     try:
         async with asyncio.timeout(limits.seconds + _START_S):

@@ -8,13 +8,11 @@ import socket
 from dataclasses import dataclass
 from typing import Self
 
+from synth.runtime.environment.child_environment import child_environment
 from synth.runtime.forking.server import ForkedProcess, ForkServer
 
 # A message holds the figures of every step since the last checkpoint, as many as the job says.
 _UNLIMITED_LINE = 1 << 62
-# Environment variables that the process does not get: the secrets of the bus and of the blob store, since it talks to
-# the service alone, and the rank of the service, since it is the first rank of its own group.
-_WITHHELD_PREFIXES = ("SYNTH_", "AWS_", "AZURE_", "GOOGLE_", "ENVIRONMENT_API_KEY", "RANK")
 
 
 class TrainingFork(ForkedProcess):
@@ -45,9 +43,8 @@ class TrainingFork(ForkedProcess):
 
 def training_environment(threads: int) -> dict[str, str]:
     """The environment of training processes that compute on `threads` threads each."""
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith(_WITHHELD_PREFIXES)}
     return {
-        **inherited,
+        **child_environment(),
         "OMP_NUM_THREADS": str(threads),
         "TOKENIZERS_PARALLELISM": "false",
         # To ask CUDA itself how many devices there are would initialise it, and no fork could use it.
@@ -68,8 +65,11 @@ class ReadyParent:
 _ready: list[ReadyParent] = []
 
 
-def fork_parent() -> None:
-    """Fork a parent of training processes off this process, which has imported what they need and has one thread."""
+def fork_parent(keys: int) -> None:
+    """Fork a parent of training processes off this process, which has imported what they need and has one thread.
+
+    keys: the descriptor of a file with keys, which this process has not read, and the parent must not have.
+    """
     threads = os.environ.get("OMP_NUM_THREADS", "")
     if not threads.isdigit():
         return  # without the variable, torch has chosen its number of threads at its import
@@ -80,6 +80,7 @@ def fork_parent() -> None:
         from synth.trainer.learner import fork_server
 
         ours.close()
+        os.close(keys)
         os.environ.clear()
         os.environ.update(environment)
         fork_server.serve(theirs)
