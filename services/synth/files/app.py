@@ -11,6 +11,7 @@ from synth.files.handlers import Handlers
 from synth.files.image_source import ImageSource
 from synth.files.rewrite import Rewriter
 from synth.files.settings import FilesSettings
+from synth.images.source import image_decoders
 from synth.outbound.http_guard import guarded_client
 from synth.service import Service, run
 
@@ -21,7 +22,8 @@ def main() -> int:
 
     async def setup(service: Service) -> None:
         client = guarded_client(settings.guard, timeout=settings.image_deadline_s)
-        source = ImageSource(client, service.blobs, settings, asyncio.Semaphore(settings.image_fetches_at_once))
+        decoders, slots = image_decoders(settings), asyncio.Semaphore(settings.image_fetches_at_once)
+        source = ImageSource(client, service.blobs, settings, decoders, slots)
         rewriter = Rewriter(service.blobs, source, settings.work_dir / "rewrites")
         lines = (settings.max_line_bytes, settings.max_line_values)
         limits = (*lines, settings.parquet_memory_bytes, settings.parquet_rows_bytes)
@@ -38,6 +40,7 @@ def main() -> int:
             give_up=handlers.give_up,
         )
         service.on_close(client.aclose)
+        service.on_close(decoders.close)
         service.run("events", serve_events(broker, service.bus, Role.FILES, service.stop, service.starting()))
 
     return run("files", settings, setup)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import math
+import os
 import re
 from dataclasses import dataclass
 
@@ -12,18 +14,24 @@ from pydantic import Field
 
 from synth.errors import SynthError
 from synth.images.data_uri import BadDataUri, DataUri, read_data_uri
-from synth.images.decoding import open_image
 from synth.images.format import NotAnImage, read_image_format
 from synth.outbound.http_guard import AddressRefused, fetch
 from synth.outbound.reply_body import ReplyTooLarge, ReplyUndecodable
-from synth.settings import Settings
+from synth.sandbox.decoders import DecoderEnded, Decoders
+from synth.sandbox.settings import SandboxSettings
 
 #: The name of an image that is stored: of an organisation, by the sha256 of its file.
 BLOB = re.compile(r"blob://orgs/(?P<org>[^/]+)/images/(?P<digest>[0-9a-f]{64})")
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 
 
-class ImageSettings(Settings):
+#: Address space of a process that decodes: the interpreter and its libraries, and beside it for each pixel.
+_DECODER_BYTES, _BYTES_OF_A_PIXEL = 1 << 30, 16
+#: Seconds for such a process to start on a busy machine.
+_START_S = 120.0
+
+
+class ImageSettings(SandboxSettings):
     """Settings of every service that reads images which users name."""
 
     max_image_bytes: int = Field(default=10 << 20, ge=1)
@@ -36,7 +44,7 @@ class ImageSettings(Settings):
     """Images that are read at the same time: in the files service of one process, in chats of one organisation."""
 
     image_deadline_s: float = Field(default=20.0, gt=0)
-    """Seconds within which an image is fetched, its redirects included."""
+    """Seconds within which an image is fetched, its redirects included; and CPU seconds that decoding it may take."""
 
     image_redirects: int = Field(default=3, ge=0)
     """Redirects that are followed on the way to an image; each is looked at as the first address was."""
@@ -90,10 +98,17 @@ async def read_image(address: str, client: httpx.AsyncClient, limits: ImageLimit
         raise ImageUnavailable(url.host, f"it did not arrive within {limits.seconds:g} s") from error
 
 
-def check_image(body: bytes, limits: ImageLimits) -> str:
-    """Decode an image's file and return its sha256. Raises `ImageRefused` if it is too large or cannot be shown.
+def image_decoders(settings: ImageSettings) -> Decoders:
+    """The processes in which a service decodes images."""
+    at_once = min(settings.image_fetches_at_once, os.cpu_count() or 1)
+    return Decoders("synth.images.decode_process:decode_image", at_once=at_once, sandbox=settings.sandbox)
 
-    The header's size is compared before a pixel is decoded. Takes memory for each pixel: call it in a thread.
+
+async def check_image(body: bytes, limits: ImageLimits, decoders: Decoders) -> str:
+    """Decode an image's file in a process of its own, and return its sha256.
+
+    The header's size is compared before a pixel is decoded. Raises `ImageRefused` if it is too large or cannot be
+    shown, and `Transient` if the machine is too busy to decode it.
     """
     if len(body) > limits.size:
         raise ImageRefused(_too_large(limits.size))
@@ -102,10 +117,18 @@ def check_image(body: bytes, limits: ImageLimits) -> str:
         if image.width * image.height > limits.pixels:
             size = f"{image.width}×{image.height}"
             raise ImageRefused(f"an image of {size} pixels; expected at most {limits.pixels:,}; make it smaller")
-        open_image(body)
     except NotAnImage as error:
         raise ImageRefused(str(error)) from error
-    return hashlib.sha256(body).hexdigest()
+    memory = _DECODER_BYTES + _BYTES_OF_A_PIXEL * limits.pixels
+    cpu_s = math.ceil(limits.seconds)
+    try:
+        wrong = await decoders.call(body, seconds=limits.seconds + _START_S, cpu_s=cpu_s, map_bytes=memory)
+    except DecoderEnded as error:
+        what = f"it takes more than {memory:,} bytes or {cpu_s} s, or breaks the decoder"
+        raise ImageRefused(f"an image that cannot be decoded: {what}") from error
+    if wrong:
+        raise ImageRefused(wrong.decode())
+    return await asyncio.to_thread(lambda: hashlib.sha256(body).hexdigest())
 
 
 async def _follow(url: httpx.URL, client: httpx.AsyncClient, limits: ImageLimits) -> bytes:

@@ -31,7 +31,7 @@ _PIECE_BYTES = 1 << 16
 class Limits:
     """What a command may use.
 
-    seconds: of time, from its start; None: not limited. cpu_s: CPU seconds of each process. map_bytes: of address space
+    None is no limit. seconds: of time, from its start. cpu_s: CPU seconds of each process. map_bytes: of address space
     of each process. memory_bytes: resident in all processes together, looked at four times a second. processes:
     processes and threads at one time. disk_bytes: of each file, and of all files together, looked at four times a
     second; 0: it may write none. output_bytes: of its output, and of its errors.
@@ -40,7 +40,7 @@ class Limits:
     seconds: float | None
     cpu_s: int | None = None
     map_bytes: int | None = None
-    memory_bytes: int
+    memory_bytes: int | None
     processes: int
     disk_bytes: int = 0
     output_bytes: int = 1 << 20

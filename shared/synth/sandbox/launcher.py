@@ -30,7 +30,7 @@ if TYPE_CHECKING:  # `typing` is not imported to run: it costs milliseconds
 
 _PDEATHSIG, _DUMPABLE, _CAPBSET_DROP, _SUBREAPER, _NO_NEW_PRIVS, _CAP_AMBIENT = 1, 4, 24, 36, 38, 47
 _CAPABILITIES, _CAPSET_VERSION = 64, 0x20080522
-# Seconds between two looks at memory and disk, and between two counts of the processes.
+# Seconds between two looks at memory and disk, and after a refused fork until the next one is considered.
 _WATCH_S, _COUNT_S = 0.25, 0.02
 _END_S = 10.0
 _REPORT_BYTES = 1 << 16
@@ -108,7 +108,7 @@ class _Watch:
         self._bounds, self._folder = order["bounds"], order["folder"]
         self._pid, self._listener, self._control, self._codes = pid, listener, control, codes
         # Tasks at most: those of the last count, and every one that was allowed since.
-        self._tasks, self._counted_at = 1, 0.0
+        self._tasks, self._refused_at = 1, 0.0
 
     def run(self) -> str:
         """Supervise it until it ends or is over a limit; which one."""
@@ -119,9 +119,11 @@ class _Watch:
         now = time.monotonic()
         seconds = self._bounds["seconds"]
         deadline = now + seconds if seconds is not None else float("inf")
-        look = now + _WATCH_S
+        watched = self._bounds["memory_bytes"] is not None or self._bounds["disk_bytes"] > 0
+        look = now + _WATCH_S if watched else float("inf")
         while True:
-            ready = {fd for fd, _ in poll.poll(max(0.0, min(look, deadline) - time.monotonic()) * 1000 + 1)}
+            wait_s = min(look, deadline) - time.monotonic()
+            ready = {fd for fd, _ in poll.poll(None if wait_s == float("inf") else max(0.0, wait_s) * 1000 + 1)}
             if self._listener in ready:
                 answer_fork(self._listener, self._allows_one_more())
             now = time.monotonic()
@@ -139,11 +141,12 @@ class _Watch:
     def _allows_one_more(self) -> bool:
         limit = self._bounds["processes"]
         if self._tasks >= limit:
-            if time.monotonic() - self._counted_at < _COUNT_S:
+            if time.monotonic() - self._refused_at < _COUNT_S:
                 return False
             reap(self._codes)
-            self._tasks, self._counted_at = find_descendants()[1], time.monotonic()
+            self._tasks = find_descendants()[1]
         if self._tasks >= limit:
+            self._refused_at = time.monotonic()
             return False
         self._tasks += 1
         return True
@@ -151,8 +154,8 @@ class _Watch:
     def _exceeded(self) -> str:
         reap(self._codes)
         memory, disk = self._bounds["memory_bytes"], self._bounds["disk_bytes"]
-        pids = (self._pid,) if self._bounds["processes"] == 1 else find_descendants()[0]
-        if resident_bytes(pids, limit=memory) > memory:
+        pids = (self._pid,) if self._bounds["processes"] == 1 or memory is None else find_descendants()[0]
+        if memory is not None and resident_bytes(pids, limit=memory) > memory:
             return "memory"
         return "disk" if disk and used_bytes(self._folder, limit=disk) > disk else ""
 

@@ -11,7 +11,7 @@ class Bounds(TypedDict):
     seconds: float | None
     cpu_s: int | None
     map_bytes: int | None
-    memory_bytes: int
+    memory_bytes: int | None
     processes: int
     disk_bytes: int
     open_files: int

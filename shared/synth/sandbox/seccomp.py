@@ -44,13 +44,8 @@ def build_filter(*, signals: bool, metadata: bool, truncate: bool) -> bytes:
     files outside of the folder cannot be truncated.
     """
     architecture, column = syscalls.ARCHITECTURES[platform.machine()]
-    program: list[Instruction] = [
-        (_LOAD, 0, 0, _ARCHITECTURE_AT),
-        (_EQUAL, 1, 0, architecture),
-        (_RETURN, 0, 0, _KILL),
-        (_LOAD, 0, 0, _NUMBER_AT),
-        (_ANY_BIT, 0, 1, _X32),
-        (_RETURN, 0, 0, _ERRNO | ENOSYS),
+    program = [
+        *_first(architecture),
         (_GREATER, 0, 1, syscalls.LAST),
         (_RETURN, 0, 0, _ERRNO | ENOSYS),
     ]
@@ -98,6 +93,32 @@ def build_filter(*, signals: bool, metadata: bool, truncate: bool) -> bytes:
     )
     on(syscalls.SENDTO, _allowed_if([_argument(4), (_EQUAL, 0, 3, 0), _argument(4, high=True), (_EQUAL, 0, 1, 0)]))
     program.append((_RETURN, 0, 0, _ALLOW))
+    return _pack(program)
+
+
+def build_fork_filter() -> bytes:
+    """A program that refuses every new process and thread."""
+    architecture, column = syscalls.ARCHITECTURES[platform.machine()]
+    program = _first(architecture)
+    for numbers in (*syscalls.FORKS.values(), syscalls.CLONE, syscalls.CLONE3):
+        if (number := numbers[column]) is not None:
+            program += [(_EQUAL, 0, 1, number), (_RETURN, 0, 0, _ERRNO | EPERM)]
+    return _pack([*program, (_RETURN, 0, 0, _ALLOW)])
+
+
+def _first(architecture: int) -> list[Instruction]:
+    """End a process of another architecture, and load the call's number."""
+    return [
+        (_LOAD, 0, 0, _ARCHITECTURE_AT),
+        (_EQUAL, 1, 0, architecture),
+        (_RETURN, 0, 0, _KILL),
+        (_LOAD, 0, 0, _NUMBER_AT),
+        (_ANY_BIT, 0, 1, _X32),
+        (_RETURN, 0, 0, _ERRNO | ENOSYS),
+    ]
+
+
+def _pack(program: list[Instruction]) -> bytes:
     return b"".join(struct.pack("=HBBI", *instruction) for instruction in program)
 
 
@@ -121,10 +142,10 @@ class _Program(ctypes.Structure):
     _fields_ = (("length", ctypes.c_ushort), ("filter", ctypes.c_char_p))
 
 
-def install_filter(program: bytes) -> int:
-    """Apply the filter to this process and all that it starts; the descriptor of its supervision. Raises `OSError`.
+def install_filter(program: bytes, *, supervised: bool = True) -> int:
+    """Apply the filter to this process and all that it starts. Raises `OSError`.
 
-    The process must have set `PR_SET_NO_NEW_PRIVS`.
+    The process must have set `PR_SET_NO_NEW_PRIVS`. Returns the descriptor of its supervision; 0 if it has none.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     x86_64, aarch64 = syscalls.SECCOMP
@@ -133,7 +154,7 @@ def install_filter(program: bytes) -> int:
     fd = libc.syscall(
         ctypes.c_long(number),
         ctypes.c_ulong(_SET_MODE_FILTER),
-        ctypes.c_ulong(_NEW_LISTENER),
+        ctypes.c_ulong(_NEW_LISTENER if supervised else 0),
         ctypes.byref(argument),
     )
     if fd < 0:

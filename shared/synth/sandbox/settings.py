@@ -1,4 +1,4 @@
-"""Which sandbox the commands of a service run in."""
+"""Which sandbox code and bytes of users are held by."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from synth.settings import Settings
 
 
 class SandboxSettings(Settings):
-    """Settings of every service that runs commands of users."""
+    """Settings of every service that runs code of users, or decodes their images."""
 
     sandbox: Literal["auto", "bubblewrap", "landlock"] = "auto"
-    """How commands of users are held: `bubblewrap` (namespaces, by the program `bwrap`), `landlock` (Landlock and
-    seccomp, Linux 5.13 or later), or `auto`, which takes the first that this machine can start. A service that must run
-    such commands and can start none of them does not start."""
+    """How code of users and decoders of their images are held: `bubblewrap` (namespaces, by the program `bwrap`),
+    `landlock` (Landlock and seccomp, Linux 5.13 or later), or `auto`, which takes the first that this machine can
+    start. Where none starts, a service that runs code of users does not start, and images are decoded in a process
+    without keys alone."""

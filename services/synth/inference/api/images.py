@@ -32,12 +32,12 @@ from synth.errors import Problem, Transient, UserError
 from synth.events import BlobRef
 from synth.images.format import NotAnImage
 from synth.images.processor import ImageProcessor
-from synth.images.prompt_image import PromptImage
 from synth.images.source import BLOB, ImageLimits, ImageRefused, check_image, read_image
 from synth.inference.chat.prompts import TokenHistory
 from synth.inference.engines.limits import ContextOverflow
 from synth.inference.engines.protocol import EngineImage
 from synth.runtime import logs
+from synth.sandbox.decoders import Decoders
 
 log = logs.get("inference")
 
@@ -67,6 +67,7 @@ class ChatImages:
     client: httpx.AsyncClient
     blobs: BlobStore
     limits: ImageLimits
+    decoders: Decoders
     at_once: int = 8
     request_bytes: int = 256 << 20
     per_message: int | None = None
@@ -203,12 +204,9 @@ class _Reader:
     async def _look(self, body: bytes) -> tuple[EngineImage, str]:
         """The image of a file that can be decoded, and the name of its blob."""
 
-        def look() -> tuple[str, PromptImage]:
-            digest = check_image(body, self.source.limits)
-            name = f"orgs/{self.org}/images/{digest}"
-            return name, self.processor.describe(body, sha256=digest, uri=f"blob://{name}")
-
-        name, shown = await asyncio.to_thread(look)
+        digest = await check_image(body, self.source.limits, self.source.decoders)
+        name = f"orgs/{self.org}/images/{digest}"
+        shown = self.processor.describe(body, sha256=digest, uri=f"blob://{name}")
         return EngineImage(shown, body), name
 
 

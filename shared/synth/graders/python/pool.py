@@ -70,7 +70,7 @@ class PythonPool:
         if result.ended == "time":
             return f"it did not end within {limits.seconds:g} s (SYNTH_PYTHON_GRADER_TIMEOUT_S)"
         if result.ended == "memory":
-            return f"its processes held more than {limits.memory_bytes:,} bytes (SYNTH_PYTHON_GRADER_MEMORY_BYTES)"
+            return f"its processes held more than {limits.memory_bytes or 0:,} bytes (SYNTH_PYTHON_GRADER_MEMORY_BYTES)"
         if result.ended == "disk":
             return f"its files were more than {limits.disk_bytes:,} bytes (SYNTH_PYTHON_GRADER_DISK_BYTES)"
         return f"it answered more than {_OUTPUT_BYTES:,} bytes"

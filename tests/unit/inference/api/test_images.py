@@ -293,7 +293,11 @@ async def test_a_server_that_never_answers_is_given_up(vision_dir: Path, served:
 async def test_an_image_on_this_machine_is_refused_unless_that_is_allowed(served: Served):
     open_images = read_images()
     client = guarded_client(GuardPolicy(), timeout=5)
-    guarded = Served(served.engine, served.chat, images=ChatImages(client, open_images.blobs, open_images.limits))
+    guarded = Served(
+        served.engine,
+        served.chat,
+        images=ChatImages(client, open_images.blobs, open_images.limits, open_images.decoders),
+    )
     async with images({"/a.png": (200, RED)}) as server:
         got = await guarded.ask(cid(), messages=[show(f"{server.url}/a.png")])
         assert server.asked == []

@@ -1,0 +1,137 @@
+"""Decodes bytes that nobody trusts in processes that have no key and reach nothing, and stay warm."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import tempfile
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Literal, Protocol
+
+import synth
+from synth.errors import Transient, UserError
+from synth.runtime import logs
+from synth.runtime.child_process import end_child
+from synth.runtime.environment.child_environment import child_environment
+from synth.sandbox.command import Limits, Sandbox, SandboxedProcess
+from synth.sandbox.modes import Mode
+from synth.sandbox.zygote import REPLY, REQUEST
+
+log = logs.get("sandbox")
+
+_BOOT = "import os, sys; sys.path[:0] = sys.argv[1].split(os.pathsep); from synth.sandbox.zygote import main; main()"
+#: A fork makes no process. The supervisor counts when so many were allowed, which takes as long as many calls.
+_PROCESSES = 64
+
+
+class _Process(Protocol):
+    stdin: asyncio.StreamWriter
+    stdout: asyncio.StreamReader
+
+
+class DecoderEnded(Exception):
+    """A call ended without its process having finished. code: of its exit; answer: what it had written."""
+
+    def __init__(self, code: int, answer: bytes) -> None:
+        super().__init__(f"the process that decodes ended with {code}")
+        self.code, self.answer = code, answer
+
+
+class Decoders:
+    """Processes for one function, `function(body, write)` of a module; each call runs in a fork of one of them.
+
+    at_once: how many there are at most. sandbox: how they are held. With `auto` they run without a sandbox where none
+    starts, with the environment and the limits alone.
+    """
+
+    def __init__(self, function: str, *, at_once: int, sandbox: Literal["auto"] | Mode = "auto") -> None:
+        self._module, self._name = function.split(":")
+        self._wanted: Literal["auto"] | Mode = sandbox
+        self._slots = asyncio.Semaphore(at_once)
+        self._idle: list[tuple[_Process, Callable[[], Awaitable[None]]]] = []
+        self._sandbox: asyncio.Task[Sandbox | None] | None = None
+        self._folder = tempfile.TemporaryDirectory(prefix="decoders-")
+
+    @property
+    def mode(self) -> Mode | None:
+        """How the processes are held; None before the first one, and without a sandbox."""
+        done = self._sandbox is not None and self._sandbox.done() and self._sandbox.exception() is None
+        opened = self._sandbox.result() if self._sandbox is not None and done else None
+        return opened.mode if opened is not None else None
+
+    async def call(self, body: bytes, *, seconds: float, cpu_s: int, map_bytes: int) -> bytes:
+        """What the function writes. seconds: until it is given up. cpu_s, map_bytes: CPU time and address space.
+
+        Raises `DecoderEnded` for a call over its limits, or one that broke; `Transient` if the machine is busy.
+        """
+        async with self._slots:
+            process, end = self._idle.pop() if self._idle else await self._start()
+            try:
+                async with asyncio.timeout(seconds):
+                    process.stdin.write(REQUEST.pack(len(body), cpu_s, map_bytes) + body)
+                    await process.stdin.drain()
+                    code, length = REPLY.unpack(await process.stdout.readexactly(REPLY.size))
+                    answer = await process.stdout.readexactly(length)
+            except TimeoutError:
+                await end()
+                raise Transient("bytes of a user could not be decoded in time: the machine is busy") from None
+            except (ConnectionError, asyncio.IncompleteReadError):
+                # It ended while it was idle, or the call ended it.
+                await end()
+                raise DecoderEnded(-9, b"") from None
+            except BaseException:
+                await end()
+                raise
+            self._idle.append((process, end))
+        if code:
+            raise DecoderEnded(code, answer)
+        return answer
+
+    async def close(self) -> None:
+        """End the processes. Nothing may be called any more."""
+        for _, end in self._idle:
+            await end()
+        self._idle.clear()
+        self._folder.cleanup()
+
+    async def _start(self) -> tuple[_Process, Callable[[], Awaitable[None]]]:
+        if self._sandbox is None or (self._sandbox.done() and self._sandbox.exception() is not None):
+            self._sandbox = asyncio.create_task(self._open())
+        sandbox = await asyncio.shield(self._sandbox)
+        folder = Path(self._folder.name)
+        roots = [os.path.dirname(os.path.realpath(place)) for place in synth.__path__]
+        command = [sys.executable, "-I", "-c", _BOOT, os.pathsep.join(roots), self._module, self._name]
+        if sandbox is not None:
+            limits = Limits(seconds=None, memory_bytes=None, processes=_PROCESSES)
+            held = await SandboxedProcess.start(
+                sandbox.mode, command, limits, folder=folder, environment=child_environment(), readable=roots
+            )
+            return held, held.end
+        process = await asyncio.create_subprocess_exec(
+            *command,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.DEVNULL,
+            cwd=folder,
+            env=child_environment(),
+            start_new_session=True,
+        )
+        return _Plain(process), lambda: end_child(process, group=True)
+
+    async def _open(self) -> Sandbox | None:
+        try:
+            return await Sandbox.open(self._wanted)
+        except UserError as error:
+            if self._wanted != "auto":
+                raise
+            log.warning("decoding without a sandbox", function=self._name, reason=str(error))
+            return None
+
+
+class _Plain:
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        self.stdin, self.stdout = process.stdin, process.stdout
