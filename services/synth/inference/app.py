@@ -18,7 +18,7 @@ from synth.images.source import image_decoders
 from synth.inference.api.app import build_api
 from synth.inference.api.images import ChatImages
 from synth.inference.api.limits import RequestLimits
-from synth.inference.grammar.compiler import SchemaLimits
+from synth.inference.grammar.compiler import SchemaLimits, schema_decoders
 from synth.inference.recording.metrics import RecorderMetrics
 from synth.inference.recording.recorder import Recorder
 from synth.inference.serving.engine_factory import (
@@ -128,6 +128,7 @@ def main() -> int:
         service.on_close(client.aclose)
         decoders = image_decoders(settings)
         service.on_close(decoders.close)
+        service.on_close(schema_decoders(settings.sandbox).close)
         images = ChatImages(
             client,
             service.blobs,
@@ -171,6 +172,7 @@ def request_limits(settings: InferenceSettings) -> RequestLimits:
             depth=settings.max_schema_depth,
             seconds=settings.schema_compile_s,
             memory=settings.schema_compile_bytes,
+            checks=schema_decoders(settings.sandbox),
         ),
     )
 

@@ -52,7 +52,7 @@ class Decoders:
         self._slots = asyncio.Semaphore(at_once)
         self._idle: list[tuple[_Process, Callable[[], Awaitable[None]]]] = []
         self._sandbox: asyncio.Task[Sandbox | None] | None = None
-        self._folder = tempfile.TemporaryDirectory(prefix="decoders-")
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
 
     @property
     def mode(self) -> Mode | None:
@@ -94,13 +94,16 @@ class Decoders:
         for _, end in self._idle:
             await end()
         self._idle.clear()
-        self._folder.cleanup()
+        if self._folder is not None:
+            self._folder.cleanup()
 
     async def _start(self) -> tuple[_Process, Callable[[], Awaitable[None]]]:
         if self._sandbox is None or (self._sandbox.done() and self._sandbox.exception() is not None):
             self._sandbox = asyncio.create_task(self._open())
         sandbox = await asyncio.shield(self._sandbox)
-        folder = Path(self._folder.name)
+        if self._folder is None:
+            self._folder = tempfile.TemporaryDirectory(prefix="decoders-")
+        folder = Path(os.path.realpath(self._folder.name))
         roots = [os.path.dirname(os.path.realpath(place)) for place in synth.__path__]
         command = [sys.executable, "-I", "-c", _BOOT, os.pathsep.join(roots), self._module, self._name]
         if sandbox is not None:

@@ -14,7 +14,6 @@ import pytest
 from synth.chat.template_source import RenderOptions, TemplateSource
 from synth.datasets.parquet import ParquetUnreadable
 from synth.files.parquet_process import read_parquet
-from synth.inference.grammar.compiler import GrammarCompiler, SchemaError, SchemaLimits
 from synth.runtime.environment.child_environment import child_environment, withhold_environment
 from synth.verifier.render_process import render_rows
 
@@ -104,13 +103,6 @@ async def _read_parquet(folder: Path) -> None:
             pass
 
 
-async def _check_a_schema(folder: Path) -> None:
-    limits, schema = SchemaLimits(), {"type": "no such type"}
-    compiler = GrammarCompiler(None)
-    with pytest.raises(SchemaError):
-        await compiler.compile(schema, strict=True, vocabulary=1, where="schema", limits=limits, org="org")
-
-
 async def _render_rows(folder: Path) -> None:
     async def pieces() -> AsyncIterator[bytes]:
         yield b"no row\n"
@@ -120,7 +112,7 @@ async def _render_rows(folder: Path) -> None:
     assert await render_rows(pieces(), options)
 
 
-@pytest.mark.parametrize("start", [_read_parquet, _check_a_schema, _render_rows])
+@pytest.mark.parametrize("start", [_read_parquet, _render_rows])
 async def test_a_process_that_decodes_users_bytes_has_no_key_of_its_service(
     start: Callable[[Path], Awaitable[None]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

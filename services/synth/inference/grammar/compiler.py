@@ -1,31 +1,32 @@
 """Compiles the JSON schemas of requests, once each, off the event loop, within bounds.
 
-A schema comes from anybody. It is first compiled in a process of its own (`schema_check`), whose memory and time are
-bounded: only what came through is compiled here and, by vLLM, in the engine process.
+A schema comes from anybody. It is first compiled in a process of its own (`schema_check`), in a sandbox, whose memory
+and time are limited: only what came through is compiled here and, by vLLM, in the engine process.
 """
 
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import math
-import sys
+import os
 from collections import OrderedDict
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, Literal, cast
 
 from llguidance import LLMatcher, grammar_from
 
 from synth.chat.json_text import is_too_deep
-from synth.errors import Problem, Transient, UserError
+from synth.errors import Problem, UserError
 from synth.fairness.slots import FairSlots
 from synth.inference.grammar.calls import ONE_LINE, fill
 from synth.inference.grammar.tokens import Grammar, build_lexicon
-from synth.runtime.child_process import end_child
-from synth.runtime.environment.child_environment import child_environment
 from synth.runtime.lines import split_lines
+from synth.sandbox.decoders import DecoderEnded, Decoders
+from synth.sandbox.modes import Mode
 
 # Schemas that are kept compiled for each model.
 _CACHED = 128
@@ -40,13 +41,20 @@ _START_S = 120.0
 class SchemaLimits:
     """The bounds of one JSON schema. size: bytes of its text. depth: levels of nesting.
 
-    seconds: CPU time to compile it; memory: bytes that compiling it may take.
+    seconds: CPU time to compile it; memory: bytes that compiling it may take. checks: where it is first compiled.
     """
 
     size: int = 64 << 10
     depth: int = 64
     seconds: float = 5.0
     memory: int = 512 << 20
+    checks: Decoders = field(default_factory=lambda: schema_decoders("auto"), compare=False, repr=False)
+
+
+@functools.cache
+def schema_decoders(sandbox: Literal["auto"] | Mode) -> Decoders:
+    """The processes of this service in which schemas are first compiled."""
+    return Decoders("synth.inference.grammar.schema_check:check_schema", at_once=os.cpu_count() or 1, sandbox=sandbox)
 
 
 class SchemaError(UserError):
@@ -181,20 +189,12 @@ def _too_long(size: str, where: str, limits: SchemaLimits) -> SchemaError:
 async def _check(text: str, where: str, limits: SchemaLimits) -> dict[str, Any]:
     """What the process of `schema_check` says. Raises `SchemaError` when it went beyond its memory or time."""
     seconds = max(1, math.ceil(limits.seconds))
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "synth.inference.grammar.schema_check", str(limits.memory), str(seconds)),
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.DEVNULL,
-        env=child_environment(),
-    )
     try:
-        async with asyncio.timeout(limits.seconds + _START_S):
-            said, _ = await process.communicate(text.encode())
-    except TimeoutError:
-        raise Transient("a JSON schema could not be checked in time: the machine is busy") from None
-    finally:
-        await end_child(process)
+        said = await limits.checks.call(
+            text.encode(), seconds=limits.seconds + _START_S, cpu_s=seconds, map_bytes=limits.memory
+        )
+    except DecoderEnded as ended:
+        said = ended.answer
     answers = split_lines(said)
     if not answers:
         raise SchemaError(

@@ -1,15 +1,12 @@
 """Compiles a JSON schema in a process of its own, because a schema can make the compiler take all memory, or for ever.
 
-`python -m synth.inference.grammar.schema_check BYTES SECONDS < schema.json` prints one JSON object: {"error", "path",
-"warnings"}. It imports nothing but llguidance.
+`synth.sandbox.decoders` calls `check_schema` in a fork. It imports nothing but llguidance.
 """
 
 from __future__ import annotations
 
 import json
-import resource
-import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from llguidance import LLMatcher
@@ -20,17 +17,18 @@ _SINGLE = ("items", "additionalProperties", "additionalItems", "not", "if", "the
 _DEFINITIONS = ("$defs", "definitions", "x-guidance")
 
 
-def main() -> None:
-    memory, seconds = int(sys.argv[1]), int(sys.argv[2])
-    resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
-    resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    root: dict[str, Any] = json.loads(sys.stdin.buffer.read())
+def check_schema(body: bytes, write: Callable[[bytes], None]) -> None:
+    """Write one line of JSON for a schema: {"error", "path", "warnings"}."""
+    root: dict[str, Any] = json.loads(body)
     error, warnings = check(root)
-    print(json.dumps({"error": error, "warnings": warnings, "path": ""}), flush=True)  # noqa: T201
+
+    def answer(path: str) -> None:
+        write(json.dumps({"error": error, "warnings": warnings, "path": path}).encode() + b"\n")
+
+    answer("")
     if error:
         # A second answer, which may not come in time: where the error is.
-        print(json.dumps({"error": error, "warnings": warnings, "path": find_place(root, error)}), flush=True)  # noqa: T201
+        answer(find_place(root, error))
 
 
 def check(schema: dict[str, Any]) -> tuple[str, list[str]]:
@@ -67,7 +65,3 @@ def _parts(schema: dict[str, Any]) -> Iterator[tuple[str, Any]]:
             yield f".{key}[{i}]", inner
     for key in _SINGLE:
         yield f".{key}", schema.get(key)
-
-
-if __name__ == "__main__":
-    main()
