@@ -13,6 +13,7 @@ from synth.files.rewrite import Rewriter
 from synth.files.settings import FilesSettings
 from synth.images.source import image_decoders
 from synth.outbound.http_guard import guarded_client
+from synth.sandbox.decoders import open_for_decoding
 from synth.service import Service, run
 
 
@@ -27,7 +28,8 @@ def main() -> int:
         rewriter = Rewriter(service.blobs, source, settings.work_dir / "rewrites")
         lines = (settings.max_line_bytes, settings.max_line_values)
         limits = (*lines, settings.parquet_memory_bytes, settings.parquet_rows_bytes)
-        handlers = Handlers(service.bus, service.blobs, rewriter, *limits)
+        sandbox = await open_for_decoding(settings.sandbox)
+        handlers = Handlers(service.bus, service.blobs, rewriter, *limits, sandbox)
         broker = make_broker(settings, service.name)
         on_event(
             broker,

@@ -21,6 +21,7 @@ from synth.events import BlobRef, FileReady, FileRejected, FileUploaded
 from synth.files.parquet_process import read_parquet
 from synth.files.rewrite import Rewriter
 from synth.runtime import logs
+from synth.sandbox.command import Sandbox
 
 log = logs.get("files")
 
@@ -34,7 +35,7 @@ class Handlers:
     """Checks each uploaded file, and publishes one verdict on it.
 
     max_line_bytes, max_line_values: see `FileCheck`.
-    parquet_memory_bytes, parquet_rows_bytes: see `FilesSettings`.
+    parquet_memory_bytes, parquet_rows_bytes: see `FilesSettings`. sandbox: in which Parquet is read.
     """
 
     bus: Connection
@@ -44,6 +45,7 @@ class Handlers:
     max_line_values: int
     parquet_memory_bytes: int
     parquet_rows_bytes: int
+    sandbox: Sandbox | None
 
     async def file_uploaded(self, event: Recorded, uploaded: FileUploaded) -> None:
         history = await read_file(self.bus, event.org, event.key)
@@ -82,8 +84,12 @@ class Handlers:
             with path.open("wb") as out:
                 async for piece in self.blobs.stream(blob):
                     await asyncio.to_thread(out.write, piece)
-            limits = {"memory_bytes": self.parquet_memory_bytes, "most_bytes": self.parquet_rows_bytes}
-            return await self._check_lines(org, blob, lambda: read_parquet(path, **limits), shape=PARQUET)
+            memory, rows = self.parquet_memory_bytes, self.parquet_rows_bytes
+
+            def read() -> AsyncIterator[bytes]:
+                return read_parquet(path, memory_bytes=memory, most_bytes=rows, sandbox=self.sandbox)
+
+            return await self._check_lines(org, blob, read, shape=PARQUET)
         except ParquetUnreadable as error:
             return FileRejected(bad_lines=1, problems=[line_problem(1, ("$", str(error)))])
         finally:

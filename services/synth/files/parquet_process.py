@@ -7,58 +7,109 @@ uploads must not take the service's memory, which other organisations need.
 from __future__ import annotations
 
 import asyncio
+import os
 import resource
 import signal
 import sys
-from collections.abc import AsyncIterator
+import tempfile
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Protocol, cast
 
 from synth.datasets.parquet import ParquetUnreadable, parquet_lines
 from synth.errors import Transient
 from synth.runtime.child_process import end_child
 from synth.runtime.environment.child_environment import child_environment
+from synth.sandbox.command import Limits, Sandbox, SandboxedProcess
+from synth.sandbox.modes import code_roots
 
 _PIECE_BYTES = 1 << 20
 _UNREADABLE, _TOO_LARGE = 3, 4
+#: Of pyarrow, beside those for each core.
+_THREADS = 32
 
 
-async def read_parquet(file: Path, *, memory_bytes: int, most_bytes: int) -> AsyncIterator[bytes]:
+class ChildStreams(Protocol):
+    """The output of a process."""
+
+    stdout: asyncio.StreamReader
+    stderr: asyncio.StreamReader
+
+
+async def read_parquet(
+    file: Path, *, memory_bytes: int, most_bytes: int, sandbox: Sandbox | None
+) -> AsyncIterator[bytes]:
     """The rows as JSONL, in pieces that may end anywhere. Raises `ParquetUnreadable`, and `Transient` where reading was
     ended from outside.
 
-    memory_bytes: what the process may hold. most_bytes: of JSONL, of all rows.
+    memory_bytes: what the process may hold. most_bytes: of JSONL, of all rows. sandbox: how it is held.
     """
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "synth.files.parquet_process", str(file), str(memory_bytes)),
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-        env=child_environment(),
-        # A signal that ends this service is not one that ends the reading: it says nothing of the file.
-        start_new_session=True,
-    )
-    assert process.stdout is not None
-    assert process.stderr is not None
-    said = asyncio.ensure_future(process.stderr.read())
-    read = 0
-    try:
-        while piece := await process.stdout.read(_PIECE_BYTES):
-            read += len(piece)
-            if read > most_bytes:
-                raise ParquetUnreadable(f"its rows are more than {most_bytes:,} bytes of JSONL: divide the file")
-            yield piece
-        code = await process.wait()
-        if code == _UNREADABLE:
-            raise ParquetUnreadable((await said).decode(errors="replace").strip())
-        if code in (_TOO_LARGE, -signal.SIGABRT):
-            fix = "write it with smaller groups of rows, or smaller values"
-            raise ParquetUnreadable(f"to read its rows takes more than {memory_bytes:,} bytes of memory: {fix}")
-        if code:
-            raise Transient(
-                f"the process that reads Parquet ended with {code}: {(await said).decode(errors='replace')}"
+    command = [sys.executable, "-m", "synth.files.parquet_process", str(file), str(memory_bytes)]
+    async with _started(command, file, sandbox) as (process, wait):
+        said = asyncio.ensure_future(process.stderr.read())
+        read = 0
+        try:
+            while piece := await process.stdout.read(_PIECE_BYTES):
+                read += len(piece)
+                if read > most_bytes:
+                    raise ParquetUnreadable(f"its rows are more than {most_bytes:,} bytes of JSONL: divide the file")
+                yield piece
+            code = await wait()
+            if code == _UNREADABLE:
+                raise ParquetUnreadable((await said).decode(errors="replace").strip())
+            if code in (_TOO_LARGE, -signal.SIGABRT):
+                fix = "write it with smaller groups of rows, or smaller values"
+                raise ParquetUnreadable(f"to read its rows takes more than {memory_bytes:,} bytes of memory: {fix}")
+            if code:
+                raise Transient(
+                    f"the process that reads Parquet ended with {code}: {(await said).decode(errors='replace')}"
+                )
+        finally:
+            said.cancel()
+
+
+@asynccontextmanager
+async def _started(
+    command: list[str], file: Path, sandbox: Sandbox | None
+) -> AsyncIterator[tuple[ChildStreams, Callable[[], Awaitable[int]]]]:
+    """The process with its output, and what waits for its exit code."""
+    with tempfile.TemporaryDirectory(prefix="parquet-") as folder:
+        if sandbox is not None:
+            limits = Limits(seconds=None, memory_bytes=None, processes=_THREADS + 2 * (os.cpu_count() or 1))
+            held = await SandboxedProcess.start(
+                sandbox.mode,
+                command,
+                limits,
+                folder=Path(folder).resolve(),
+                environment=child_environment(),
+                readable=[*code_roots(), file.resolve()],
             )
-    finally:
-        await end_child(process)
-        said.cancel()
+
+            async def code() -> int:
+                report = await held.report()
+                if report.refused:
+                    raise Transient(f"the sandbox did not start: {report.refused}")
+                return report.code
+
+            try:
+                yield held, code
+            finally:
+                await held.end()
+            return
+        process = await asyncio.create_subprocess_exec(
+            *command,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            env=child_environment(),
+            # A signal that ends this service is not one that ends the reading: it says nothing of the file.
+            start_new_session=True,
+        )
+        try:
+            yield cast(ChildStreams, process), process.wait
+        finally:
+            await end_child(process)
 
 
 def main() -> int:

@@ -10,13 +10,12 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Literal, Protocol
 
-import synth
 from synth.errors import Transient, UserError
 from synth.runtime import logs
 from synth.runtime.child_process import end_child
 from synth.runtime.environment.child_environment import child_environment
 from synth.sandbox.command import Limits, Sandbox, SandboxedProcess
-from synth.sandbox.modes import Mode
+from synth.sandbox.modes import Mode, code_roots
 from synth.sandbox.zygote import REPLY, REQUEST
 
 log = logs.get("sandbox")
@@ -99,12 +98,12 @@ class Decoders:
 
     async def _start(self) -> tuple[_Process, Callable[[], Awaitable[None]]]:
         if self._sandbox is None or (self._sandbox.done() and self._sandbox.exception() is not None):
-            self._sandbox = asyncio.create_task(self._open())
+            self._sandbox = asyncio.create_task(open_for_decoding(self._wanted))
         sandbox = await asyncio.shield(self._sandbox)
         if self._folder is None:
             self._folder = tempfile.TemporaryDirectory(prefix="decoders-")
         folder = Path(os.path.realpath(self._folder.name))
-        roots = [os.path.dirname(os.path.realpath(place)) for place in synth.__path__]
+        roots = code_roots()
         command = [sys.executable, "-I", "-c", _BOOT, os.pathsep.join(roots), self._module, self._name]
         if sandbox is not None:
             limits = Limits(seconds=None, memory_bytes=None, processes=_PROCESSES)
@@ -123,14 +122,16 @@ class Decoders:
         )
         return _Plain(process), lambda: end_child(process, group=True)
 
-    async def _open(self) -> Sandbox | None:
-        try:
-            return await Sandbox.open(self._wanted)
-        except UserError as error:
-            if self._wanted != "auto":
-                raise
-            log.warning("decoding without a sandbox", function=self._name, reason=str(error))
-            return None
+
+async def open_for_decoding(wanted: Literal["auto"] | Mode) -> Sandbox | None:
+    """The sandbox of decoders; None with `auto` if none starts, which is logged. Another mode raises `UserError`."""
+    try:
+        return await Sandbox.open(wanted)
+    except UserError as error:
+        if wanted != "auto":
+            raise
+        log.warning("bytes of users are decoded without a sandbox", reason=str(error))
+        return None
 
 
 class _Plain:

@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, get_args
 
+import synth
+
 Mode = Literal["bubblewrap", "landlock"]
 #: The strongest first.
 MODES: tuple[Mode, ...] = get_args(Mode)
@@ -32,6 +34,11 @@ def readable_paths(more: Sequence[str | Path]) -> list[str]:
     """What a command may read: programs, libraries, this interpreter with its packages, and `more`."""
     prefixes = (sys.prefix, sys.base_prefix, os.path.realpath(sys.prefix), os.path.realpath(sys.base_prefix))
     return list(dict.fromkeys([*_SYSTEM, *_MACHINE, *prefixes, *map(str, more)]))
+
+
+def code_roots() -> list[str]:
+    """The folders from which this program imports itself."""
+    return [os.path.dirname(os.path.realpath(place)) for place in synth.__path__]
 
 
 def launcher_command(mode: Mode, *, folder: Path, writable: bool, read: Sequence[str], fd: int) -> list[str]:

@@ -10,12 +10,16 @@ from pyarrow import parquet
 
 from synth.datasets.parquet import ParquetUnreadable, parquet_lines
 from synth.files.parquet_process import read_parquet
+from synth.sandbox.decoders import open_for_decoding
 
 MEMORY = 1 << 30
 
 
 async def rows_of(file: Path, *, most: int = 1 << 40) -> bytes:
-    return b"".join([piece async for piece in read_parquet(file, memory_bytes=MEMORY, most_bytes=most)])
+    sandbox = await open_for_decoding("auto")
+    return b"".join(
+        [piece async for piece in read_parquet(file, memory_bytes=MEMORY, most_bytes=most, sandbox=sandbox)]
+    )
 
 
 def write(file: Path, prompt: str, rows: int) -> Path:

@@ -99,7 +99,7 @@ open(os.path.join(os.path.dirname(__file__), f"{os.getpid()}.names"), "w").write
 async def _read_parquet(folder: Path) -> None:
     (folder / "rows.parquet").write_bytes(b"PAR1 and no more")
     with pytest.raises(ParquetUnreadable):
-        async for _ in read_parquet(folder / "rows.parquet", memory_bytes=1 << 30, most_bytes=1 << 20):
+        async for _ in read_parquet(folder / "rows.parquet", memory_bytes=1 << 30, most_bytes=1 << 20, sandbox=None):
             pass
 
 
