@@ -91,8 +91,8 @@ def sandbox(request: pytest.FixtureRequest) -> Sandbox:
 
 
 @pytest.fixture(scope="module")
-def targets() -> Iterator[Targets]:
-    """A service with its secret, of the same user."""
+def targets(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Targets]:
+    """A service with its secret, of the same user; temporary files go into a folder of these tests."""
     victim = subprocess.Popen(["sleep", "600"], env={"SECRET": SECRET})
     with tempfile.TemporaryDirectory(prefix="other-") as folder, socket.create_server(("127.0.0.1", 0)) as server:
         for name in ("secret", "removable", "truncatable"):
@@ -106,6 +106,7 @@ def targets() -> Iterator[Targets]:
             named.listen()
             datagram.bind(f"{folder}/datagram")
             patch.setenv("SYNTH_CLUSTER_SECRET", SECRET)
+            patch.setattr(tempfile, "tempdir", str(tmp_path_factory.mktemp("tmp")))
             yield Targets(
                 pid=victim.pid,
                 port=server.getsockname()[1],
@@ -125,20 +126,21 @@ def command(name: str, targets: Targets) -> list[str]:
 
 async def attempt(sandbox: Sandbox, name: str, targets: Targets, limits: Limits = LIMITS) -> Result:
     result = await sandbox.run({}, command(name, targets), limits, readable=[SCRIPT])
-    assert not running(name)
+    assert not running(name, targets)
     assert not list(Path(tempfile.gettempdir()).glob("sandbox-*/"))
     return result
 
 
-def running(name: str) -> list[str]:
-    """The processes that run this attempt."""
+def running(name: str, targets: Targets) -> list[str]:
+    """The processes that run this attempt on these targets."""
+    wanted = [part.encode() for part in command(name, targets)[3:]]
     found: list[str] = []
     for pid in filter(str.isdigit, os.listdir("/proc")):
         try:
             arguments = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
         except OSError:
             continue
-        if arguments[3:5] == [SCRIPT.encode(), name.encode()]:
+        if arguments[3:6] == wanted:
             found.append(pid)
     return found
 
@@ -196,12 +198,36 @@ async def test_folders_that_are_too_deep_for_a_path_are_removed(sandbox: Sandbox
 async def test_a_cancelled_run_leaves_nothing(sandbox: Sandbox, targets: Targets) -> None:
     task = asyncio.create_task(attempt(sandbox, "no_end", targets))
     async with asyncio.timeout(60):
-        while not running("no_end"):  # noqa: ASYNC110 - nothing else reports it
+        while not running("no_end", targets):  # noqa: ASYNC110 - nothing else reports it
             await asyncio.sleep(0.01)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert not running("no_end")
+    assert not running("no_end", targets)
+
+
+#: A service that runs an attempt: its arguments are a mode, the script and the command.
+_SERVICE = """
+import asyncio, sys
+from synth.sandbox.command import Limits, Sandbox
+limits = Limits(seconds=600.0, memory_bytes=1 << 28, processes=12, disk_bytes=1 << 20)
+asyncio.run(Sandbox(sys.argv[1]).run({}, sys.argv[3:], limits, readable=[sys.argv[2]]))
+"""
+
+
+async def test_a_command_ends_with_the_service_that_is_killed(sandbox: Sandbox, targets: Targets) -> None:
+    arguments = [sandbox.mode, SCRIPT, *command("no_end", targets)]
+    environment = os.environ | {"TMPDIR": tempfile.gettempdir()}
+    service = await asyncio.create_subprocess_exec(sys.executable, "-c", _SERVICE, *arguments, env=environment)
+    async with asyncio.timeout(60):
+        while not running("no_end", targets):  # noqa: ASYNC110 - nothing else reports it
+            await asyncio.sleep(0.01)
+        service.kill()
+        await service.wait()
+        while running("no_end", targets):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    for folder in Path(tempfile.gettempdir()).glob("sandbox-*/"):
+        folder.rmdir()  # a service that is killed leaves it
 
 
 async def test_a_command_has_its_files_and_its_input(sandbox: Sandbox) -> None:
