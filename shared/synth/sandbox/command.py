@@ -153,6 +153,9 @@ class SandboxedProcess:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_LAUNCHER_S):
                     await self.report()
+                    if self.stdout.at_eof() and self.stderr.at_eof():
+                        # It ends by itself. asyncio logs a warning for a process that `kill` finds ended.
+                        await self._launcher.wait()
         finally:
             self._control.close()
             await end_child(self._launcher)
