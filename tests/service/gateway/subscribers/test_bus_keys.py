@@ -225,6 +225,7 @@ async def test_a_bus_key_opens_no_route_and_no_other_key_opens_the_bus(running, 
     for user, password in [*passwords, ("gateway", key["key"]), ("bus", key["key"])]:
         with pytest.raises(NatsError, match="Authorization Violation"):
             await listen(password, user)
+    everything: list[dict] = []
     records: list[dict] = []
     async with asyncio.timeout(10):
         # Of the passwords that may be keys: nothing is looked up for an empty one.
