@@ -21,7 +21,6 @@ from synth.events.catalogue import CATALOGUE, SERVICES
 from synth.work import TASKS
 
 _ADMIN = "$JS.API"
-#: What a service's own key could be in a bucket that it shares.
 _ANY = {"*": "x", ">": "org_x.job_x"}
 
 
@@ -36,6 +35,7 @@ def targets() -> list[str]:
     tasks = [f"work.{kind}.{DEFAULT_POOL}.org_x.job_x.0" for kind in TASKS]
     retries = [f"{consumer.config.filter_subject}" for consumer in topology().consumers if consumer.stream == "WORK"]
     letters = [f"dead.{service}.job.created.org_x.job_x" for service in SERVICES]
+    letters += [literal(subject) for stream in topology().streams for subject in stream.subjects or ()]
     buckets = [f"$KV.{bucket}.{key}" for bucket in topology().buckets for key in ("x.y.z", "api.org_x.hash", "owner.h")]
     acknowledgements = [f"$JS.ACK.{c.stream}.{c.name}.1.1.1.1.0" for c in topology().consumers]
     requests = [f"STREAM.PURGE.{EVENTS}", f"STREAM.DELETE.{EVENTS}", "STREAM.DELETE.KV_api_keys"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -150,3 +151,42 @@ def test_only_queuers_may_queue_and_only_takers_may_acknowledge_a_task():
             assert queues == any(role.value == service for role in queuers) or service in ("trainer", "rollouts")
             if taker.value == service:
                 assert f"$JS.ACK.{WORK}.{kind}-default.>" in subjects
+
+
+@pytest.mark.parametrize("service", SERVICES)
+async def test_a_stolen_credential_reads_the_log_and_its_own_streams_alone(
+    nats_server, settings_of, bus_admin, service
+):
+    answered: set[str] = set()
+
+    async def take(msg: Any) -> None:
+        answered.add(msg.subject.rsplit(".", 2)[1])
+
+    async def ignore(error: Exception) -> None:
+        """What is refused is not answered."""
+
+    password = settings_of(service).nats_password.get_secret_value()
+    nc = await nats.connect(
+        nats_server.url, user=service, password=password, inbox_prefix=f"_INBOX.{service}", error_cb=ignore
+    )
+    await nc.subscribe(f"_INBOX.{service}.read.>", cb=take)
+    for stream in _STREAMS:
+        subject = ">" if not stream.startswith("KV_") else f"$KV.{stream[3:]}.>"
+        config = {"name": "mine", "deliver_subject": f"_INBOX.{service}.read.{stream}.pushed", "ack_policy": "none"}
+        for n, (request, body) in enumerate(
+            (
+                (f"DIRECT.GET.{stream}", {"last_by_subj": subject}),
+                (f"DIRECT.GET.{stream}.x.y", {}),
+                (f"STREAM.MSG.GET.{stream}", {"seq": 1}),
+                (f"CONSUMER.CREATE.{stream}.mine", {"stream_name": stream, "config": config}),
+                (f"CONSUMER.MSG.NEXT.{stream}.mine", {"batch": 1}),
+                (f"STREAM.SNAPSHOT.{stream}", {"deliver_subject": f"_INBOX.{service}.read.{stream}.saved"}),
+            )
+        ):
+            for api in (SERVICE_API, ADMIN_API):
+                reply = f"_INBOX.{service}.read.{stream}.{n}"
+                await nc.publish(f"{api}.{request}", json.dumps(body).encode(), reply=reply)
+    await Attacker(nc, service, SERVICE_API).settle()
+    await nc.close()
+    own = [s for s in _STREAMS if f"{ADMIN_API}.DIRECT.GET.{s}" in may_publish(service, (DEFAULT_POOL,))]
+    assert answered == {EVENTS, *own}
