@@ -22,10 +22,13 @@ def test_a_service_starts_with_its_own_secrets_alone(service, settings_of, bus_a
 
 
 def test_a_service_does_not_start_with_the_secrets_of_another(settings_of, bus_admin):
-    others = environment(settings_of("inference"), SYNTH_CLUSTER_SECRET="", SYNTH_SECRETS=secrets_of("gateway").text())
-    command = [sys.executable, "-m", "synth.synthd", "inference"]
+    others = environment(settings_of("verifier"), SYNTH_CLUSTER_SECRET="", SYNTH_SECRETS=secrets_of("gateway").text())
+    command = [sys.executable, "-m", "synth.synthd", "verifier"]
     done = subprocess.run(command, env=others, capture_output=True, text=True, timeout=60, check=False)
     said = done.stdout + done.stderr
     assert done.returncode == 1, said
-    assert "SYNTH_SECRETS: it has secrets that inference must not hold: clients, environment-keys, judge-keys" in said
+    assert (
+        "SYNTH_SECRETS: it has secrets that verifier must not hold: clients, credentials, gateway-calls, judge-keys"
+        in said
+    )
     assert "Traceback" not in said

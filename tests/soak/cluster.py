@@ -20,12 +20,14 @@ from pydantic import SecretStr
 
 from synth.blobs import BlobStore
 from synth.bus.connection import Connection, connect
+from synth.bus.kv.reseal import Resealer
 from synth.bus.server.embedded import free_port, new_users
 from synth.bus.server.provision import provision
 from synth.bus.server.topology import topology
 from synth.cli.tiny_models.qwen3 import make_tiny_qwen3
 from synth.events.catalogue import SERVICES
 from synth.runtime.settings import ServiceSettings
+from synth.service_secrets import ServiceSecrets
 from tests.judge_server import JudgeCall, JudgeServer, scored
 from tests.soak.bus_servers import BusServers
 from tests.soak.processes import ServiceProcess, plan_process
@@ -54,6 +56,7 @@ class SoakCluster:
     without: str = ""
     api_key: str = field(default_factory=lambda: secrets.token_urlsafe(24))
     environment_key: str = field(default_factory=lambda: secrets.token_urlsafe(24))
+    cluster_secret: str = field(default_factory=lambda: secrets.token_urlsafe(32))
     services: list[ServiceProcess] = field(default_factory=list[ServiceProcess])
     _closing: AsyncExitStack = field(default_factory=AsyncExitStack)
 
@@ -105,7 +108,7 @@ class SoakCluster:
         return own | {
             "SYNTH_BLOB_URL": f"file:{self.folder / 'blobs'}",
             "SYNTH_MODELS_DIR": str(self.folder / "models"),
-            "SYNTH_CLUSTER_SECRET": "soak-" + "s" * 32,
+            "SYNTH_CLUSTER_SECRET": self.cluster_secret,
             "SYNTH_ALLOW_LOOPBACK": "1",
             "SYNTH_BOOTSTRAP_API_KEY": self.api_key,
             "SYNTH_BOOTSTRAP_ENVIRONMENT_KEY": self.environment_key,
@@ -114,6 +117,17 @@ class SoakCluster:
             # Longer than the faults that can meet in one call: a job whose app comes back within it is not refused.
             "SYNTH_RETRY_FOR_S": "30",
         }
+
+    async def rotate_secret(self) -> None:
+        """Change the cluster's secret without a break, as docs/security.md describes it."""
+        earlier, self.cluster_secret = self.cluster_secret, secrets.token_urlsafe(32)
+        for current, accepted in ((earlier, self.cluster_secret), (self.cluster_secret, earlier)):
+            for process in self.services:
+                process.env |= {"SYNTH_CLUSTER_SECRET": current, "SYNTH_CLUSTER_SECRET_EARLIER": accepted}
+            for index in range(REPLICAS):
+                await asyncio.gather(*(process.restart() for process in self.services[index::REPLICAS]))
+        keyrings = ServiceSecrets.derive("bus", self.cluster_secret, (earlier,))
+        await Resealer(self.bus, keyrings).reseal()
 
     async def _proxy(self, port: int) -> TcpProxy:
         proxy = await TcpProxy(port).start()

@@ -151,6 +151,12 @@ async def _disk_full(cluster: SoakCluster, fault: Fault) -> AsyncGenerator[None]
     control.write()
 
 
+@_kind("rotate the cluster's secret", seconds=(1, 2), victims=("secret",))
+async def _rotate(cluster: SoakCluster, fault: Fault) -> AsyncGenerator[None]:
+    await cluster.rotate_secret()
+    yield
+
+
 @_kind("kill the leader of the log", seconds=(0.5, 5), victims=("bus",))
 async def _kill_leader(cluster: SoakCluster, fault: Fault) -> AsyncGenerator[None]:
     server = await cluster.bus_servers.leader("EVENTS")

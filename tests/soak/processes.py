@@ -16,8 +16,11 @@ from synth.bus.server.embedded import free_port
 from synth.cli.processes import end_group
 from tests.soak.shim import Control
 from tests.soak.tcp_proxy import Link, TcpProxy
+from tests.soak.waiting import until
 
 _RESTART_S = 0.5
+#: Beside other faults.
+_RESTARTED_S = 180.0
 
 
 @dataclass
@@ -74,6 +77,16 @@ class ServiceProcess:
                 return (await http.get(f"http://127.0.0.1:{self.port}/healthz")).status_code == httpx.codes.OK
         except httpx.HTTPError:
             return False
+
+    async def restart(self) -> None:
+        """End it in good order, and wait until its successor, which has the present `env`, is healthy."""
+        before = self.process
+        self.strike(signal.SIGTERM)
+
+        async def has_successor() -> bool:
+            return self.process is not before and await self.healthy()
+
+        await until(has_successor, seconds=_RESTARTED_S, what=f"{self.name} is healthy again")
 
     @property
     def alive(self) -> bool:
