@@ -36,7 +36,7 @@ log = logs.get("auth")
 
 #: What a bus key opens, and nothing else does.
 FEEDS_PATH = "/api/feeds"
-#: The records of an organisation for whoever has `keys`, of all for an operator.
+#: A key with `keys` reads the records of its organisation, an operator those of all.
 AUDIT_PATH = "/api/audit"
 #: Where a machine without a key requests keys.
 HANDSHAKE_PATH = "/api/sdk/handshake"

@@ -34,7 +34,7 @@ _NEVER_SEEN = (
 def check_security(config: Config, *, data: Path, compose: Path | None, env_files: Iterable[Path]) -> list[Finding]:
     """Check everything that can be seen from this machine; the findings that need work come first.
 
-    compose: the Compose file; None where there is none. Raises `CliError` for a file that cannot be read.
+    compose: the Compose file; None without one. Raises `CliError` for a file that cannot be read.
     """
     deployment = read_deployment(data, compose)
     findings = [

@@ -9,12 +9,12 @@ stream, a queue or another service, except by a subject that it may publish to (
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
-from synth.bus.access.client import ADMIN_API, SERVICE_API
+from synth.bus.access.client import ADMIN_API
 from synth.bus.connection import inbox_of
 from synth.bus.rpc import QUESTIONS
-from synth.bus.server.permissions import OUTSIDE_SUBJECTS, may_publish, permissions_of
+from synth.bus.server.permissions import OUTSIDE_SUBJECTS, in_account_of_service, may_publish, permissions_of
 from synth.events.catalogue import SERVICES
 
 #: The account of the streams, the buckets and the user `bus`.
@@ -38,7 +38,11 @@ def accounts(
     """
     users = {name: _users(name, password, pools, nkeys.get(name, ())) for name, password in passwords.items()}
     services = [name for name in SERVICES if name in users]
-    published = {name: _imported(name, pools) for name in services}
+    imported = {name: _imported(name, pools) for name in services}
+    importers: dict[str, list[str]] = {}
+    for name, subjects in imported.items():
+        for subject in subjects:
+            importers.setdefault(subject, []).append(name)
     blocks: dict[str, object] = {
         STREAMS_ACCOUNT: {
             "jetstream": "enabled",
@@ -46,7 +50,7 @@ def accounts(
             "exports": [
                 *({"stream": f"{inbox_of(name)}.>", "accounts": [name]} for name in services),
                 {"stream": OUTSIDE_SUBJECTS, "accounts": [OUTSIDE_ACCOUNT]},
-                *(_export(subject, _who(published, subject)) for subject in _union(published.values())),
+                *(_export(subject, importers[subject]) for subject in sorted(importers)),
             ],
         },
         OUTSIDE_ACCOUNT: {"imports": [_stream(OUTSIDE_SUBJECTS)]},
@@ -56,7 +60,7 @@ def accounts(
             "users": users[name],
             "imports": [
                 _stream(f"{inbox_of(name)}.>"),
-                *(_service(STREAMS_ACCOUNT, subject) for subject in published[name]),
+                *(_service(STREAMS_ACCOUNT, subject) for subject in imported[name]),
                 *(_service(answerer, subject) for subject, (askers, answerer) in QUESTIONS.items() if name in askers),
             ],
             "exports": [
@@ -96,14 +100,6 @@ def covers(pattern: str, subject: str) -> bool:
     return len(wider) == len(narrower)
 
 
-def _union(published: Iterable[list[str]]) -> list[str]:
-    return sorted({subject for subjects in published for subject in subjects})
-
-
-def _who(published: Mapping[str, list[str]], subject: str) -> list[str]:
-    return [name for name, subjects in published.items() if subject in subjects]
-
-
 def _export(subject: str, importers: list[str]) -> dict[str, object]:
     export: dict[str, object] = {"service": subject, "accounts": importers}
     return export | ({"response_type": "Stream"} if subject.startswith(_STREAMED) else {})
@@ -114,10 +110,10 @@ def _service(account: str, subject: str) -> dict[str, object]:
 
     Every account has a service of the server below `$JS.API`, which would answer too.
     """
-    imported: dict[str, object] = {"service": {"account": account, "subject": subject}}
-    if subject.startswith(f"{ADMIN_API}."):
-        imported["to"] = subject.replace(ADMIN_API, SERVICE_API, 1)
-    return imported
+    block: dict[str, object] = {"service": {"account": account, "subject": subject}}
+    if (local := in_account_of_service(subject)) != subject:
+        block["to"] = local
+    return block
 
 
 def _stream(subject: str) -> dict[str, object]:
