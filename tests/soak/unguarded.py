@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import sys
 import time
 import uuid
@@ -16,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from synth import blobs
+from synth import blobs, service_secrets
 from synth.bus import publish
 from synth.bus.history import fencing, ownership
 from synth.bus.kv.replicas import ReplicaTable
@@ -148,6 +149,11 @@ def _whole_blobs() -> None:
     blobs.BlobStore._take_local = takes  # type: ignore[method-assign]
 
 
+def _earlier_secret() -> None:
+    """What was made with another secret of the cluster than the current one is refused."""
+    os.environ.pop(service_secrets.CLUSTER_SECRET_EARLIER, None)
+
+
 def _nothing() -> None:
     """The guard is in the job's file."""
 
@@ -166,6 +172,7 @@ GUARDS: dict[str, Guard] = {
     "redelivery": Guard(_redelivery, ("kill", "drain"), victims=("rollouts", "trainer"), job_s=150.0),
     "clocks": Guard(_clocks, ("wrong clock",), victims=("inference",), at_least_s=15.0),
     "whole blobs": Guard(_whole_blobs, ("disk full",)),
+    "earlier secret": Guard(_earlier_secret, ("rotate the cluster's secret",), job_s=150.0),
     "retries": Guard(_nothing, ("failing answers", "nonsense for an answer", "hanging answers")),
 }
 
