@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
-from synth.images.source import ImageSettings, image_decoders
+from synth.images.decoder import ImageDecoder
+from synth.images.source import ImageSettings
 
-DECODERS = image_decoders(ImageSettings())
+DECODER = ImageDecoder.start(ImageSettings())

@@ -11,7 +11,7 @@ from synth.files.handlers import Handlers
 from synth.files.image_source import ImageSource
 from synth.files.rewrite import Rewriter
 from synth.files.settings import FilesSettings
-from synth.images.source import image_decoders
+from synth.images.decoder import ImageDecoder
 from synth.outbound.http_guard import guarded_client
 from synth.sandbox.decoders import open_for_decoding
 from synth.service import Service, run
@@ -23,8 +23,8 @@ def main() -> int:
 
     async def setup(service: Service) -> None:
         client = guarded_client(settings.guard, timeout=settings.image_deadline_s)
-        decoders, slots = image_decoders(settings), asyncio.Semaphore(settings.image_fetches_at_once)
-        source = ImageSource(client, service.blobs, settings, decoders, slots)
+        decoder, slots = ImageDecoder.start(settings), asyncio.Semaphore(settings.image_fetches_at_once)
+        source = ImageSource(client, service.blobs, settings, decoder, slots)
         rewriter = Rewriter(service.blobs, source, settings.work_dir / "rewrites")
         lines = (settings.max_line_bytes, settings.max_line_values)
         limits = (*lines, settings.parquet_memory_bytes, settings.parquet_rows_bytes)
@@ -42,7 +42,7 @@ def main() -> int:
             give_up=handlers.give_up,
         )
         service.on_close(client.aclose)
-        service.on_close(decoders.close)
+        service.on_close(decoder.close)
         service.run("events", serve_events(broker, service.bus, Role.FILES, service.stop, service.starting()))
 
     return run("files", settings, setup)

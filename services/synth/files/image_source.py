@@ -14,8 +14,8 @@ import httpx
 from synth.blobs import BlobMissing, BlobStore
 from synth.events import BlobRef
 from synth.files.settings import FilesSettings
-from synth.images.source import BLOB, ImageRefused, ImageUnavailable, check_image, read_image
-from synth.sandbox.decoders import Decoders
+from synth.images.decoder import ImageDecoder
+from synth.images.source import BLOB, ImageRefused, ImageUnavailable, read_image
 
 _BACKOFF_S = 0.25
 #: URLs of a file that are remembered, so that an image that many rows show is fetched once.
@@ -29,7 +29,7 @@ class ImageSource:
     client: httpx.AsyncClient
     blobs: BlobStore
     settings: FilesSettings
-    decoders: Decoders
+    decoder: ImageDecoder
     slots: asyncio.Semaphore
 
 
@@ -50,7 +50,7 @@ class FileImages:
         # An image that came inside its row takes a slot too: the slots bound what is held in memory.
         async with self.source.slots:
             body = await self._read(address)
-            digest = await check_image(body, self.source.settings.image_limits, self.source.decoders)
+            digest = await self.source.decoder.check(body)
             ref = await self.source.blobs.put_bytes(f"orgs/{self.org}/images/{digest}", body)
         if len(self._known) >= _REMEMBERED:
             self._known.pop(next(iter(self._known)))

@@ -14,7 +14,7 @@ from synth.bus.tasks.attempt_logs import AttemptLogs
 from synth.bus.tasks.solitude import SuspicionSettings
 from synth.bus.tasks.worker import TaskWorker
 from synth.errors import InvalidKey
-from synth.images.source import image_decoders
+from synth.images.decoder import ImageDecoder
 from synth.inference.api.app import build_api
 from synth.inference.api.images import ChatImages
 from synth.inference.api.limits import RequestLimits
@@ -126,14 +126,13 @@ def main() -> int:
         service.add_background(asyncio.create_task(_warm_up(service, settings)))
         client = guarded_client(settings.guard, timeout=settings.image_deadline_s)
         service.on_close(client.aclose)
-        decoders = image_decoders(settings)
-        service.on_close(decoders.close)
+        decoder = ImageDecoder.start(settings)
+        service.on_close(decoder.close)
         service.on_close(schema_decoders(settings.sandbox).close)
         images = ChatImages(
             client,
             service.blobs,
-            settings.image_limits,
-            decoders,
+            decoder,
             at_once=settings.image_fetches_at_once,
             request_bytes=settings.max_request_image_bytes,
             per_message=settings.max_chat_images_per_message,

@@ -1,4 +1,4 @@
-"""Decodes an image in a process of its own (`synth.sandbox.decoders`), which imports this once, before any fork."""
+"""Decodes an image in a process of its own (`synth.images.decoder`), which imports this once, before any fork."""
 
 from __future__ import annotations
 
@@ -13,9 +13,18 @@ from synth.images.format import NotAnImage
 Image.init()
 
 
-def decode_image(body: bytes, write: Callable[[bytes], None]) -> None:
-    """Write why a file is no image that can be decoded; nothing if it is one."""
+def decode_image(request: bytes, write: Callable[[bytes], None]) -> None:
+    """Decode an image's file, which is the request without its first byte.
+
+    Write the first byte again if it can be decoded: alone for `c`, followed by the pixels in RGB for `p`. Write `e` and
+    the reason if it cannot.
+    """
+    result, body = request[:1], memoryview(request)[1:].tobytes()
     try:
-        open_image(body)
+        image = open_image(body)
     except NotAnImage as error:
-        write(str(error).encode())
+        write(b"e" + str(error).encode())
+        return
+    write(result)
+    if result == b"p":
+        write(image.tobytes())

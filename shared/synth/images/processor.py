@@ -90,12 +90,19 @@ class ImageProcessor:
         resized = smart_resize(height, width, patch * self.merge_size, size["shortest_edge"], size["longest_edge"])
         return resized[0] // patch, resized[1] // patch
 
-    def pixels(self, body: bytes, image: PromptImage) -> npt.NDArray[np.float32]:
-        """The patches of an image's file, float32 [height · width, values of a patch], in the order of the tokens.
+    def file_patches(self, body: bytes, image: PromptImage) -> npt.NDArray[np.float32]:
+        """Decode an image's file and return its patches, as `patches`. Raises `NotAnImage` too.
 
-        Raises `NotAnImage`, and `UserError` where the patches are not as many as the prompt was made for.
+        The file is decoded in this process, so the process must hold no key (`synth.images.decoder`).
         """
-        patches, grid = self._patches(np.asarray(open_image(body)))
+        return self.patches(np.asarray(open_image(body)), image)
+
+    def patches(self, pixels: npt.NDArray[np.uint8], image: PromptImage) -> npt.NDArray[np.float32]:
+        """Return the patches of an image, float32 [height · width, values of a patch], in the order of the tokens.
+
+        pixels: [rows, columns, 3]. Raises `UserError` if the patches are not as many as the prompt was made for.
+        """
+        patches, grid = self._patches(pixels)
         if grid != (image.height, image.width):
             raise UserError(
                 Problem(

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import math
-import os
 import re
 from dataclasses import dataclass
 
@@ -14,21 +11,13 @@ from pydantic import Field
 
 from synth.errors import SynthError
 from synth.images.data_uri import BadDataUri, DataUri, read_data_uri
-from synth.images.format import NotAnImage, read_image_format
 from synth.outbound.http_guard import AddressRefused, fetch
 from synth.outbound.reply_body import ReplyTooLarge, ReplyUndecodable
-from synth.sandbox.decoders import DecoderEnded, Decoders
 from synth.sandbox.settings import SandboxSettings
 
 #: The name of an image that is stored: of an organisation, by the sha256 of its file.
 BLOB = re.compile(r"blob://orgs/(?P<org>[^/]+)/images/(?P<digest>[0-9a-f]{64})")
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
-
-
-#: Address space of a process that decodes: the interpreter and its libraries, and beside it for each pixel.
-_DECODER_BYTES, _BYTES_OF_A_PIXEL = 1 << 30, 16
-#: Seconds for such a process to start on a busy machine.
-_START_S = 120.0
 
 
 class ImageSettings(SandboxSettings):
@@ -84,7 +73,7 @@ class ImageUnavailable(ImageRefused):
 
 
 async def read_image(address: str, client: httpx.AsyncClient, limits: ImageLimits) -> bytes:
-    """The bytes at a data URI or an address, at most as many as an image may have; `check_image` decodes them.
+    """The bytes at a data URI or an address, at most as many as an image may have. They are not decoded.
 
     client: of `guarded_client`. Raises `ImageRefused`, and `ImageUnavailable` where another try may help.
     """
@@ -98,39 +87,6 @@ async def read_image(address: str, client: httpx.AsyncClient, limits: ImageLimit
         raise ImageUnavailable(url.host, f"it did not arrive within {limits.seconds:g} s") from error
 
 
-def image_decoders(settings: ImageSettings) -> Decoders:
-    """The processes in which a service decodes images."""
-    at_once = min(settings.image_fetches_at_once, os.cpu_count() or 1)
-    return Decoders("synth.images.decode_process:decode_image", at_once=at_once, sandbox=settings.sandbox)
-
-
-async def check_image(body: bytes, limits: ImageLimits, decoders: Decoders) -> str:
-    """Decode an image's file in a process of its own, and return its sha256.
-
-    The header's size is compared before a pixel is decoded. Raises `ImageRefused` if it is too large or cannot be
-    shown, and `Transient` if the machine is too busy to decode it.
-    """
-    if len(body) > limits.size:
-        raise ImageRefused(_too_large(limits.size))
-    try:
-        image = read_image_format(body)
-        if image.width * image.height > limits.pixels:
-            size = f"{image.width}×{image.height}"
-            raise ImageRefused(f"an image of {size} pixels; expected at most {limits.pixels:,}; make it smaller")
-    except NotAnImage as error:
-        raise ImageRefused(str(error)) from error
-    memory = _DECODER_BYTES + _BYTES_OF_A_PIXEL * limits.pixels
-    cpu_s = math.ceil(limits.seconds)
-    try:
-        wrong = await decoders.call(body, seconds=limits.seconds + _START_S, cpu_s=cpu_s, map_bytes=memory)
-    except DecoderEnded as error:
-        what = f"it takes more than {memory:,} bytes or {cpu_s} s, or breaks the decoder"
-        raise ImageRefused(f"an image that cannot be decoded: {what}") from error
-    if wrong:
-        raise ImageRefused(wrong.decode())
-    return await asyncio.to_thread(lambda: hashlib.sha256(body).hexdigest())
-
-
 async def _follow(url: httpx.URL, client: httpx.AsyncClient, limits: ImageLimits) -> bytes:
     asked = url
     for _ in range(limits.redirects + 1):
@@ -139,7 +95,7 @@ async def _follow(url: httpx.URL, client: httpx.AsyncClient, limits: ImageLimits
         except AddressRefused as error:
             raise ImageRefused(f"{error}; put the image where the public internet reaches it") from error
         except ReplyTooLarge as error:
-            raise ImageRefused(_too_large(limits.size)) from error
+            raise ImageRefused(too_large(limits.size)) from error
         except ReplyUndecodable as error:
             raise ImageRefused(f"cannot be read from {url.host}: {error}") from error
         except httpx.HTTPError as error:
@@ -180,9 +136,10 @@ def _decode(uri: DataUri, limit: int) -> bytes:
     except BadDataUri as error:
         raise ImageRefused(str(error)) from error
     if len(body) > limit:
-        raise ImageRefused(_too_large(limit))
+        raise ImageRefused(too_large(limit))
     return body
 
 
-def _too_large(limit: int) -> str:
+def too_large(limit: int) -> str:
+    """Why a file of more than `limit` bytes is refused."""
     return f"an image of more than {limit:,} bytes; make it smaller"

@@ -22,6 +22,7 @@ from synth.inference.tokenizers import load_tokenizer
 from synth.trainer.learner.data import sft_dataset
 from synth.trainer.learner.data.images import ImageLoader
 from synth.trainer.learner.data.sft_images import SftImages
+from tests.decoders import DECODER
 from tests.image_server import data_uri
 from tests.unit.chat.test_parity import CALL, EOS, LITERALS, Json, Turn, line_of, replies_of, request, says, talk, tool
 from tests.unit.inference.vision_model import picture
@@ -82,7 +83,7 @@ class Vision:
         return draft.line()
 
     def shown(self, uri: str) -> EngineImage:
-        return EngineImage(self.images.loader.describe(uri), self.bodies[uri])
+        return EngineImage(self.images.loader.describe(uri), self.bodies[uri], DECODER)
 
 
 @pytest.fixture(scope="module", params=["asked", "always"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from synth.files.image_source import ImageSource
 from synth.files.rewrite import Rewriter
 from synth.files.settings import FilesSettings
 from synth.outbound.http_guard import guarded_client
-from tests.decoders import DECODERS
+from tests.decoders import DECODER
 from tests.image_server import GIF, PNG, data_uri, images
 
 
@@ -55,7 +56,7 @@ class Ingest:
         given = FilesSettings(**{"allow_loopback": True, "image_deadline_s": 5.0, **settings})
         async with guarded_client(given.guard, timeout=5) as client:
             slots = asyncio.Semaphore(given.image_fetches_at_once)
-            source = ImageSource(client, self.blobs, given, DECODERS, slots)
+            source = ImageSource(client, self.blobs, given, replace(DECODER, limits=given.image_limits), slots)
             rewriter = Rewriter(self.blobs, source, self.folder / "work")
             blob = await self.blobs.put_bytes("orgs/org_a/files/f", body)
             return await rewriter.rewrite("org_a", blob, verdict, self.blobs.stream(blob))

@@ -12,8 +12,8 @@ from PIL import Image, ImageDraw
 
 from synth.images.decoding import open_image
 from synth.images.format import NotAnImage
-from synth.images.source import ImageLimits, ImageRefused, check_image
-from tests.decoders import DECODERS
+from synth.images.source import ImageRefused
+from tests.decoders import DECODER
 
 RED, BLUE = (250, 0, 0), (0, 0, 250)
 
@@ -114,7 +114,7 @@ REFUSED: dict[str, tuple[Callable[[], bytes], str]] = {
 async def test_an_image_that_no_model_can_be_shown_is_refused_when_it_is_checked(kind: str):
     body, reason = REFUSED[kind]
     with pytest.raises(ImageRefused, match=reason) as refused:
-        await check_image(body(), ImageLimits(), DECODERS)
+        await DECODER.check(body())
     if kind != "a bomb":
         with pytest.raises(NotAnImage) as here:
             open_image(body())

@@ -40,7 +40,7 @@ def test_positions_and_hidden_states_are_those_of_transformers(folder: Path):
     pad = model.config.image_token_id
     ids = expand_image_tokens([5, 6, pad, 7, 8, 9, pad, 12, pad, 10, 11], shown, pad)
     ids_1L = torch.tensor([ids])
-    pixels = [processor.pixels(body, image) for body, image in zip(bodies, shown, strict=True)]
+    pixels = [processor.file_patches(body, image) for body, image in zip(bodies, shown, strict=True)]
     patches = ImagePatches.of(pixels, shown, "cpu")
     assert patches is not None
     positions, after = mrope_positions(np.asarray(ids), shown, image_token=pad, merge_size=processor.merge_size)

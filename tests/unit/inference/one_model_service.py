@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -31,7 +32,7 @@ from synth.outbound.http_guard import GuardPolicy, guarded_client
 from synth.runtime.off_loop import OffLoop
 from synth.service_secrets import Purpose
 from synth.trajectories import CompletionRecord, closed_from_bytes, records_from_bytes
-from tests.decoders import DECODERS
+from tests.decoders import DECODER
 from tests.keyrings import CLUSTER_SECRET, calls_of, secrets_of, verifier_of
 
 EARLIER = "the secret before a rotation"
@@ -82,7 +83,7 @@ def read_images(**settings: Any) -> ChatImages:
     """From this machine too; a store in memory."""
     limits = ImageLimits(**{"seconds": 5.0, **settings})
     client = guarded_client(GuardPolicy(allow_loopback=True), timeout=5)
-    return ChatImages(client, BlobStore(MemoryStore(), None), limits, DECODERS, at_once=4)
+    return ChatImages(client, BlobStore(MemoryStore(), None), replace(DECODER, limits=limits), at_once=4)
 
 
 def serve(

@@ -17,6 +17,7 @@ from synth.images.processor import ImageProcessor
 from synth.images.prompt_image import expand_image_tokens
 from synth.images.qwen3_vl import media_tokens
 from synth.inference.engines.protocol import EngineImage
+from tests.decoders import DECODER
 
 
 def picture(seed: int, width: int = 64, height: int = 64, kind: str = "PNG", mode: str = "RGB") -> bytes:
@@ -40,7 +41,7 @@ class VisionReference:
 
     def shown(self, body: bytes) -> EngineImage:
         digest = hashlib.sha256(body).hexdigest()
-        return EngineImage(self.processor.describe(body, sha256=digest, uri=f"blob://{digest}"), body)
+        return EngineImage(self.processor.describe(body, sha256=digest, uri=f"blob://{digest}"), body, DECODER)
 
     def prompt(self, text: Sequence[int], images: Sequence[EngineImage]) -> list[int]:
         """Ids in which each -1 of `text` is the next image."""
@@ -59,7 +60,7 @@ class VisionReference:
         ids_1L = torch.tensor([[*prompt, *sampled]])
         seen: dict[str, Any] = {}
         if images:
-            pixels = [self.processor.pixels(image.body, image.shown) for image in images]
+            pixels = [self.processor.file_patches(image.body, image.shown) for image in images]
             seen["pixel_values"] = torch.from_numpy(np.concatenate(pixels))
             seen["image_grid_thw"] = torch.tensor([[1, i.shown.height, i.shown.width] for i in images])
             seen["mm_token_type_ids"] = (ids_1L == self.pad).int()

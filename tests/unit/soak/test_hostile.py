@@ -9,6 +9,7 @@ import asyncio
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 from datetime import UTC, datetime
 from ipaddress import ip_network
 
@@ -20,7 +21,7 @@ from synth.datasets.check import FileCheck
 from synth.errors import NewerVersion, Permanent, UserError
 from synth.events import FileReady, FileRejected, JobCreated, JobRejected, JobValidated
 from synth.ids import RolloutId
-from synth.images.source import ImageLimits, ImageRefused, check_image, read_image
+from synth.images.source import ImageLimits, ImageRefused, read_image
 from synth.jobs.rewards import RewardSettings, RewardWeights, StepRewards
 from synth.models import Registry
 from synth.outbound.http_guard import GuardPolicy, guarded_client
@@ -30,7 +31,7 @@ from synth.rollouts.rewards.scoring import EnvironmentFailed, Rewarded, score
 from synth.runtime.off_loop import OffLoop
 from synth.validator.validate import validate
 from synth.verifier.task_app import TaskAppCheck
-from tests.decoders import DECODERS
+from tests.decoders import DECODER
 from tests.service.jobs import make_model_dir
 from tests.soak.hostile.addresses import forbidden_addresses, image_address
 from tests.soak.hostile.bus_messages import bus_message
@@ -89,7 +90,7 @@ async def test_an_image_is_read_or_refused_and_nothing_inside_is_reached():
         async def send(address: str) -> None:
             # Any other error of the code under test ends the test.
             with suppress(ImageRefused):
-                await check_image(await read_image(address, client, limits), limits, DECODERS)
+                await replace(DECODER, limits=limits).check(await read_image(address, client, limits))
 
         for address in forbidden_addresses(trapped.port):
             await send(address)

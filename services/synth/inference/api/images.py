@@ -30,14 +30,14 @@ from synth.chat.messages import (
 )
 from synth.errors import Problem, Transient, UserError
 from synth.events import BlobRef
+from synth.images.decoder import ImageDecoder
 from synth.images.format import NotAnImage
 from synth.images.processor import ImageProcessor
-from synth.images.source import BLOB, ImageLimits, ImageRefused, check_image, read_image
+from synth.images.source import BLOB, ImageRefused, read_image
 from synth.inference.chat.prompts import TokenHistory
 from synth.inference.engines.limits import ContextOverflow
 from synth.inference.engines.protocol import EngineImage
 from synth.runtime import logs
-from synth.sandbox.decoders import Decoders
 
 log = logs.get("inference")
 
@@ -66,8 +66,7 @@ class ChatImages:
 
     client: httpx.AsyncClient
     blobs: BlobStore
-    limits: ImageLimits
-    decoders: Decoders
+    decoder: ImageDecoder
     at_once: int = 8
     request_bytes: int = 256 << 20
     per_message: int | None = None
@@ -179,7 +178,7 @@ class _Reader:
         key = hashlib.blake2b(address.encode(), digest_size=16).digest()
         known = self.history.images.get(key)
         if known is not None:
-            return EngineImage(known, await self._stored(known.uri, known.sha256))
+            return EngineImage(known, await self._stored(known.uri, known.sha256), self.source.decoder)
         image, name = await self._look(await self._body(address))
         if address != image.shown.uri:
             await self.source.blobs.put_bytes(name, image.body)
@@ -192,7 +191,7 @@ class _Reader:
             return await self._stored(address, blob["digest"])
         if address[:5].lower() == "blob:":
             raise ImageRefused(f"{address[:120]!r} is no image of this organisation")
-        return await read_image(address, self.source.client, self.source.limits)
+        return await read_image(address, self.source.client, self.source.decoder.limits)
 
     async def _stored(self, uri: str, digest: str) -> bytes:
         try:
@@ -204,10 +203,10 @@ class _Reader:
     async def _look(self, body: bytes) -> tuple[EngineImage, str]:
         """The image of a file that can be decoded, and the name of its blob."""
 
-        digest = await check_image(body, self.source.limits, self.source.decoders)
+        digest = await self.source.decoder.check(body)
         name = f"orgs/{self.org}/images/{digest}"
         shown = self.processor.describe(body, sha256=digest, uri=f"blob://{name}")
-        return EngineImage(shown, body), name
+        return EngineImage(shown, body, self.source.decoder), name
 
 
 def _leave_out(

@@ -12,7 +12,6 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -20,13 +19,14 @@ import torch
 from torch import Tensor
 
 from synth.errors import Problem, SynthError, Transient, UserError
-from synth.images.format import NotAnImage
 from synth.images.positions import mrope_positions
 from synth.images.processor import ImageProcessor
 from synth.images.qwen3_vl import ImagePatches
 from synth.inference.engines.protocol import EngineImage
 
 Float32 = npt.NDArray[np.float32]
+#: Returns the pixels of an image, uint8 [rows, columns, 3]; waits for them. Raises a `SynthError`.
+Decode = Callable[[EngineImage], npt.NDArray[np.uint8]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,13 +80,21 @@ class ImageReader:
     """Reads the images of one model's prompts as patches, float32 [its patches, values of a patch], in other threads.
 
     All but `prompt` is for the engine's thread. max_bytes: of patches that are held; those of one request, or of one
-    forward, may be more, and are there until it is over. on_read: called in a reading thread when an image is there.
+    forward, may be more, and are there until it is over. decode: returns an image's pixels. on_read: called when an
+    image was read. Both run in a reading thread.
     """
 
     def __init__(
-        self, processor: ImageProcessor, *, image_token: int, max_bytes: int, on_read: Callable[[], None]
+        self,
+        processor: ImageProcessor,
+        *,
+        image_token: int,
+        max_bytes: int,
+        decode: Decode,
+        on_read: Callable[[], None],
     ) -> None:
         self._processor = processor
+        self._decode = decode
         self._image_token = image_token
         self._max_bytes = max_bytes
         self._on_read = on_read
@@ -126,8 +134,6 @@ class ImageReader:
             if error is None:
                 continue
             self._let_go(image.shown.sha256)
-            if isinstance(error, NotAnImage):
-                return UserError(Problem(what=str(error), expected="an image", where="messages"))
             if isinstance(error, SynthError):
                 return error
             return Transient(f"an image could not be read: {type(error).__name__}: {error}")
@@ -148,12 +154,15 @@ class ImageReader:
     def _begin(self, image: EngineImage) -> Future[Float32]:
         digest = image.shown.sha256
         if digest not in self._held:
-            future = self._threads.submit(self._processor.pixels, image.body, image.shown)
+            future = self._threads.submit(self._read, image)
             future.add_done_callback(lambda _: self._on_read())
             self._held[digest] = future, self._size(image)
             self.held_bytes += self._size(image)
         self._held.move_to_end(digest)
         return self._held[digest][0]
+
+    def _read(self, image: EngineImage) -> Float32:
+        return self._processor.patches(self._decode(image), image.shown)
 
     def _make_room(self) -> None:
         """Let go of patches that were not needed for the longest time, until the others are few enough."""
@@ -183,8 +192,3 @@ def row_positions(prompts: Sequence[ImagePrompt | None], length: int, device: to
             positions[:, i] += prompt.shift
             positions[:, i, : shown.shape[1]] = shown
     return torch.from_numpy(positions).to(device)
-
-
-def image_reader(model: Any, processor: ImageProcessor, *, max_bytes: int, on_read: Callable[[], None]) -> ImageReader:
-    """The reader of a loaded vision model."""
-    return ImageReader(processor, image_token=int(model.config.image_token_id), max_bytes=max_bytes, on_read=on_read)

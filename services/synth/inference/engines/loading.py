@@ -18,7 +18,7 @@ from synth.images.processor import ImageProcessor
 from synth.images.qwen3_vl import MODEL_TYPES, ImagePatches, hidden_states
 from synth.inference.engines import attention
 from synth.inference.engines.batcher import Batcher, Forward
-from synth.inference.engines.image_prompts import ImageReader, image_reader
+from synth.inference.engines.image_prompts import Decode, ImageReader
 from synth.inference.engines.kv_cache import SequenceCache
 from synth.inference.engines.live_weights import LiveModel, model_dtype
 from synth.inference.engines.settings import CPU_KV_BYTES, EngineSettings
@@ -50,11 +50,11 @@ class LoadedModel:
 
 
 def load_model(
-    model_dir: Path, adapter: Path | None, settings: EngineSettings, *, on_image: Callable[[], None]
+    model_dir: Path, adapter: Path | None, settings: EngineSettings, *, decode: Decode, on_image: Callable[[], None]
 ) -> LoadedModel:
     """Load weights, adapter and tokenizer from local directories only, in the thread that will run the model.
 
-    on_image: called in some thread when an image of a request was read.
+    decode, on_image: return the pixels of an image of a request, and are called when it was read, in some thread.
     Raises `Permanent` for a directory without a model, and for an architecture with another attention or head than the
     plain one.
     """
@@ -97,7 +97,13 @@ def load_model(
     )
     images = None
     if processor is not None:
-        images = image_reader(model, processor, max_bytes=settings.pixel_cache_bytes, on_read=on_image)
+        images = ImageReader(
+            processor,
+            image_token=int(model.config.image_token_id),
+            max_bytes=settings.pixel_cache_bytes,
+            decode=decode,
+            on_read=on_image,
+        )
     batcher = Batcher(
         forward=_vision_forward(model) if sees else _text_forward(decoder),
         head=float32_head(head),

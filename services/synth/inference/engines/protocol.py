@@ -11,9 +11,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
 
+from synth.errors import Problem, UserError
 from synth.images.prompt_image import PromptImage
+from synth.images.source import ImageRefused
 
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    from synth.images.decoder import ImageDecoder
     from synth.inference.engines.sampling_time import SamplingTime
     from synth.inference.grammar.tokens import Grammar
 
@@ -58,10 +64,18 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class EngineImage:
-    """An image that a prompt shows. shown: what the prompt says of it. body: its file."""
+    """An image that a prompt shows. shown: its place in the prompt. body: its file. decoder: decodes it."""
 
     shown: PromptImage
     body: bytes
+    decoder: ImageDecoder
+
+    async def pixels(self) -> npt.NDArray[np.uint8]:
+        """Decode the image, uint8 [rows, columns, 3]. Raises `UserError` if it cannot be shown, and `Transient`."""
+        try:
+            return await self.decoder.pixels(self.body)
+        except ImageRefused as error:
+            raise UserError(Problem(what=str(error), expected="an image", where="messages")) from error
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,9 @@ from synth.inference.engines.sampling_time import OpenTimes, SamplingTime, late_
 from synth.inference.engines.settings import EngineSettings
 
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
     from synth.inference.engines.batcher import Batcher
     from synth.inference.engines.image_prompts import ImagePrompt, ImageReader
     from synth.inference.engines.live_weights import LiveModel
@@ -284,11 +287,14 @@ class TransformersEngine:
     def _load(self, model_dir: Path, adapter: Path | None) -> None:
         from synth.inference.engines.loading import load_model
 
-        loaded = load_model(model_dir, adapter, self._settings, on_image=self._look_again)
+        loaded = load_model(model_dir, adapter, self._settings, decode=self._decode, on_image=self._look_again)
         self._live, self._batcher = loaded.live, loaded.batcher
         self._batcher.version = self._version
         self._max_context, self._vocabulary = loaded.max_context, loaded.vocabulary
         self._images = loaded.images
+
+    def _decode(self, image: EngineImage) -> npt.NDArray[np.uint8]:
+        return asyncio.run_coroutine_threadsafe(image.pixels(), self._loop).result()
 
     def _look_again(self) -> None:
         """An image was read: whoever waits for it may be next."""

@@ -296,7 +296,7 @@ async def test_an_image_on_this_machine_is_refused_unless_that_is_allowed(served
     guarded = Served(
         served.engine,
         served.chat,
-        images=ChatImages(client, open_images.blobs, open_images.limits, open_images.decoders),
+        images=ChatImages(client, open_images.blobs, open_images.decoder),
     )
     async with images({"/a.png": (200, RED)}) as server:
         got = await guarded.ask(cid(), messages=[show(f"{server.url}/a.png")])

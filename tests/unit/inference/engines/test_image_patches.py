@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -149,13 +150,13 @@ async def test_who_is_cancelled_just_when_let_in_gives_the_room_back(requests: R
 async def test_an_image_is_computed_once_while_it_is_open_or_was_shown_last(
     reference: VisionReference, monkeypatch: pytest.MonkeyPatch
 ):
-    read, pixels = list[bytes](), ImageProcessor.pixels
+    read, patches_of = list[object](), ImageProcessor.patches
 
     def count(processor: ImageProcessor, body: bytes, image: object) -> object:
         read.append(body)
-        return pixels(processor, body, image)  # type: ignore[arg-type]
+        return patches_of(processor, body, image)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(ImageProcessor, "pixels", count)
+    monkeypatch.setattr(ImageProcessor, "patches", count)
     patches = store(reference, room=9, cached=1)
     one, two = (reference.shown(picture(seed)) for seed in (1, 2))
 
@@ -174,8 +175,8 @@ async def test_an_image_is_computed_once_while_it_is_open_or_was_shown_last(
 async def test_a_broken_image_ends_its_request_alone(reference: VisionReference):
     patches, good = store(reference), reference.shown(picture(1))
     with pytest.raises(UserError, match="cannot be decoded"):
-        async with patches.open([EngineImage(good.shown, good.body[:-40])], policy=1, name="a"):
+        async with patches.open([replace(good, body=good.body[:-40])], policy=1, name="a"):
             raise AssertionError("it is not let in")
     async with patches.open([good], policy=1, name="a") as [read]:
-        assert torch.equal(read, torch.from_numpy(reference.processor.pixels(good.body, good.shown)).bfloat16())
+        assert torch.equal(read, torch.from_numpy(reference.processor.file_patches(good.body, good.shown)).bfloat16())
     assert patches.open_bytes == 0

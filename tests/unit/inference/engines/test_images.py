@@ -7,6 +7,7 @@ import os
 import threading
 import weakref
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import pytest
 from synth.errors import UserError
 from synth.images.processor import ImageProcessor
 from synth.images.prompt_image import PromptImage
-from synth.inference.engines.protocol import EngineImage, SamplingParams
+from synth.inference.engines.protocol import SamplingParams
 from synth.inference.engines.sampling_time import SamplingTime
 from synth.inference.engines.settings import EngineSettings
 from synth.inference.engines.transformers import TransformersEngine
@@ -66,15 +67,15 @@ class HeldPatches:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.bytes = self.most = self.read = 0
         self._lock = threading.Lock()
-        read = ImageProcessor.pixels
+        read = ImageProcessor.patches
 
-        def count(processor: ImageProcessor, body: bytes, image: PromptImage) -> Any:
-            patches = read(processor, body, image)
+        def count(processor: ImageProcessor, pixels: Any, image: PromptImage) -> Any:
+            patches = read(processor, pixels, image)
             self._add(patches.nbytes)
             weakref.finalize(patches, self._add, -patches.nbytes)
             return patches
 
-        monkeypatch.setattr(ImageProcessor, "pixels", count)
+        monkeypatch.setattr(ImageProcessor, "patches", count)
 
     def _add(self, size: int) -> None:
         with self._lock:
@@ -141,12 +142,23 @@ async def test_who_would_have_shared_a_prompt_that_has_gone_is_served(vision_dir
         await engine.close()
 
 
+async def test_a_service_decodes_no_image_in_its_own_process(
+    engine: TransformersEngine, reference: VisionReference, monkeypatch: pytest.MonkeyPatch
+):
+    def decode(body: bytes) -> None:
+        raise AssertionError("an image was decoded in the process that holds the keys")
+
+    asked = Asked(reference, [5, -1, 6], picture(1))
+    monkeypatch.setattr("synth.images.processor.open_image", decode)
+    await asked.complete(engine, 2)
+
+
 async def test_an_image_that_cannot_be_read_ends_its_request_alone(
     engine: TransformersEngine, reference: VisionReference
 ):
     bad, good = (Asked(reference, [5, -1, 6], picture(seed)) for seed in (1, 2))
     [image] = bad.images
-    bad.images = [EngineImage(image.shown, image.body[:-40])]
+    bad.images = [replace(image, body=image.body[:-40])]
     failed, served = await asyncio.gather(bad.complete(engine, 4), good.complete(engine, 4), return_exceptions=True)
     assert isinstance(failed, UserError)
     assert "cannot be decoded" in str(failed)
@@ -166,7 +178,7 @@ async def test_requests_behind_a_broken_image_go_on(vision_dir: Path, reference:
     try:
         bad, good = (Asked(reference, [5, -1, 6], picture(seed)) for seed in (1, 2))
         [image] = bad.images
-        bad.images = [EngineImage(image.shown, image.body[:-40])]
+        bad.images = [replace(image, body=image.body[:-40])]
         async with asyncio.timeout(30):
             *failed, served = await asyncio.gather(
                 *(bad.complete(engine, 4) for _ in range(3)), good.complete(engine, 4), return_exceptions=True

@@ -17,8 +17,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from synth.errors import Problem, UserError
-from synth.images.format import NotAnImage
 from synth.images.processor import ImageProcessor
 from synth.inference.engines.protocol import EngineImage
 
@@ -149,13 +147,10 @@ class PatchStore:
         return patches
 
     async def _read(self, image: EngineImage) -> Tensor:
-        def read() -> Tensor:
-            return torch.from_numpy(self._processor.pixels(image.body, image.shown)).to(self._dtype)
-
         try:
-            return await asyncio.to_thread(read)
-        except NotAnImage as error:
-            raise UserError(Problem(what=str(error), expected="an image", where="messages")) from error
+            pixels = await image.pixels()
+            patches = await asyncio.to_thread(self._processor.patches, pixels, image.shown)
+            return torch.from_numpy(patches).to(self._dtype)
         finally:
             del self._reading[image.shown.sha256]
 

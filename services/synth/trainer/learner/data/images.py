@@ -115,7 +115,7 @@ class ImageLoader:
             return self._pixels[image]
         body = self._read(image.sha256)
         try:
-            pixels = self._processor.pixels(body, image)
+            pixels = self._processor.file_patches(body, image)
         except (NotAnImage, UserError) as error:
             raise TrainingFailed("bad_image", f"{image.uri}: {error}") from error
         self._pixels[image] = pixels
