@@ -33,6 +33,7 @@ from tests.soak.bus_servers import BusServers
 from tests.soak.processes import ServiceProcess, plan_process
 from tests.soak.shim import compile_shim
 from tests.soak.tcp_proxy import TcpProxy
+from tests.soak.unguarded import EARLIER_SECRET
 from tests.soak.waiting import until
 
 ROOT = Path(__file__).parents[2]
@@ -126,6 +127,8 @@ class SoakCluster:
                 process.env |= {"SYNTH_CLUSTER_SECRET": current, "SYNTH_CLUSTER_SECRET_EARLIER": accepted}
             for index in range(REPLICAS):
                 await asyncio.gather(*(process.restart() for process in self.services[index::REPLICAS]))
+        if self.without == EARLIER_SECRET:
+            return
         keyrings = ServiceSecrets.derive("bus", self.cluster_secret, (earlier,))
         await Resealer(self.bus, keyrings).reseal()
 
