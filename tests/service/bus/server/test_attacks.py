@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -10,18 +11,22 @@ from typing import Any
 import nats
 import pytest
 from nats.js.errors import NotFoundError
+from pydantic import SecretStr
 
 from synth.bus.access.client import ADMIN_API, SERVICE_API
-from synth.bus.connection import Connection
+from synth.bus.connection import Connection, connect
 from synth.bus.server.accounts import STREAMS_ACCOUNT, accounts, covers
-from synth.bus.server.embedded import wait_healthy
+from synth.bus.server.embedded import ServerConfig, new_users, wait_healthy
 from synth.bus.server.permissions import may_publish, permissions_of
+from synth.bus.server.provision import provision
 from synth.bus.server.topology import DEFAULT_POOL, EVENTS, WORK, topology
 from synth.events.catalogue import CATALOGUE, SERVICES
+from synth.runtime.settings import ServiceSettings
 from synth.work import TASKS
 from tests.service.bus.own_server import OwnServer
 from tests.service.bus.server.attacks import Attacker, foreign_targets, literal
 from tests.service.bus.server.plain_server import start_plain
+from tests.soak.bus_servers import BusServers
 
 _STREAMS = [*(str(stream.name) for stream in topology().streams), *(f"KV_{bucket}" for bucket in topology().buckets)]
 
@@ -77,16 +82,16 @@ async def state_of(bus: Connection, service: str) -> dict[str, object]:
     return state
 
 
-async def attack(server: OwnServer, service: str, api: str) -> Attacker:
-    """Try everything with the credential of a service."""
+async def attack(server: ServerConfig, service: str, api: str) -> Attacker:
+    """Try everything with the credential of a service at one server."""
 
     async def ignore(error: Exception) -> None:
         """Refusals are counted by nobody: the state of the bus is compared."""
 
     nc = await nats.connect(
-        server.config.url,
+        server.url,
         user=service,
-        password=server.config.users[service],
+        password=server.users[service],
         inbox_prefix=f"_INBOX.{service}",
         error_cb=ignore,
     )
@@ -107,9 +112,30 @@ async def test_a_stolen_credential_changes_nothing_of_another_purpose(own: OwnSe
     bus = await own.provision(ack_wait=600)
     await fill(bus)
     before = await state_of(bus, service)
-    attacker = await attack(own, service, SERVICE_API)
+    attacker = await attack(own.config, service, SERVICE_API)
     assert attacker.attempts > 1000
     assert await state_of(bus, service) == before
+
+
+@pytest.mark.long
+async def test_three_servers_refuse_what_one_refuses(tmp_path: Path):
+    """Each service attacks at another server: the leader of the log, and those that follow it."""
+    servers = BusServers(tmp_path, new_users())
+    await servers.start()
+    configs = [server.config for server in servers.servers]
+    urls, password = ",".join(config.url for config in configs), SecretStr(configs[0].users["bus"])
+    bus = await connect(ServiceSettings(nats_url=urls, nats_user="bus", nats_password=password), "bus")
+    try:
+        await provision(bus.js, topology(replicas=len(configs)))
+        await fill(bus)
+        for config, service in zip(itertools.cycle(configs), SERVICES, strict=False):
+            before = await state_of(bus, service)
+            attacker = await attack(config, service, SERVICE_API)
+            assert attacker.attempts > 1000
+            assert await state_of(bus, service) == before
+    finally:
+        await bus.close()
+        await servers.stop()
 
 
 async def test_without_accounts_the_same_attacks_forge_facts_tasks_and_keys(own: OwnServer):
@@ -124,7 +150,7 @@ async def test_without_accounts_the_same_attacks_forge_facts_tasks_and_keys(own:
     bus = await own.provision(ack_wait=600)
     await fill(bus)
     before = await state_of(bus, "files")
-    await attack(own, "files", ADMIN_API)
+    await attack(own.config, "files", ADMIN_API)
     after = await state_of(bus, "files")
     changed = {name for name in before if before[name] != after.get(name)}
     assert {EVENTS, WORK, "KV_api_keys", "KV_replicas", "train-default"} <= changed
