@@ -10,6 +10,8 @@ import ipaddress
 import re
 from urllib.parse import urlsplit
 
+import httpx
+
 #: Without what `urlsplit` takes out and the backslash, which some readers take for a slash.
 _PRINTABLE = re.compile(r"[!-\[\]-~]*")
 _HOST = re.compile(r"(?=.{1,253}\Z)[A-Za-z0-9_]([A-Za-z0-9_-]{0,62})(\.[A-Za-z0-9_]([A-Za-z0-9_-]{0,62}))*\.?")
@@ -35,13 +37,24 @@ def base_url_fault(url: str) -> str | None:
         return "has a query, which no path can follow"
     if "#" in url:
         return "has a fragment, which no path can follow"
-    if not _is_host(parts.netloc):
+    if not _is_host(parts.netloc) or read_url(url) is None:
         return "has a host that is neither a name nor an IP address"
     if not _PATH.fullmatch(parts.path):
         return "has a path with characters that a URL may not have"
     if any(part in (".", "..") for part in parts.path.replace("%2e", ".").replace("%2E", ".").split("/")):
         return "has a path with . or .. in it"
     return None
+
+
+def read_url(url: str) -> httpx.URL | None:
+    """Read a URL as the HTTP client reads it, its host included; None if the client cannot."""
+    try:
+        read = httpx.URL(url)
+        # The client decodes the name only here. `xn--` with what is no Punycode is an error.
+        _ = read.host
+    except (httpx.InvalidURL, UnicodeError):
+        return None
+    return read
 
 
 def under(base: str, path: str) -> str:

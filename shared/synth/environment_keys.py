@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import httpx
-
+from synth.base_url import read_url
 from synth.errors import Problem
 from synth.outbound.http_guard import GuardPolicy, names_allowed_address, origin_of
 from synth.settings import Settings
@@ -22,7 +21,8 @@ async def plain_http_refused(url: str, policy: GuardPolicy, *, allowed: bool) ->
 
     allowed: `EnvironmentKeySettings.allow_plain_http_keys`.
     """
-    if allowed or httpx.URL(url).scheme == "https" or await names_allowed_address(policy, url):
+    read = read_url(url)
+    if allowed or (read is not None and read.scheme == "https") or await names_allowed_address(policy, url):
         return None
     return Problem(
         what=f"the environment key of {origin_of(url)} is not sent over http: everybody on the way would read it",

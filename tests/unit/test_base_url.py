@@ -6,8 +6,11 @@ from urllib.parse import urlsplit
 
 import httpx
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from synth.base_url import base_url_fault, under
+from synth.base_url import base_url_fault, read_url, under
+from synth.outbound.http_guard import origin_of
 
 GOOD = (
     "http://127.0.0.1:8001",
@@ -52,6 +55,9 @@ def test_a_good_one_is_read_alike_by_all_and_a_path_goes_below_it(url: str):
         ("http://app.example%2einside", "host"),
         ("http://[fe80::1%25eth0]", "host"),
         ("http://app..example", "host"),
+        ("http://xn--", "host"),
+        ("http://xn--/a", "host"),
+        ("https://xn--zzzzzz.example", "host"),
         ("http://app.example:8o", "no URL"),
         ("http://app.example:0", "names no host, or no port"),
         ("http://app.example:65536", "no URL"),
@@ -64,3 +70,18 @@ def test_a_good_one_is_read_alike_by_all_and_a_path_goes_below_it(url: str):
 )
 def test_what_could_lead_elsewhere_is_refused_with_what_is_wrong(url: str, said: str):
     assert said in (base_url_fault(url) or "")
+
+
+_PARTS = st.sampled_from(
+    ["http", "https", ":", "/", "//", "xn--", "a", ".", "[", "]", "::1", "%", "@", ":99999", ":-1", "\u2100", "\ud800"]
+)
+
+
+@settings(max_examples=500, deadline=None)
+@given(st.lists(_PARTS | st.text(max_size=3), max_size=8).map("".join))
+def test_no_text_breaks_a_reader_and_an_address_without_a_fault_has_an_origin(text: str):
+    for url in (text, f"http://{text}"):
+        origin = origin_of(url)
+        assert origin is None or read_url(origin) is not None
+        if base_url_fault(url) is None:
+            assert origin is not None

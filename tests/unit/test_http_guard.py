@@ -184,7 +184,7 @@ async def test_a_public_address_is_not_one_that_the_operator_opened(url, loopbac
     assert await names_allowed_address(GuardPolicy(allowed=allowed, allow_loopback=loopback), url) is opened
 
 
-@pytest.mark.parametrize("location", ["https:elsewhere", "mailto:a@b"])
+@pytest.mark.parametrize("location", ["https:elsewhere", "mailto:a@b", "http://xn--/"])
 async def test_a_redirect_to_no_url_is_an_error_of_http(location):
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import httpx
 from pydantic import Field
 
+from synth.base_url import read_url
 from synth.errors import SynthError
 from synth.images.data_uri import BadDataUri, DataUri, read_data_uri
 from synth.outbound.http_guard import AddressRefused, fetch
@@ -115,9 +116,11 @@ def _url(address: str, *, of: httpx.URL | None = None) -> httpx.URL:
     """The address of an image; of: the one that redirects to it."""
     shown = f"{'a redirect to ' if of else ''}{address[:80]!r}"
     try:
-        url = of.join(address) if of else httpx.URL(address)
-    except (httpx.InvalidURL, ValueError) as error:
-        raise ImageRefused(f"{shown} is no URL ({error})") from error
+        url = read_url(str(of.join(address)) if of else address)
+    except (httpx.InvalidURL, ValueError):
+        url = None
+    if url is None:
+        raise ImageRefused(f"{shown} is no URL")
     if url.port is not None and not 0 < url.port < 1 << 16:
         raise ImageRefused(f"{shown} is no URL (its port is {url.port})")
     if url.scheme not in ("http", "https") or not url.host:

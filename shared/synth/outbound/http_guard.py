@@ -22,6 +22,7 @@ import httpx
 from pydantic import Field, field_validator
 from pydantic_settings import NoDecode
 
+from synth.base_url import read_url
 from synth.errors import SynthError
 from synth.outbound.name_lookups import name_lookups
 from synth.outbound.reply_body import read_body
@@ -66,11 +67,8 @@ def origin_of(url: str) -> str | None:
 
     It is read as the HTTP client reads it, so that no other host is called than the one that was looked at.
     """
-    try:
-        parts = httpx.URL(url)
-    except httpx.InvalidURL:
-        return None
-    if parts.scheme not in ("http", "https") or not parts.host or parts.userinfo:
+    parts = read_url(url)
+    if parts is None or parts.scheme not in ("http", "https") or not parts.host or parts.userinfo:
         return None
     host = f"[{parts.host}]" if ":" in parts.host else parts.host
     return f"{parts.scheme}://{host}" + ("" if parts.port is None else f":{parts.port}")
@@ -78,7 +76,9 @@ def origin_of(url: str) -> str | None:
 
 async def names_allowed_address(policy: GuardPolicy, url: str, *, timeout: float = 10.0) -> bool:
     """Whether a URL's host is only at addresses that the settings have opened; False for one that is not found."""
-    parts = httpx.URL(url)
+    parts = read_url(url)
+    if parts is None:
+        return False
     try:
         addresses = await _resolve(parts.host, parts.port or 80, timeout)
     except (httpcore.ConnectError, httpcore.ConnectTimeout):
@@ -105,11 +105,8 @@ class GuardSettings(Settings):
     @field_validator("outbound_proxy")
     @classmethod
     def _check_proxy(cls, value: str) -> str:
-        try:
-            url = httpx.URL(value)
-        except httpx.InvalidURL:
-            url = httpx.URL("")
-        if value and (url.scheme not in ("http", "https") or not url.host):
+        url = read_url(value)
+        if value and (url is None or url.scheme not in ("http", "https") or not url.host):
             raise ValueError("not the address of a proxy; expected a URL such as http://proxy.example:3128")
         return value
 
@@ -240,10 +237,10 @@ async def _tunnel(
 class _GuardedClient(httpx.AsyncClient):
     async def send(self, request: httpx.Request, **kwargs: Any) -> httpx.Response:
         # httpx works out where a redirect leads although it does not follow it, and some locations, such as
-        # `https:elsewhere`, are an InvalidURL there, which is no HTTPError.
+        # `https:elsewhere`, are an InvalidURL or a UnicodeError there, which is no HTTPError.
         try:
             return await super().send(request, **kwargs)
-        except httpx.InvalidURL as error:
+        except (httpx.InvalidURL, UnicodeError) as error:
             raise httpx.RemoteProtocolError(f"a redirect to no URL: {error}", request=request) from error
 
 

@@ -220,6 +220,7 @@ async def test_all_images_of_a_file_have_one_deadline(ingest: Ingest):
         ("/etc/passwd", "expected an https:// address"),
         ("http://", "expected an https:// address"),
         ("http://a:99999/", "is no URL"),
+        ("http://xn--/a.png", "is no URL"),
         ("http://nowhere.invalid/a.png", "cannot be resolved"),
         ("data:text/html;base64,AAAA", "not a PNG, JPEG, WebP or GIF image"),
         ("data:image/svg+xml;base64,AAAA", "not a PNG, JPEG, WebP or GIF image"),

@@ -11,6 +11,7 @@ from functools import partial
 
 import httpx
 
+from synth.base_url import read_url
 from synth.bus.connection import Connection
 from synth.bus.kv.replicas import Replica, ReplicaTable
 from synth.bus.kv.secrets import JudgeKey, SecretStore
@@ -236,7 +237,8 @@ class Endpoints:
                 expected=f"a url that begins with {stored.origin}",
                 fix=f"correct the url, or store its key: `synthctl keys judge add NAME --url {origin or url}`",
             )
-        if httpx.URL(url).scheme != "https" and not await names_allowed_address(self._settings.guard, url):
+        read = read_url(url)
+        if (read is None or read.scheme != "https") and not await names_allowed_address(self._settings.guard, url):
             raise refused(
                 f"the key {name!r} would be sent unencrypted",
                 where=where,
