@@ -81,6 +81,12 @@ class GatewaySettings(ServiceSettings, PythonPoolSettings, LimitSettings, Subscr
     """The most JSON values in such a body: to decode as many takes some 20 ms, in which no other request goes on. Eight
     escapes in a text count as a value, and a long number as several."""
 
+    list_conditions: int = Field(default=16, ge=1)
+    """The most tags, pairs of metadata and names of files or models in one filter of a list of jobs."""
+
+    list_timeout_s: float = Field(default=5.0, gt=0)
+    """How long a filtered list of jobs may take in the read model; beyond it the request is refused."""
+
     max_graded_characters: int = Field(default=200_000, ge=1)
     """Of the texts of one comparison of a grader: what comparing costs grows with the product of their lengths."""
 

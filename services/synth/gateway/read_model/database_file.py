@@ -8,8 +8,10 @@ for, nor a page of an older file or of another cluster's: the sums differ then.
 from __future__ import annotations
 
 import sqlite3
+import time
 import zlib
-from collections.abc import Iterable
+from collections.abc import Generator, Iterable
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
@@ -24,6 +26,8 @@ ReadError = (sqlite3.Error, UnicodeError)
 
 TOTALS = "totals"
 _BUSY_MS = 5000
+#: Of SQLite's machine between two looks at the clock: about a millisecond.
+_INSTRUCTIONS = 10_000
 
 
 def connect(path: Path, *, stream: str = "") -> sqlite3.Connection:
@@ -38,6 +42,25 @@ def connect(path: Path, *, stream: str = "") -> sqlite3.Connection:
     db.execute("PRAGMA recursive_triggers = ON")
     set_stream(db, stream)
     return db
+
+
+@contextmanager
+def reading(path: Path, seconds: float) -> Generator[sqlite3.Connection]:
+    """Open the file to read it, also from another thread than the writer's.
+
+    Raises `TimeoutError` where a query goes on after `seconds`.
+    """
+    ends = time.monotonic() + seconds
+    db = sqlite3.connect(f"file:{path}?mode=ro", uri=True, isolation_level=None, timeout=_BUSY_MS / 1e3)
+    db.set_progress_handler(lambda: time.monotonic() > ends, _INSTRUCTIONS)
+    try:
+        yield db
+    except sqlite3.OperationalError as error:
+        if error.sqlite_errorcode == sqlite3.SQLITE_INTERRUPT:
+            raise TimeoutError(f"a query of the read model took more than {seconds:g} s") from error
+        raise
+    finally:
+        db.close()
 
 
 def empty_log(db: sqlite3.Connection) -> bool:

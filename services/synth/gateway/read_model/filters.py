@@ -7,13 +7,15 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
+from synth.gateway.read_model.tables.job_pairs import HAS_PAIR
+
 
 @dataclass(frozen=True, kw_only=True)
 class JobFilter:
     """A job passes when all conditions hold; None and empty values are no condition.
 
     prefix: the beginning of the job's id. metadata, tags: pairs that the job's must have; a tag that is a number or a
-    boolean is compared as JSON writes it. name: the job's, or its label; of a path, the last part is enough.
+    boolean is compared as JSON writes it. name: the job's, or its label; of a path, an end after a slash is enough.
     uses: files and models, each of which the job names, or made.
     """
 
@@ -27,8 +29,17 @@ class JobFilter:
     name: str | None = None
     uses: Collection[str] = ()
 
-    def sql_condition(self) -> tuple[str, list[Any]]:
-        """The condition as SQL over the columns of the read model's `jobs`, and its parameters."""
+    @property
+    def conditions(self) -> int:
+        """How many conditions of its kinds that a caller can repeat it has, and one for all others."""
+        others = (self.states, self.kinds, self.prefix, self.created_after, self.created_before, self.name)
+        return len(self.metadata) + len(self.tags) + len(self.uses) + any(each is not None for each in others)
+
+    def sql_condition(self, org: str) -> tuple[str, list[Any]]:
+        """The condition as SQL over the columns of the read model's `jobs`, and its parameters.
+
+        org: the organisation whose jobs they are.
+        """
         parts, values = ["TRUE"], list[Any]()
         for column, wanted in (("state", self.states), ("kind", self.kinds)):
             if wanted is not None:
@@ -43,19 +54,13 @@ class JobFilter:
                 parts.append(f"created_at {comparison} ?")
                 values.append(moment.timestamp())
         if self.name is not None:
-            named, labelled = (f"json_extract(CAST(row AS TEXT), '$.job.{field}')" for field in ("name", "label"))
-            parts.append(f"({named} = ? OR substr({named}, -length(?) - 1) = '/' || ? OR {labelled} = ?)")
-            values += [self.name] * 4
+            parts.append(HAS_PAIR)
+            values += [org, "name", "", self.name]
         for used in self.uses:
             parts.append("id IN (SELECT job FROM uses WHERE what = ?)")
             values.append(used)
-        for name, value in self.metadata.items():
-            pairs = "json_each(CAST(row AS TEXT), '$.job.metadata')"
-            parts.append(f"EXISTS (SELECT 1 FROM {pairs} AS pair WHERE pair.key = ? AND pair.value = ?)")
-            values += [name, value]
-        for name, value in self.tags.items():
-            tags = "json_each(CAST(row AS TEXT), '$.job.tags')"
-            text = "CASE tag.type WHEN 'true' THEN 'true' WHEN 'false' THEN 'false' ELSE CAST(tag.value AS TEXT) END"
-            parts.append(f"EXISTS (SELECT 1 FROM {tags} AS tag WHERE tag.key = ? AND {text} = ?)")
-            values += [name, value]
+        for kind, pairs in (("metadata", self.metadata), ("tag", self.tags)):
+            for name, value in pairs.items():
+                parts.append(HAS_PAIR)
+                values += [org, kind, name, value]
         return " AND ".join(parts), values

@@ -75,6 +75,11 @@ class JobRow(msgspec.Struct, frozen=True, kw_only=True):
     continued_tree: str | None = None
     log_bytes: int = 0
 
+    @property
+    def kept(self) -> dict[str, int]:
+        """What it adds to the totals of its organisation (`tables.org_totals`)."""
+        return {"log_bytes": self.log_bytes}
+
 
 class FileRow(msgspec.Struct, frozen=True, kw_only=True):
     """A file and where its bytes are. rewritten: its rows as they are trained on; created_seq: of its upload."""
@@ -89,6 +94,11 @@ class FileRow(msgspec.Struct, frozen=True, kw_only=True):
     def uris(self) -> list[str]:
         """The blobs that belong to this file alone."""
         return [self.blob.uri, *([self.rewritten.uri] if self.rewritten else [])]
+
+    @property
+    def kept(self) -> dict[str, int]:
+        """What it adds to the totals of its organisation (`tables.org_totals`)."""
+        return {"file_bytes": self.file.bytes, "files_pending": int(self.file.status == "processing")}
 
 
 class Trash(msgspec.Struct, frozen=True, kw_only=True):

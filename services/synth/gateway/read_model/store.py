@@ -7,10 +7,11 @@ anew.
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Iterable
 from datetime import datetime
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -19,14 +20,23 @@ from synth.bus.recorded import Recorded
 from synth.events import BlobExpired, JobCreated, JobDeleted, JobValidated, Logged, ModelDeleted, ModelPublished
 from synth.gateway.read_model import database_file
 from synth.gateway.read_model.artifacts import CheckpointRow, ModelRow, project_checkpoint, project_model
+from synth.gateway.read_model.batch import Batch, Row
 from synth.gateway.read_model.filters import JobFilter
 from synth.gateway.read_model.projected_file import ProjectedFile
 from synth.gateway.read_model.projection import FileRow, JobRow, Trash, apply_to_file, apply_to_job
-from synth.gateway.read_model.tables import device_time, job_metrics, judged_rewards, newer_events, traces
-from synth.jobs.lifecycle import TERMINAL, State
+from synth.gateway.read_model.tables import (
+    device_time,
+    job_metrics,
+    job_pairs,
+    judged_rewards,
+    newer_events,
+    org_totals,
+    traces,
+)
+from synth.jobs.lifecycle import State
 from synth.models import parse_finetuned
 
-_VERSION = 19
+_VERSION = 20
 _SCHEMA = f"""
 CREATE TABLE jobs (
     id TEXT PRIMARY KEY, org TEXT NOT NULL, created INTEGER NOT NULL, state TEXT NOT NULL, kind TEXT,
@@ -51,10 +61,10 @@ CREATE TABLE checkpoints (
     job TEXT NOT NULL, step INTEGER NOT NULL, model TEXT NOT NULL, tree TEXT NOT NULL, row BLOB NOT NULL,
     PRIMARY KEY (job, step)
 ) WITHOUT ROWID;
-{job_metrics.SCHEMA}{traces.SCHEMA}{judged_rewards.SCHEMA}{newer_events.SCHEMA}{device_time.SCHEMA}"""
-_OF_JOB = ("uses", "checkpoints", "metrics", "traces", "judged", "device_time")
-_TABLES = ("jobs", "texts", "files", "deleted", "trash", "models", "newer", "device_days", *_OF_JOB)
-_Row = TypeVar("_Row", JobRow, FileRow, ModelRow)
+{job_metrics.SCHEMA}{traces.SCHEMA}{judged_rewards.SCHEMA}{newer_events.SCHEMA}{device_time.SCHEMA}
+{job_pairs.SCHEMA}{org_totals.SCHEMA}"""
+_OF_JOB = ("uses", "pairs", "checkpoints", "metrics", "traces", "judged", "device_time")
+_TABLES = ("jobs", "texts", "files", "deleted", "trash", "models", "newer", "device_days", "org_totals", *_OF_JOB)
 
 
 class JobTexts(NamedTuple):
@@ -65,26 +75,6 @@ class JobTexts(NamedTuple):
     validated: dict[str, Any] | None
 
 
-class _Batch:
-    """The rows that a batch of events changes, held until the whole batch is applied."""
-
-    def __init__(self, model: ReadModel) -> None:
-        self._model = model
-        self.sightings = device_time.Sightings(model.db)
-        self.jobs: dict[str, JobRow | None] = {}
-        self.files: dict[str, FileRow | None] = {}
-
-    def job(self, id: str) -> JobRow | None:
-        if id not in self.jobs:
-            self.jobs[id] = self._model.find("jobs", JobRow, id)
-        return self.jobs[id]
-
-    def file(self, id: str) -> FileRow | None:
-        if id not in self.files:
-            self.files[id] = self._model.find("files", FileRow, id)
-        return self.files[id]
-
-
 class ReadModel(ProjectedFile):
     """One SQLite file. Reads and commits take microseconds, so they run on the event loop."""
 
@@ -93,7 +83,7 @@ class ReadModel(ProjectedFile):
 
     def apply(self, events: Iterable[Recorded]) -> None:
         """Project a batch of events in one transaction. Raises `Permanent` when another process writes this file."""
-        batch, reached, newest = _Batch(self), self.applied, None
+        batch, reached, newest = Batch(self.db, self.find), self.applied, None
         self._db.execute("BEGIN IMMEDIATE")
         try:
             for event in events:
@@ -101,7 +91,7 @@ class ReadModel(ProjectedFile):
                     self._apply(batch, event)
                     reached = event.seq
                     newest = newest if event.expires else event
-            self._write(batch)
+            batch.write()
             self._move(reached, newest)
             self._db.execute("COMMIT")
         except BaseException:
@@ -111,7 +101,7 @@ class ReadModel(ProjectedFile):
             raise
         self.applied = reached
 
-    def find(self, table: str, kind: type[_Row], id: str) -> _Row | None:
+    def find(self, table: str, kind: type[Row], id: str) -> Row | None:
         """The row of this id, of any organisation."""
         found = self._db.execute(f"SELECT row FROM {table} WHERE id = ?", (id,)).fetchone()
         return msgspec.json.decode(found[0], type=kind) if found else None
@@ -130,8 +120,16 @@ class ReadModel(ProjectedFile):
 
     def jobs(self, org: str, *, limit: int, wanted: JobFilter, before: int | None = None) -> list[JobRow]:
         """Jobs of this organisation, newest first. before: only those created before this sequence."""
-        condition, values = wanted.sql_condition()
-        return self._page("jobs", JobRow, f"org = ? AND {condition}", [org, *values], limit=limit, before=before)
+        condition, values = wanted.sql_condition(org)
+        return _page(self._db, "jobs", JobRow, f"org = ? AND {condition}", [org, *values], limit=limit, before=before)
+
+    def jobs_within(
+        self, seconds: float, org: str, *, limit: int, wanted: JobFilter, before: int | None
+    ) -> list[JobRow]:
+        """As `jobs`, on a connection of its own, for another thread. Raises `TimeoutError`."""
+        condition, values = wanted.sql_condition(org)
+        with database_file.reading(self._path, seconds) as db:
+            return _page(db, "jobs", JobRow, f"org = ? AND {condition}", [org, *values], limit=limit, before=before)
 
     def first_equal(self, org: str, id: str, *, within_s: float) -> str | None:
         """The first job of this organisation with the submission of job `id`, of those of the seconds before it."""
@@ -168,7 +166,7 @@ class ReadModel(ProjectedFile):
     ) -> list[FileRow]:
         """Files of this organisation, newest first; with `after`, those uploaded after it, oldest first."""
         where, values = ("org = ?", [org]) if purpose is None else ("org = ? AND purpose = ?", [org, purpose])
-        return self._page("files", FileRow, where, values, limit=limit, before=before, after=after)
+        return _page(self._db, "files", FileRow, where, values, limit=limit, before=before, after=after)
 
     def is_deleted(self, org: str, id: str) -> bool:
         """Whether a job or a model of this organisation was there and was deleted."""
@@ -210,7 +208,7 @@ class ReadModel(ProjectedFile):
         for column, wanted in (("base", base), ("prefix", prefix)):
             if wanted is not None:
                 where, values = f"{where} AND {column} = ?", [*values, wanted]
-        return self._page("models", ModelRow, where, values, limit=limit, before=before)
+        return _page(self._db, "models", ModelRow, where, values, limit=limit, before=before)
 
     def checkpoints(self, job_id: str) -> list[Checkpoint]:
         """The checkpoints of a job that are still there, newest first, each with the values of its step."""
@@ -266,26 +264,6 @@ class ReadModel(ProjectedFile):
     def _sees_all(self) -> bool:
         return not newer_events.can_read_more(self._db)
 
-    def _page(
-        self,
-        table: str,
-        kind: type[_Row],
-        where: str,
-        values: list[Any],
-        *,
-        limit: int,
-        before: int | None,
-        after: int | None = None,
-    ) -> list[_Row]:
-        for comparison, cursor in (("<", before), (">", after)):
-            if cursor is not None:
-                where, values = f"{where} AND created {comparison} ?", [*values, cursor]
-        order = "DESC" if after is None else "ASC"
-        found = self._db.execute(
-            f"SELECT row FROM {table} WHERE {where} ORDER BY created {order} LIMIT ?", (*values, limit)
-        ).fetchall()
-        return [msgspec.json.decode(row, type=kind) for (row,) in found]
-
     def first_left_out(self) -> int | None:
         """`newer_events.first_left_out`; None also in a new file, and in one that cannot say it."""
         try:
@@ -297,7 +275,7 @@ class ReadModel(ProjectedFile):
         """`newer_events.problem`: what this version leaves out."""
         return newer_events.problem(self._db)
 
-    def _apply(self, batch: _Batch, event: Recorded) -> None:
+    def _apply(self, batch: Batch, event: Recorded) -> None:
         newer_events.note(self._db, event)
         if event.type.startswith("file."):
             before = batch.file(event.key)
@@ -347,12 +325,14 @@ class ReadModel(ProjectedFile):
                 "DELETE FROM checkpoints WHERE job = ? AND tree = ?", [(event.key, u) for u in fact.uris]
             )
         job_metrics.record_event(self._db, event, ended=row.ended_seq is not None)
+        job_pairs.record_pairs(self._db, row.org, row.job, fact)
         traces.record_trace(self._db, event, row.job)
         judged_rewards.record_scores(self._db, event)
 
-    def _delete_job(self, batch: _Batch, event: Recorded) -> None:
+    def _delete_job(self, batch: Batch, event: Recorded) -> None:
         """Drop a job with all that it made; a model of it is then deleted too."""
         self.note_deletion()
+        batch.job(event.key)  # what it adds to the totals of its organisation is taken away
         made = "org = ? AND json_extract(CAST(row AS TEXT), '$.model.job_id') = ?"
         models = self._db.execute(f"SELECT id FROM models WHERE {made}", (event.org, event.key)).fetchall()
         saved = self._db.execute("SELECT model FROM checkpoints WHERE job = ?", (event.key,)).fetchall()
@@ -365,20 +345,21 @@ class ReadModel(ProjectedFile):
         batch.jobs[event.key] = None
         self.put_trash(Trash(folder=f"jobs/{event.key}", org=event.org, deleted_seq=event.seq))
 
-    def _write(self, batch: _Batch) -> None:
-        batch.sightings.enter()
-        for id, job in batch.jobs.items():
-            if job is None:
-                self._db.execute("DELETE FROM jobs WHERE id = ?", (id,))
-            else:
-                live = job.job.state not in TERMINAL
-                view, created_at = job.job, job.job.created_at.timestamp()
-                row = msgspec.json.encode(job)
-                values = (id, job.org, job.created_seq, view.state, view.kind, live, created_at, row)
-                self._db.execute("INSERT OR REPLACE INTO jobs VALUES (?, ?, ?, ?, ?, ?, ?, ?)", values)
-        for id, file in batch.files.items():
-            if file is None:
-                self._db.execute("DELETE FROM files WHERE id = ?", (id,))
-            else:
-                values = (id, file.org, file.created_seq, file.file.purpose, msgspec.json.encode(file))
-                self._db.execute("INSERT OR REPLACE INTO files VALUES (?, ?, ?, ?, ?)", values)
+
+def _page(
+    db: sqlite3.Connection,
+    table: str,
+    kind: type[Row],
+    where: str,
+    values: list[Any],
+    *,
+    limit: int,
+    before: int | None,
+    after: int | None = None,
+) -> list[Row]:
+    for comparison, cursor in (("<", before), (">", after)):
+        if cursor is not None:
+            where, values = f"{where} AND created {comparison} ?", [*values, cursor]
+    order = "DESC" if after is None else "ASC"
+    query = f"SELECT row FROM {table} WHERE {where} ORDER BY created {order} LIMIT ?"
+    return [msgspec.json.decode(row, type=kind) for (row,) in db.execute(query, (*values, limit)).fetchall()]

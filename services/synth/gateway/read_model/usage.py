@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from synth.gateway.read_model.store import ReadModel
-from synth.gateway.read_model.tables import device_time
+from synth.gateway.read_model.tables import device_time, org_totals
 from synth.jobs.lifecycle import State
 
 _QUEUED = (State.CREATED, State.VALIDATED, State.VERIFIED)
@@ -26,17 +26,13 @@ def count_jobs(model: ReadModel, org: str) -> JobCounts:
 
 
 def stored_bytes(model: ReadModel, org: str) -> int:
-    """Return the bytes of an organisation's files, as they were uploaded, and of the stored logs of its jobs."""
-    files = "SELECT COALESCE(SUM(json_extract(CAST(row AS TEXT), '$.file.bytes')), 0) FROM files WHERE org = ?"
-    logs = "SELECT COALESCE(SUM(json_extract(CAST(row AS TEXT), '$.log_bytes')), 0) FROM jobs WHERE org = ?"
-    return sum(model.db.execute(total, (org,)).fetchone()[0] for total in (files, logs))
+    """`org_totals.stored_bytes`: bytes of an organisation's files and of the stored logs of its jobs."""
+    return org_totals.stored_bytes(model.db, org)
 
 
 def pending_files(model: ReadModel, org: str) -> int:
-    """How many of an organisation's files nobody has checked yet."""
-    status = "json_extract(CAST(row AS TEXT), '$.file.status')"
-    count = f"SELECT COUNT(*) FROM files WHERE org = ? AND {status} = 'processing'"
-    return model.db.execute(count, (org,)).fetchone()[0]
+    """`org_totals.pending_files`: how many of an organisation's files are not checked yet."""
+    return org_totals.pending_files(model.db, org)
 
 
 def gpu_seconds(model: ReadModel, org: str, *, now: float, days: int) -> float:

@@ -165,6 +165,16 @@ async def test_jobs_are_named_and_found_by_their_tags(user, bus_as):
         assert reply.json()["error"]["problems"][0]["where"] == "query tag"
 
 
+async def test_a_filter_has_a_bounded_number_of_conditions(user):
+    for path, name in (("/api/jobs", "tag"), ("/v1/fine_tuning/jobs", "metadata")):
+        for conditions, status in ((16, 200), (17, 400), (800, 400)):
+            pairs = [f"k{n}" for n in range(conditions)]
+            params = {"tag": [f"{p}=v" for p in pairs]} if name == "tag" else {f"metadata[{p}]": "v" for p in pairs}
+            reply = await user.http.get(path, params=params)
+            assert reply.status_code == status, reply.text
+    assert "SYNTH_LIST_CONDITIONS" in reply.text
+
+
 async def test_rollouts_are_counted(user, bus_as):
     id = (await user.submit())["id"]
     for i in range(3):

@@ -13,6 +13,7 @@ from starlette.responses import Response, StreamingResponse
 from synth.api.schemas import Deleted, File, Job
 from synth.blobs import BlobStore
 from synth.events import BlobRef
+from synth.gateway.api.job_lists import find_jobs
 from synth.gateway.api.openapi import json_response, list_response, returns, returns_list
 from synth.gateway.api.parameters import PageLimit
 from synth.gateway.auth import CurrentKey
@@ -84,7 +85,7 @@ async def jobs_of_file(
     """Jobs that train or validate on it."""
     await gateway.file(caller.org, file_id)
     before = (await gateway.job(caller.org, after)).created_seq if after else None
-    rows = gateway.read_model.jobs(caller.org, limit=limit + 1, wanted=JobFilter(uses=[file_id]), before=before)
+    rows = await find_jobs(gateway, caller.org, limit=limit + 1, wanted=JobFilter(uses=[file_id]), before=before)
     return list_response([gateway.queue.show(row) for row in rows[:limit]], more=len(rows) > limit)
 
 

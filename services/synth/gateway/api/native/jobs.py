@@ -14,6 +14,7 @@ from synth.api.limits import MAX_CONFIG_BYTES, MAX_MODEL_ID, MAX_STEPS, MAX_URL
 from synth.api.schemas import Checkpoint, Deleted, Job, JobCheck, JobWithConfig, LoggedLine, Points, SubmittedJob
 from synth.errors import Problem, UserError
 from synth.events import JobCreated
+from synth.gateway.api.job_lists import find_jobs
 from synth.gateway.api.openapi import json_response, list_response, returns, returns_list
 from synth.gateway.api.parameters import IdempotencyKey, PageLimit
 from synth.gateway.auth import CurrentKey
@@ -116,7 +117,7 @@ async def list_jobs(
         name=name,
         tags=_tags(tag or []),
     )
-    rows = gateway.read_model.jobs(caller.org, limit=limit + 1, wanted=wanted, before=before)
+    rows = await find_jobs(gateway, caller.org, limit=limit + 1, wanted=wanted, before=before)
     return list_response([gateway.queue.show(row) for row in rows[:limit]], more=len(rows) > limit)
 
 

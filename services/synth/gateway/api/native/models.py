@@ -13,6 +13,7 @@ from synth.api.schemas import Deleted, Job, Model, ModelFile
 from synth.bus.kv.secrets import ApiKey
 from synth.errors import Problem, UserError
 from synth.events import RESUME_FOLDER, BlobRef
+from synth.gateway.api.job_lists import find_jobs
 from synth.gateway.api.native.files import blob_response
 from synth.gateway.api.openapi import json_response, list_response, returns, returns_list
 from synth.gateway.api.parameters import PageLimit
@@ -59,7 +60,7 @@ async def jobs_of_model(
     """The job that made it, and those that train or evaluate it, newest first."""
     model = find_model(gateway, caller.org, model_id)
     before = (await gateway.job(caller.org, after)).created_seq if after else None
-    rows = gateway.read_model.jobs(caller.org, limit=limit + 1, wanted=JobFilter(uses=[model.id]), before=before)
+    rows = await find_jobs(gateway, caller.org, limit=limit + 1, wanted=JobFilter(uses=[model.id]), before=before)
     return list_response([gateway.queue.show(row) for row in rows[:limit]], more=len(rows) > limit)
 
 

@@ -12,6 +12,7 @@ from starlette.responses import Response
 from synth.api.limits import MAX_PAGE
 from synth.bus.kv.secrets import ApiKey
 from synth.errors import Problem
+from synth.gateway.api.job_lists import find_jobs
 from synth.gateway.api.openapi import json_response, returns
 from synth.gateway.api.synth.schemas import SynthJobs
 from synth.gateway.api.synth.views import job_view
@@ -98,5 +99,5 @@ async def _list_jobs(gateway: Gateway, caller: ApiKey, filters: Filters, kind: s
     )
     before = (await gateway.job(caller.org, filters.after)).created_seq if filters.after else None
     limit = min(filters.limit, MAX_PAGE)
-    rows = gateway.read_model.jobs(caller.org, limit=limit + 1, wanted=wanted, before=before)
+    rows = await find_jobs(gateway, caller.org, limit=limit + 1, wanted=wanted, before=before)
     return json_response(SynthJobs(jobs=[job_view(row) for row in rows[:limit]], has_more=len(rows) > limit))

@@ -1,0 +1,47 @@
+"""Pages of jobs by a filter: what a caller can repeat in a filter is bounded, and its query runs off the event loop."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from synth.errors import Problem, UserError
+from synth.gateway.deps import Gateway
+from synth.gateway.read_model.filters import JobFilter
+from synth.gateway.read_model.projection import JobRow
+from synth.runtime.off_loop import INLINE_BYTES
+
+
+async def find_jobs(
+    gateway: Gateway, org: str, *, limit: int, wanted: JobFilter, before: int | None = None
+) -> list[JobRow]:
+    """Return the newest jobs of an organisation that pass a filter.
+
+    before: only jobs that were created before this sequence. Raises `UserError` for a filter of too many conditions,
+    and for a query that takes too long.
+    """
+    settings = gateway.settings
+    if wanted.conditions > settings.list_conditions:
+        raise UserError(
+            Problem(
+                what=f"a filter of {wanted.conditions:,} conditions",
+                expected=f"at most {settings.list_conditions} (SYNTH_LIST_CONDITIONS)",
+                fix="filter by fewer tags or pairs of metadata, and by the others in the answer",
+                where="query",
+            )
+        )
+    if not wanted.conditions:
+        return gateway.read_model.jobs(org, limit=limit, wanted=wanted, before=before)
+    query = partial(
+        gateway.read_model.jobs_within, settings.list_timeout_s, org, limit=limit, wanted=wanted, before=before
+    )
+    try:
+        # As a large request: organisations share the threads by turns.
+        return await gateway.service.off_loop.thread(query, org=org, size=INLINE_BYTES + 1)
+    except TimeoutError as error:
+        raise UserError(
+            Problem(
+                what=f"the jobs were not found within {settings.list_timeout_s:g} s (SYNTH_LIST_TIMEOUT_S)",
+                fix="filter by created_after and created_before too, or by fewer conditions",
+                where="query",
+            )
+        ) from error
