@@ -6,6 +6,7 @@ from synth.bus.delivery import make_broker, on_event, serve_events
 from synth.bus.rpc import SERVE_WITHIN_S, VALIDATE, ValidateJob, serve_questions
 from synth.events import JobCreated
 from synth.events.catalogue import Role
+from synth.jobs.limits import JobLimitSettings
 from synth.models import Registry
 from synth.service import Service, run
 from synth.validator.handlers import ValidatorHandlers
@@ -23,7 +24,9 @@ def main() -> int:
             trainer=settings.trainer,
             python_graders=settings.python_graders,
             plugins=settings.plugins,
-            limits=settings,
+            # Without the service's secrets: they reach the processes that read large jobs.
+            limits=JobLimitSettings(**settings.model_dump(include=set(JobLimitSettings.model_fields))),
+            off_loop=service.off_loop,
         )
         broker = make_broker(settings, service.name)
         on_event(broker, service.bus, Role.VALIDATOR, JobCreated, handlers.job_created, give_up=handlers.give_up)

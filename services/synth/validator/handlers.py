@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 
 import msgspec
 
@@ -21,6 +22,7 @@ from synth.jobs.limits import JobLimitSettings
 from synth.jobs.plan import TrainerDevice
 from synth.models import Registry
 from synth.runtime import logs
+from synth.runtime.off_loop import INLINE_BYTES, OffLoop, TooMuchWork
 from synth.validator.validate import validate
 
 log = logs.get("validator")
@@ -31,7 +33,7 @@ class ValidatorHandlers:
     """Validates each new job once; a job that is past `created` is left as it is.
 
     trainer: what trains jobs, None where nobody says. python_graders: whether graders of type `python` are run.
-    plugins: modules whose functions jobs may name. limits: how large a job may be.
+    plugins: modules whose functions jobs may name. limits: how large a job may be. off_loop: where large jobs are read.
     """
 
     bus: Connection
@@ -40,10 +42,10 @@ class ValidatorHandlers:
     python_graders: bool = False
     plugins: tuple[str, ...] = ()
     limits: JobLimitSettings | None = None
+    off_loop: OffLoop = field(default_factory=OffLoop)
 
     async def job_created(self, event: Recorded, created: JobCreated) -> None:
-        # A thread, because a megabyte of TOML must not stop the heartbeats.
-        verdict = await asyncio.to_thread(self._validate, created)
+        verdict = await self._validate(created, org=event.org)
         if isinstance(verdict, JobValidated):
             try:
                 job, origins, goes_on = job_from_data(verdict.job), verdict.origins, created.continues
@@ -62,22 +64,31 @@ class ValidatorHandlers:
 
     async def validate_job(self, asked: ValidateJob) -> ValidationVerdict:
         """What a client wants to know before it submits a job."""
-        verdict = await asyncio.to_thread(self._validate, asked.created, uploaded=False)
+        verdict = await self._validate(asked.created, org=asked.org, uploaded=False)
         log.info("job file looked at", verdict=type(verdict).__name__)
         if isinstance(verdict, JobRejected):
             return ValidationVerdict(problems=verdict.problems)
         return ValidationVerdict(job=verdict.job, warnings=verdict.warnings)
 
-    def _validate(self, created: JobCreated, *, uploaded: bool = True) -> JobValidated | JobRejected:
-        return validate(
-            created,
-            self.registry,
+    async def _validate(self, created: JobCreated, *, org: str, uploaded: bool = True) -> JobValidated | JobRejected:
+        function = partial(
+            validate,
             uploaded=uploaded,
             trainer=self.trainer,
             python_graders=self.python_graders,
             plugins=self.plugins,
             limits=self.limits,
         )
+        size = len(created.config)
+        if size <= INLINE_BYTES:
+            # A thread, because a few thousand lines of TOML must not stop the heartbeats.
+            return await asyncio.to_thread(function, created, self.registry)
+        try:
+            return await self.off_loop.process(
+                function, created, self.registry, org=org, size=size, task="validate the job"
+            )
+        except TooMuchWork as error:
+            return JobRejected(problems=error.problems)
 
     async def give_up(self, event: Recorded, problem: Problem) -> None:
         """Reject a job that cannot be validated: its user would wait for ever."""

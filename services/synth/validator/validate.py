@@ -10,7 +10,6 @@ import msgspec
 from synth.errors import Problem, UserError
 from synth.events import JobCreated, JobRejected, JobValidated
 from synth.events.catalogue import MAX_EVENT_BODY_BYTES
-from synth.graders.schema import parse_grader, python_refused, runs_python
 from synth.jobs.fit import cannot_fit
 from synth.jobs.job_data import job_to_data
 from synth.jobs.limits import JobLimitSettings, beyond_limits
@@ -53,7 +52,12 @@ def validate(
     )
     try:
         resolved = resolve_job(
-            _document(created), overrides=overrides, registry=registry, kind=_kind(created), uploaded=uploaded
+            _document(created),
+            overrides=overrides,
+            registry=registry,
+            kind=_kind(created),
+            uploaded=uploaded,
+            python_graders=python_graders,
         )
     except UserError as error:
         return JobRejected(problems=_first(error.problems))
@@ -64,9 +68,6 @@ def validate(
             where=created.config_name,
         )
         return JobRejected(problems=[problem])
-    graded = resolved.job.graded if isinstance(resolved.job, RlJob) else None
-    if graded is not None and not python_graders and runs_python(parse_grader(graded.grader)):
-        return JobRejected(problems=[python_refused(where=resolved.origins["graded.grader"])])
     if limits is not None and (beyond := beyond_limits(resolved.job, limits, resolved.origins)):
         return JobRejected(problems=beyond)
     if refused := _plugins_refused(resolved, plugins):

@@ -145,12 +145,16 @@ def parse_grader(data: Any, *, where: str = "grader", python: bool = True) -> Gr
     if not isinstance(data, dict):
         raise UserError(Problem(what="a grader is a JSON object", expected=f"one of type {_TYPES}", where=where))
     table = cast(dict[str, Any], data)
-    if not python and _names_python(table):
+    if not python and names_python(table):
         raise UserError(python_refused(where=where))
     return _multi(table, where) if table.get("type") == "multi" else _simple(table, where)
 
 
-def _names_python(table: dict[str, Any]) -> bool:
+def names_python(data: Any) -> bool:
+    """Whether the JSON data of a grader has a part of type `python`, read or not."""
+    if not isinstance(data, dict):
+        return False
+    table = cast(dict[str, Any], data)
     inner = table.get("graders")
     parts = [table, *cast(dict[str, Any], inner).values()] if isinstance(inner, dict) else [table]
     return any(isinstance(part, dict) and cast(dict[str, Any], part).get("type") == "python" for part in parts)

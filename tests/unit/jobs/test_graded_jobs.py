@@ -124,14 +124,21 @@ def test_what_does_not_fit_a_grader_that_asks_a_model_is_told(
     assert any(where in p.where and words in p.what for p in problems), problems
 
 
-def test_code_is_refused_where_the_operator_has_not_allowed_it(registry: Registry):
+def test_code_is_refused_unread_where_the_operator_has_not_allowed_it(
+    registry: Registry, monkeypatch: pytest.MonkeyPatch
+):
+    """To parse a megabyte of code takes seconds."""
+    parsed: list[str] = []
+    monkeypatch.setattr("synth.graders.schema.source_wrong", parsed.append)
     grader = {"type": "python", "name": "p", "source": "def grade(sample, item):\n    return 1"}
     config = json.dumps({**JOB, "grader": grader})
     created = JobCreated(config=config, config_name="job.toml", config_format="json", kind="rl", body_sha256="")
     refused = validate(created, registry)
     assert isinstance(refused, JobRejected)
     assert "runs no code" in refused.problems[0].what
+    assert parsed == []
     assert isinstance(validate(created, registry, python_graders=True), JobValidated)
+    assert len(parsed) == 1
 
 
 def test_what_only_a_task_app_reads_has_no_effect(registry: Registry):

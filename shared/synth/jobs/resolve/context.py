@@ -59,7 +59,7 @@ class ResolveContext:
 
     origins: of each field of the job, by its dotted name: the place in the file, the flag, "registry" or "default".
     changed: fields that are not what was asked for, or that nobody asked for, and why. keys: of fields that one key of
-    the file sets, that key with its table.
+    the file sets, that key with its table. python_graders: whether graders of type `python` are run.
     """
 
     document: Document
@@ -71,10 +71,13 @@ class ResolveContext:
     changed: dict[str, str] = field(default_factory=dict[str, str])
     keys: dict[str, str] = field(default_factory=dict[str, str])
     dropped: list[Path] = field(default_factory=list[Path])
+    python_graders: bool = True
     _places: dict[int, Path] = field(default_factory=dict[int, Path])
 
     @classmethod
-    def of(cls, parsed: ParsedJob, overrides: Overrides, registry: Registry) -> ResolveContext:
+    def of(
+        cls, parsed: ParsedJob, overrides: Overrides, registry: Registry, *, python_graders: bool = True
+    ) -> ResolveContext:
         """The start of resolving a parsed job."""
         return cls(
             parsed.document,
@@ -82,6 +85,7 @@ class ResolveContext:
             registry,
             warnings=list(parsed.warnings),
             dropped=parsed.dropped,
+            python_graders=python_graders,
             _places=_places_of(parsed.config, ()),
         )
 

@@ -43,26 +43,40 @@ class ValidationReport:
 
 
 def validate_job(
-    document: Document, *, overrides: Overrides, registry: Registry, kind: Kind | None = None, uploaded: bool = True
+    document: Document,
+    *,
+    overrides: Overrides,
+    registry: Registry,
+    kind: Kind | None = None,
+    uploaded: bool = True,
+    python_graders: bool = True,
 ) -> ValidationReport:
     """Check and resolve in one go: every problem and every warning, whatever else is wrong.
 
-    kind: where whoever sent the job already says it. uploaded: False before the upload, when a dataset may still be
-    a path rather than a file id.
+    kind: of the job, if its sender named it. uploaded: False before the upload, when a dataset may still be a path
+    rather than a file id. python_graders: whether graders of type `python` are run; if not, they are refused unread.
     """
     parsed, problems = parse_leniently(document, kind=kind)
     if parsed is None:
         return ValidationReport(kind, None, in_file_order(problems))
-    return _report(parsed, problems, overrides, registry, uploaded=uploaded)
+    context = ResolveContext.of(parsed, overrides, registry, python_graders=python_graders)
+    return _report(parsed, problems, context, uploaded=uploaded)
 
 
 def resolve_job(
-    document: Document, *, overrides: Overrides, registry: Registry, kind: Kind | None = None, uploaded: bool = True
+    document: Document,
+    *,
+    overrides: Overrides,
+    registry: Registry,
+    kind: Kind | None = None,
+    uploaded: bool = True,
+    python_graders: bool = True,
 ) -> ResolvedJob:
     """The resolved job, as `validate_job`. Raises UserError with every problem."""
-    return require_job(
-        validate_job(document, overrides=overrides, registry=registry, kind=kind, uploaded=uploaded), document
+    report = validate_job(
+        document, overrides=overrides, registry=registry, kind=kind, uploaded=uploaded, python_graders=python_graders
     )
+    return require_job(report, document)
 
 
 def require_job(report: ValidationReport, document: Document) -> ResolvedJob:
@@ -74,10 +88,7 @@ def require_job(report: ValidationReport, document: Document) -> ResolvedJob:
     return ResolvedJob(job=report.job, origins=report.origins, warnings=report.warnings)
 
 
-def _report(
-    parsed: ParsedJob, problems: list[Problem], overrides: Overrides, registry: Registry, *, uploaded: bool
-) -> ValidationReport:
-    context = ResolveContext.of(parsed, overrides, registry)
+def _report(parsed: ParsedJob, problems: list[Problem], context: ResolveContext, *, uploaded: bool) -> ValidationReport:
     config = parsed.config
     job: Job | None = None
     values: dict[str, Any] = {}

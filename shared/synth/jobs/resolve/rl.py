@@ -19,7 +19,7 @@ from synth.jobs.resolve.loss import (
 )
 from synth.jobs.resolve.parallelism import rl_parallelism, rl_topology
 from synth.jobs.resolve.rewards.distillation import resolve_distillation, resolve_solved_after, taught_loss
-from synth.jobs.resolve.rewards.graded import check_graded_rewards, models_asked, resolve_graded
+from synth.jobs.resolve.rewards.graded import check_graded_rewards, resolve_graded
 from synth.jobs.resolve.rewards.settings import resolve_rewards
 from synth.jobs.resolve.rewards.steps import given_step_rewards
 from synth.jobs.resolve.sampling import max_tokens_per_call, resolve_threshold, training_sampling
@@ -54,7 +54,7 @@ def resolve_rl(config: RlConfig, context: ResolveContext, *, uploaded: bool) -> 
         context,
     )
     topology = rl_topology(config, context)
-    graded = resolve_graded(config, context, uploaded=uploaded)
+    graded, graders_models = resolve_graded(config, context, uploaded=uploaded)
     rollout = _rollout(config, spec, context)
     evaluation = _evaluation(config.evaluation, graded, context)
     max_staleness = context.take("max_staleness", training, "max_staleness", training.async_level)
@@ -66,7 +66,7 @@ def resolve_rl(config: RlConfig, context: ResolveContext, *, uploaded: bool) -> 
         )
     loss = taught_loss(config, resolve_loss(config, context), context)
     distillation = resolve_distillation(config, spec, rollout.sampling, context)
-    rewards = resolve_rewards(config, loss, models_asked(graded), context)
+    rewards = resolve_rewards(config, loss, graders_models, context)
     if graded is not None:
         check_graded_rewards(rewards, context)
     if config.services.judge_url is not None:

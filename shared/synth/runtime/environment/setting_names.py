@@ -90,6 +90,8 @@ NAMES = frozenset(
         "SYNTH_JUDGE_WORK_S",
         "SYNTH_KV_BUDGET_BYTES",
         "SYNTH_KV_SHARE",
+        "SYNTH_LIST_CONDITIONS",
+        "SYNTH_LIST_TIMEOUT_S",
         "SYNTH_LOAD_TIMEOUT_S",
         "SYNTH_LOG_LEVEL",
         "SYNTH_LOG_MAX_BYTES",

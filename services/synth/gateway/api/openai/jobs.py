@@ -5,19 +5,19 @@ from __future__ import annotations
 import re
 from typing import Annotated
 
-import msgspec
 from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
 
 from synth.api.fine_tuning.request import FineTuningRequest
-from synth.api.fine_tuning.translate import SEEDS, TranslatedJob, is_graded, translate_request
+from synth.api.fine_tuning.translate import SEEDS, is_graded
 from synth.bus.kv.secrets import ApiKey
 from synth.datasets.refused import prompts_refused, rows_refused
-from synth.errors import NewerVersion, Problem, UserError
+from synth.errors import Problem, UserError
 from synth.events import JobCreated
+from synth.gateway.api.job_lists import find_jobs
 from synth.gateway.api.openai.events import FineTuningEvent, event_object, parse_event_id, read_newest_first
 from synth.gateway.api.openai.files import page_response
-from synth.gateway.api.openai.places import place_in_request
+from synth.gateway.api.openai.resolving import CONFIG_NAME, check_grader, read_request, resolve_rows
 from synth.gateway.api.openai.views import (
     FineTuningCheckpoint,
     FineTuningJob,
@@ -38,17 +38,11 @@ from synth.gateway.errors import ApiError, not_found
 from synth.gateway.presentation.vocabulary import STATUS
 from synth.gateway.read_model.filters import JobFilter
 from synth.gateway.read_model.projection import JobRow
-from synth.graders.schema import parse_grader
-from synth.jobs.job_data import job_from_data
 from synth.jobs.lifecycle import State
-from synth.jobs.parse.toml import read_data
-from synth.jobs.resolve.job import Overrides, resolve_job
-from synth.jobs.resolved import EvalJob, RlJob, SftJob
 
 router = APIRouter(tags=["openai"])
 
 _ROUTE = "/v1/fine_tuning/jobs"
-_NAME = "fine_tuning.job"
 _KINDS = ("sft", "rl")
 _Limit = Annotated[int, Query(ge=1, le=100)]
 _After = Annotated[str | None, Query(description="Go on after this id")]
@@ -56,6 +50,7 @@ _After = Annotated[str | None, Query(description="Go on after this id")]
 
 @router.post("/fine_tuning/jobs", summary="Create a fine-tuning job", responses=returns(FineTuningJob))
 async def create(
+    request: Request,
     body: FineTuningRequest,
     caller: CurrentKey,
     gateway: GatewayDep,
@@ -65,21 +60,22 @@ async def create(
 
     Everything that is wrong with the request is one 400.
     """
-    rows = await _prompt_rows(gateway, caller.org, body) if is_graded(body) else {}
+    size = len(await request.body())
+    rows = await _prompt_rows(gateway, caller.org, body, size=size) if is_graded(body) else {}
     try:
-        submission = translate_request(body, rows, judge_provider=gateway.settings.judge_provider or "synth")
+        read = await read_request(gateway, caller.org, body, rows, size=size)
     except UserError as error:
         raise _bad_request(error.problems) from error
-    problems = await _files(gateway, caller.org, body, submission) if submission.kind == "sft" else []
+    problems = await _files(gateway, caller.org, body) if read.kind == "sft" else []
     bad_files = {problem.where for problem in problems}
-    problems += [p for p in _configuration(gateway, body, submission) if p.where not in bad_files]
+    problems += [problem for problem in read.problems if problem.where not in bad_files]
     if problems:
         raise _bad_request(problems)
     created = JobCreated(
-        config=msgspec.json.encode(submission.config).decode(),
-        config_name=_NAME,
+        config=read.config.decode(),
+        config_name=CONFIG_NAME,
         config_format="json",
-        kind=submission.kind,
+        kind=read.kind,
         metadata=dict(body.metadata or {}),
         model=body.model,
         training_file=body.training_file,
@@ -89,7 +85,7 @@ async def create(
         created_by=caller.key_id,
     )
     row, _ = await submit_job(gateway, caller.org, created, route=_ROUTE, key=idempotency_key)
-    return _job_response(gateway, row)
+    return await _job_response(gateway, row)
 
 
 @router.get("/fine_tuning/jobs", summary="List fine-tuning jobs, newest first", responses=returns_list(FineTuningJob))
@@ -110,35 +106,37 @@ async def list_jobs(
         )
         raise ApiError(400, problem.text(), param="metadata", problems=[problem])
     wanted = JobFilter(kinds=_KINDS, metadata=pairs)
-    rows = gateway.read_model.jobs(caller.org, limit=limit + 1, wanted=wanted, before=before)
-    return page_response([job_object(row, _resolved(gateway, row)) for row in rows[:limit]], more=len(rows) > limit)
+    rows = await find_jobs(gateway, caller.org, limit=limit + 1, wanted=wanted, before=before)
+    page = rows[:limit]
+    resolved = await resolve_rows(gateway, caller.org, page)
+    return page_response([job_object(*each) for each in zip(page, resolved, strict=True)], more=len(rows) > limit)
 
 
 @router.get("/fine_tuning/jobs/{job_id}", summary="One fine-tuning job", responses=returns(FineTuningJob))
 async def get_job(job_id: str, caller: CurrentKey, gateway: GatewayDep) -> Response:
     """The job, with its hyperparameters as they are used."""
-    return _job_response(gateway, await _job(gateway, caller, job_id))
+    return await _job_response(gateway, await _job(gateway, caller, job_id))
 
 
 @router.post("/fine_tuning/jobs/{job_id}/cancel", summary="Cancel a job", responses=returns(FineTuningJob))
 async def cancel(job_id: str, caller: CurrentKey, gateway: GatewayDep) -> Response:
     """A job that has ended is a 409."""
     await _job(gateway, caller, job_id)
-    return _job_response(gateway, await cancel_job(gateway, caller, job_id, named=_status))
+    return await _job_response(gateway, await cancel_job(gateway, caller, job_id, named=_status))
 
 
 @router.post("/fine_tuning/jobs/{job_id}/pause", summary="Pause a job that runs", responses=returns(FineTuningJob))
 async def pause(job_id: str, caller: CurrentKey, gateway: GatewayDep) -> Response:
     """Its workers are free for others until it is resumed."""
     await _job(gateway, caller, job_id)
-    return _job_response(gateway, await pause_job(gateway, caller, job_id, named=_status))
+    return await _job_response(gateway, await pause_job(gateway, caller, job_id, named=_status))
 
 
 @router.post("/fine_tuning/jobs/{job_id}/resume", summary="Resume a paused job", responses=returns(FineTuningJob))
 async def resume(job_id: str, caller: CurrentKey, gateway: GatewayDep) -> Response:
     """It goes on from its last checkpoint. Of a failed job a new one does, which is the answer."""
     await _job(gateway, caller, job_id)
-    return _job_response(gateway, await resume_job(gateway, caller, job_id, named=_status))
+    return await _job_response(gateway, await resume_job(gateway, caller, job_id, named=_status))
 
 
 @router.get(
@@ -154,7 +152,7 @@ async def events(
         raise not_found("event", after)
     within = gateway.settings.log_read_s
     found, more = await read_newest_first(gateway.bus, row, before=before, limit=limit, within=within)
-    resolved = _resolved(gateway, row)
+    [resolved] = await resolve_rows(gateway, row.org, [row])
     suffix, method = suffix_of(row.job, resolved), method_of(resolved)
     return page_response([event_object(event, method, suffix=suffix) for event in found], more=more)
 
@@ -187,40 +185,12 @@ def _status(state: State) -> str:
     return STATUS[state].openai
 
 
-def _job_response(gateway: Gateway, row: JobRow) -> Response:
-    return json_response(job_object(row, _resolved(gateway, row)))
+async def _job_response(gateway: Gateway, row: JobRow) -> Response:
+    [resolved] = await resolve_rows(gateway, row.org, [row])
+    return json_response(job_object(row, resolved))
 
 
-def _resolved(gateway: Gateway, row: JobRow) -> SftJob | RlJob | None:
-    """The job with every default applied: as it was validated, or as it will be when it came through this API."""
-    texts = gateway.read_model.texts(row.job.id)
-    if texts is None:
-        return None
-    try:
-        if texts.validated is not None:
-            job = job_from_data(texts.validated["job"])
-        elif row.job.name == _NAME:
-            document = read_data(msgspec.json.decode(texts.config), name=_NAME)
-            job = resolve_job(document, overrides=Overrides(allow_experimental=True), registry=gateway.registry).job
-        else:
-            return None
-    except (msgspec.DecodeError, UserError, NewerVersion):
-        return None  # another version's job, or one that is about to be rejected
-    return None if isinstance(job, EvalJob) else job
-
-
-def _configuration(gateway: Gateway, body: FineTuningRequest, submission: TranslatedJob) -> list[Problem]:
-    """Every problem that the validator would find, at the fields of the request."""
-    overrides = Overrides(allow_experimental=body.allow_experimental)
-    try:
-        document = read_data(submission.config, name=_NAME)
-        resolve_job(document, overrides=overrides, registry=gateway.registry, kind=submission.kind)
-    except UserError as error:
-        return [place_in_request(problem, body) for problem in error.problems]
-    return []
-
-
-async def _files(gateway: Gateway, org: str, body: FineTuningRequest, submission: TranslatedJob) -> list[Problem]:
+async def _files(gateway: Gateway, org: str, body: FineTuningRequest) -> list[Problem]:
     """The problems of the request's files: missing, or not fit to train on. One that is being checked has none."""
     problems: list[Problem] = []
     for param, id in (("training_file", body.training_file), ("validation_file", body.validation_file)):
@@ -236,7 +206,7 @@ async def _files(gateway: Gateway, org: str, body: FineTuningRequest, submission
             what = f"{row.file.filename!r} cannot be trained on: {file_problems(row.file)}"
             problems.append(Problem(what=what, fix="mend the file, and upload it again", where=param))
         elif row.file.status == "ready":
-            dpo = submission.config["algorithm"]["method"] == "dpo"
+            dpo = body.method is not None and body.method.type == "dpo"
             wrong = rows_refused(
                 row.file.filename,
                 pairs=bool(row.file.pairs),
@@ -248,15 +218,9 @@ async def _files(gateway: Gateway, org: str, body: FineTuningRequest, submission
     return problems
 
 
-async def _prompt_rows(gateway: Gateway, org: str, body: FineTuningRequest) -> dict[str, int]:
+async def _prompt_rows(gateway: Gateway, org: str, body: FineTuningRequest, *, size: int) -> dict[str, int]:
     """How many rows a graded job's files have, by the field. Raises a 400 where one, or the grader, is wrong."""
-    problems: list[Problem] = []
-    try:
-        method = body.method.reinforcement if body.method else None
-        place = "method.reinforcement.grader"
-        parse_grader(method.grader if method else None, where=place, python=gateway.settings.python_graders)
-    except UserError as error:
-        problems += error.problems
+    problems = await check_grader(gateway, org, body, size=size)
     rows: dict[str, int] = {}
     for param, id in (("training_file", body.training_file), ("validation_file", body.validation_file)):
         if id is None:

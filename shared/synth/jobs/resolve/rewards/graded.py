@@ -17,8 +17,8 @@ _OF_THE_APP = ("env_name", "policy_name", "ops", "env_config", "constrain_tools"
 _OF_ITS_DATA = ("split", "evaluation_split")
 
 
-def resolve_graded(config: RlConfig, context: ResolveContext, *, uploaded: bool) -> GradedRows | None:
-    """The rows and their grader; None where the file has no `[grader]`, and where there is a problem.
+def resolve_graded(config: RlConfig, context: ResolveContext, *, uploaded: bool) -> tuple[GradedRows | None, list[str]]:
+    """Resolve the rows and their grader, None in a file without `[grader]`, and the models that the grader asks.
 
     uploaded: False before the upload, when a file may still be a path.
     """
@@ -27,7 +27,7 @@ def resolve_graded(config: RlConfig, context: ResolveContext, *, uploaded: bool)
             context.warn(("job", "data"), "has no effect: without [grader] the task app has the data")
         if config.data.validation_path is not None:
             context.warn(("data", "validation_path"), "has no effect: without [grader] the task app has the data")
-        return context.record("graded", None, "default")
+        return context.record("graded", None, "default"), []
     _check_no_app(config, context)
     if config.data.seeds is None:
         context.problem(
@@ -37,9 +37,10 @@ def resolve_graded(config: RlConfig, context: ResolveContext, *, uploaded: bool)
             fix="set it: a file of 100 rows has the seeds 0-99",
         )
     place = context.document.where(("grader",))
-    grader = config.grader
+    grader, models = config.grader, list[str]()
     try:
-        grader = parse_grader(config.grader, where=place).model_dump(mode="json", exclude_none=True)
+        parsed = parse_grader(config.grader, where=place, python=context.python_graders)
+        grader, models = parsed.model_dump(mode="json", exclude_none=True), models_of(parsed)
     except UserError as error:
         context.problems += error.problems
     written = context.overrides.training_file or (config.job.data if config.job else None)
@@ -51,7 +52,7 @@ def resolve_graded(config: RlConfig, context: ResolveContext, *, uploaded: bool)
         uploaded=uploaded,
         optional=True,
     )
-    return GradedRows(
+    graded = GradedRows(
         grader=context.record("graded.grader", grader, place),
         training_file=context.record(
             "graded.training_file",
@@ -68,14 +69,7 @@ def resolve_graded(config: RlConfig, context: ResolveContext, *, uploaded: bool)
             else context.document.where(("data", "validation_path")),
         ),
     )
-
-
-def models_asked(graded: GradedRows | None) -> list[str]:
-    """The models that a job's grader asks, each once; none where the grader cannot be read, which is reported."""
-    try:
-        return models_of(parse_grader(graded.grader)) if graded is not None else []
-    except UserError:
-        return []
+    return graded, models
 
 
 def check_graded_rewards(rewards: RewardSettings, context: ResolveContext) -> None:
