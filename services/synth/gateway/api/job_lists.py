@@ -20,16 +20,16 @@ async def find_jobs(
     and for a query that takes too long.
     """
     settings = gateway.settings
-    if wanted.conditions > settings.list_conditions:
+    if wanted.repeated > settings.list_conditions:
         raise UserError(
             Problem(
-                what=f"a filter of {wanted.conditions:,} conditions",
+                what=f"a filter of {wanted.repeated:,} tags, pairs of metadata, files and models",
                 expected=f"at most {settings.list_conditions} (SYNTH_LIST_CONDITIONS)",
                 fix="filter by fewer tags or pairs of metadata, and by the others in the answer",
                 where="query",
             )
         )
-    if not wanted.conditions:
+    if wanted == JobFilter():
         return gateway.read_model.jobs(org, limit=limit, wanted=wanted, before=before)
     query = partial(
         gateway.read_model.jobs_within, settings.list_timeout_s, org, limit=limit, wanted=wanted, before=before

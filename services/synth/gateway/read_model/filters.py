@@ -30,10 +30,9 @@ class JobFilter:
     uses: Collection[str] = ()
 
     @property
-    def conditions(self) -> int:
-        """How many conditions of its kinds that a caller can repeat it has, and one for all others."""
-        others = (self.states, self.kinds, self.prefix, self.created_after, self.created_before, self.name)
-        return len(self.metadata) + len(self.tags) + len(self.uses) + any(each is not None for each in others)
+    def repeated(self) -> int:
+        """How many conditions it has of the kinds that a caller can repeat."""
+        return len(self.metadata) + len(self.tags) + len(self.uses)
 
     def sql_condition(self, org: str) -> tuple[str, list[Any]]:
         """The condition as SQL over the columns of the read model's `jobs`, and its parameters.
