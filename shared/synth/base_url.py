@@ -10,11 +10,12 @@ import ipaddress
 import re
 from urllib.parse import urlsplit
 
-import httpx
+import idna
 
 #: Without what `urlsplit` takes out and the backslash, which some readers take for a slash.
 _PRINTABLE = re.compile(r"[!-\[\]-~]*")
 _HOST = re.compile(r"(?=.{1,253}\Z)[A-Za-z0-9_]([A-Za-z0-9_-]{0,62})(\.[A-Za-z0-9_]([A-Za-z0-9_-]{0,62}))*\.?")
+_FOUR_NUMBERS = re.compile(r"\d+\.\d+\.\d+\.\d+")
 _PATH = re.compile(r"[A-Za-z0-9._~!$&'()*+,;=:@%/-]*")
 
 
@@ -37,24 +38,13 @@ def base_url_fault(url: str) -> str | None:
         return "has a query, which no path can follow"
     if "#" in url:
         return "has a fragment, which no path can follow"
-    if not _is_host(parts.netloc) or read_url(url) is None:
+    if not _is_host(parts.netloc):
         return "has a host that is neither a name nor an IP address"
     if not _PATH.fullmatch(parts.path):
         return "has a path with characters that a URL may not have"
     if any(part in (".", "..") for part in parts.path.replace("%2e", ".").replace("%2E", ".").split("/")):
         return "has a path with . or .. in it"
     return None
-
-
-def read_url(url: str) -> httpx.URL | None:
-    """Read a URL as the HTTP client reads it, its host included; None if the client cannot."""
-    try:
-        read = httpx.URL(url)
-        # The client decodes the name only here. `xn--` with what is no Punycode is an error.
-        _ = read.host
-    except (httpx.InvalidURL, UnicodeError):
-        return None
-    return read
 
 
 def under(base: str, path: str) -> str:
@@ -73,4 +63,14 @@ def _is_host(netloc: str) -> bool:
         except ValueError:
             return False
         return "%" not in host
-    return _HOST.fullmatch(host) is not None
+    if _HOST.fullmatch(host) is None:
+        return False
+    # httpx decodes the first label, and takes four numbers for an IPv4 address. What it cannot read raises an error.
+    try:
+        if host.lower().startswith("xn--"):
+            idna.decode(host)
+        if _FOUR_NUMBERS.fullmatch(host):
+            ipaddress.IPv4Address(host)
+    except ValueError:
+        return False
+    return True

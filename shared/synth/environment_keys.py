@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from synth.base_url import read_url
 from synth.errors import Problem
-from synth.outbound.http_guard import GuardPolicy, names_allowed_address, origin_of
+from synth.outbound.http_guard import GuardPolicy, names_allowed_address, origin_of, read_url
 from synth.settings import Settings
 
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from synth.base_url import base_url_fault, read_url, under
-from synth.outbound.http_guard import origin_of
+from synth.base_url import base_url_fault, under
+from synth.outbound.http_guard import origin_of, read_url
 
 GOOD = (
     "http://127.0.0.1:8001",
@@ -58,6 +58,8 @@ def test_a_good_one_is_read_alike_by_all_and_a_path_goes_below_it(url: str):
         ("http://xn--", "host"),
         ("http://xn--/a", "host"),
         ("https://xn--zzzzzz.example", "host"),
+        ("http://0177.0.0.1", "host"),
+        ("http://1.2.3.256", "host"),
         ("http://app.example:8o", "no URL"),
         ("http://app.example:0", "names no host, or no port"),
         ("http://app.example:65536", "no URL"),

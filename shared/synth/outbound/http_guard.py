@@ -22,7 +22,6 @@ import httpx
 from pydantic import Field, field_validator
 from pydantic_settings import NoDecode
 
-from synth.base_url import read_url
 from synth.errors import SynthError
 from synth.outbound.name_lookups import name_lookups
 from synth.outbound.reply_body import read_body
@@ -60,6 +59,17 @@ class GuardPolicy:
     def admits(self, address: str) -> bool:
         """Whether a connection to this IP address may be opened."""
         return self.opens(address) or is_public(parse_address(address))
+
+
+def read_url(url: str) -> httpx.URL | None:
+    """Read a URL as the HTTP client reads it, its host included; None if the client cannot."""
+    try:
+        read = httpx.URL(url)
+        # The client decodes the name only here. `xn--` with what is no Punycode is an error.
+        _ = read.host
+    except (httpx.InvalidURL, UnicodeError):
+        return None
+    return read
 
 
 def origin_of(url: str) -> str | None:

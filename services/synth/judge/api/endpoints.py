@@ -11,7 +11,6 @@ from functools import partial
 
 import httpx
 
-from synth.base_url import read_url
 from synth.bus.connection import Connection
 from synth.bus.kv.replicas import Replica, ReplicaTable
 from synth.bus.kv.secrets import JudgeKey, SecretStore
@@ -23,7 +22,7 @@ from synth.judge.api.limits import ApiLimits
 from synth.judge.failures import away, refused
 from synth.judge.settings import SYNTH, JudgeSettings
 from synth.judging.settings import JudgeModel
-from synth.outbound.http_guard import names_allowed_address, origin_of
+from synth.outbound.http_guard import names_allowed_address, origin_of, read_url
 from synth.outbound.service_calls import CallSigner
 
 _MAX_OPEN_S = 60.0
