@@ -15,7 +15,8 @@ from synth.blobs import BlobMissing, BlobStore
 from synth.events import BlobRef
 from synth.files.settings import FilesSettings
 from synth.images.decoder import ImageDecoder
-from synth.images.source import BLOB, ImageRefused, ImageUnavailable, read_image
+from synth.images.format import ImageRefused
+from synth.images.source import BLOB, ImageUnavailable, read_image
 
 _BACKOFF_S = 0.25
 #: URLs of a file that are remembered, so that an image that many rows show is fetched once.

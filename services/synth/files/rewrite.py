@@ -18,7 +18,7 @@ from synth.events import BlobRef, FileReady, FileRejected, LineProblem
 from synth.files.image_rows import DraftRow, draft_row, fill_slot
 from synth.files.image_source import FileImages, ImageSource
 from synth.files.settings import FilesSettings
-from synth.images.source import ImageRefused
+from synth.images.format import ImageRefused
 
 #: Lines that are held in memory while their images are fetched.
 _WINDOW_BYTES = 8 << 20

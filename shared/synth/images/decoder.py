@@ -7,20 +7,24 @@ import hashlib
 import math
 import os
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import NamedTuple
 
-from synth.images.format import ImageFormat, NotAnImage, read_image_format
-from synth.images.source import ImageLimits, ImageRefused, ImageSettings, too_large
+from synth.images.format import ImageFormat, ImageRefused, NotAnImage, read_image_format
+from synth.images.source import ImageLimits, ImageSettings, too_large
 from synth.sandbox.decoders import DecoderEnded, Decoders
-
-if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
 
 #: Address space of a process that decodes: the interpreter and its libraries, and beside it for each pixel.
 _DECODER_BYTES, _BYTES_OF_A_PIXEL = 1 << 30, 16
 #: Seconds for such a process to start on a busy machine.
 _START_S = 120.0
+
+
+class Pixels(NamedTuple):
+    """A decoded image. body: `rows` × `columns` × 3 bytes, red, green and blue of each pixel."""
+
+    rows: int
+    columns: int
+    body: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,15 +50,13 @@ class ImageDecoder:
         await self._call(b"c", body)
         return await asyncio.to_thread(lambda: hashlib.sha256(body).hexdigest())
 
-    async def pixels(self, body: bytes) -> npt.NDArray[np.uint8]:
-        """Return the pixels of an image's file, uint8 [rows, columns, 3]. Raises as `check`."""
-        import numpy as np
-
+    async def pixels(self, body: bytes) -> Pixels:
+        """Decode an image's file. Raises as `check`."""
         header = self._read_header(body)
         pixels = await self._call(b"p", body)
         if len(pixels) != header.width * header.height * 3:
             raise ImageRefused(f"an image of {len(pixels)} bytes of pixels, whose header has another size")
-        return np.frombuffer(pixels, np.uint8).reshape(header.height, header.width, 3)
+        return Pixels(header.height, header.width, pixels)
 
     async def close(self) -> None:
         """End the processes. The decoder cannot be used any more."""

@@ -13,6 +13,10 @@ _JPEG_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 _JPEG_ALONE = frozenset(range(0xD0, 0xD9)) | {0x01}
 
 
+class ImageRefused(SynthError):
+    """The image cannot be fetched, or the bytes are no image: the reason, as a user reads it."""
+
+
 class NotAnImage(SynthError):
     """These bytes are no image that a model can be shown."""
 

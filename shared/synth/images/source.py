@@ -9,10 +9,9 @@ from dataclasses import dataclass
 import httpx
 from pydantic import Field
 
-from synth.base_url import read_url
-from synth.errors import SynthError
 from synth.images.data_uri import BadDataUri, DataUri, read_data_uri
-from synth.outbound.http_guard import AddressRefused, fetch
+from synth.images.format import ImageRefused
+from synth.outbound.http_guard import AddressRefused, fetch, read_url
 from synth.outbound.reply_body import ReplyTooLarge, ReplyUndecodable
 from synth.sandbox.settings import SandboxSettings
 
@@ -58,10 +57,6 @@ class ImageLimits:
     pixels: int = 50_000_000
     seconds: float = 20.0
     redirects: int = 3
-
-
-class ImageRefused(SynthError):
-    """The image cannot be fetched, or the bytes are no image: the reason, as a user reads it."""
 
 
 class ImageUnavailable(ImageRefused):

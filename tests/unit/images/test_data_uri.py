@@ -9,7 +9,8 @@ from urllib.parse import quote, quote_from_bytes
 import httpx
 import pytest
 
-from synth.images.source import ImageLimits, ImageRefused, read_image
+from synth.images.format import ImageRefused
+from synth.images.source import ImageLimits, read_image
 
 #: Each character of both alphabets, and a length that needs padding.
 BODY = bytes(range(256)) * 3 + b"\xff\xef\xbe\xfb"

@@ -11,8 +11,7 @@ import pytest
 from PIL import Image, ImageDraw
 
 from synth.images.decoding import open_image
-from synth.images.format import NotAnImage
-from synth.images.source import ImageRefused
+from synth.images.format import ImageRefused, NotAnImage
 from tests.decoders import DECODER
 
 RED, BLUE = (250, 0, 0), (0, 0, 250)

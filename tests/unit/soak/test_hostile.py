@@ -21,7 +21,8 @@ from synth.datasets.check import FileCheck
 from synth.errors import NewerVersion, Permanent, UserError
 from synth.events import FileReady, FileRejected, JobCreated, JobRejected, JobValidated
 from synth.ids import RolloutId
-from synth.images.source import ImageLimits, ImageRefused, read_image
+from synth.images.format import ImageRefused
+from synth.images.source import ImageLimits, read_image
 from synth.jobs.rewards import RewardSettings, RewardWeights, StepRewards
 from synth.models import Registry
 from synth.outbound.http_guard import GuardPolicy, guarded_client

@@ -31,9 +31,9 @@ from synth.chat.messages import (
 from synth.errors import Problem, Transient, UserError
 from synth.events import BlobRef
 from synth.images.decoder import ImageDecoder
-from synth.images.format import NotAnImage
+from synth.images.format import ImageRefused, NotAnImage
 from synth.images.processor import ImageProcessor
-from synth.images.source import BLOB, ImageRefused, read_image
+from synth.images.source import BLOB, read_image
 from synth.inference.chat.prompts import TokenHistory
 from synth.inference.engines.limits import ContextOverflow
 from synth.inference.engines.protocol import EngineImage

@@ -11,15 +11,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
 
+import numpy as np
+import numpy.typing as npt
+
 from synth.errors import Problem, UserError
+from synth.images.format import ImageRefused
 from synth.images.prompt_image import PromptImage
-from synth.images.source import ImageRefused
 
 if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
-
-    from synth.images.decoder import ImageDecoder
     from synth.inference.engines.sampling_time import SamplingTime
     from synth.inference.grammar.tokens import Grammar
 
@@ -62,20 +61,29 @@ class SamplingParams:
         return self.frequency_penalty != 0 or self.presence_penalty != 0
 
 
+class ImageDecoding(Protocol):
+    """Decodes images where no key is (`synth.images.decoder.ImageDecoder`)."""
+
+    async def pixels(self, body: bytes) -> tuple[int, int, bytes]:
+        """Return the rows, the columns and the pixels in RGB of an image's file. Raises `ImageRefused`."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class EngineImage:
     """An image that a prompt shows. shown: its place in the prompt. body: its file. decoder: decodes it."""
 
     shown: PromptImage
     body: bytes
-    decoder: ImageDecoder
+    decoder: ImageDecoding
 
     async def pixels(self) -> npt.NDArray[np.uint8]:
         """Decode the image, uint8 [rows, columns, 3]. Raises `UserError` if it cannot be shown, and `Transient`."""
         try:
-            return await self.decoder.pixels(self.body)
+            rows, columns, pixels = await self.decoder.pixels(self.body)
         except ImageRefused as error:
             raise UserError(Problem(what=str(error), expected="an image", where="messages")) from error
+        return np.frombuffer(pixels, np.uint8).reshape(rows, columns, 3)
 
 
 @dataclass(frozen=True, slots=True)
