@@ -17,11 +17,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from synth import blobs, service_secrets
+from synth import service_secrets
+from synth.blobs import store as blob_store
 from synth.bus import publish
 from synth.bus.history import fencing, ownership
 from synth.bus.kv.replicas import ReplicaTable
 from synth.bus.tasks.lease import Lease
+from synth.errors import Transient
 from synth.events.catalogue import Event
 from synth.inference.engines.protocol import Delta
 from synth.inference.engines.sampling_time import SamplingTime
@@ -134,19 +136,18 @@ def _clocks() -> None:
 
 def _whole_blobs() -> None:
     """A blob is named though it could not be written."""
-    write = blobs.BlobStore._write_local
-    take = blobs.BlobStore._take_local
+    write, take = blob_store.write_bytes, blob_store.take_file
 
-    def writes(self: blobs.BlobStore, key: str, body: bytes) -> None:
-        with contextlib.suppress(OSError):
-            write(self, key, body)
+    def writes(root: Path, key: str, body: bytes) -> None:
+        with contextlib.suppress(OSError, Transient):
+            write(root, key, body)
 
-    def takes(self: blobs.BlobStore, key: str, path: Path, move: bool) -> None:
-        with contextlib.suppress(OSError):
-            take(self, key, path, move)
+    def takes(root: Path, key: str, path: Path, *, move: bool) -> None:
+        with contextlib.suppress(OSError, Transient):
+            take(root, key, path, move=move)
 
-    blobs.BlobStore._write_local = writes  # type: ignore[method-assign]
-    blobs.BlobStore._take_local = takes  # type: ignore[method-assign]
+    blob_store.write_bytes = writes
+    blob_store.take_file = takes
 
 
 def _earlier_secret() -> None:

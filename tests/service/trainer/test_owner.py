@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from synth.blobs import BlobStore
+from synth.blobs import BlobStore, StoreAbsent
 from synth.bus.history.job_log import JobHistory, append_decided, read_job, start_attempt
 from synth.bus.kv.task_failures import TaskFailures
 from synth.bus.publish import Publisher
@@ -171,6 +171,26 @@ async def test_a_training_that_is_given_up_is_paused_at_its_checkpoint_or_fails(
     paused_at = (await saved.history()).last(JobPaused)
     assert paused_at is not None
     assert paused_at.step == 3
+
+
+async def test_a_job_waits_for_an_absent_store_and_is_paused_when_it_stays_away(make_job, tmp_path):
+    empty = BlobStore.open(f"file:{tmp_path / 'mount'}")
+
+    async def read(attempt: Attempt) -> JobSucceeded:
+        await empty.get_bytes(BlobRef(uri="blob://jobs/a", size=1, sha256="0"))
+        raise AssertionError
+
+    patient, over = await make_job(), await make_job(store_absent_s=0)
+    with pytest.raises(StoreAbsent):
+        await patient.run(read)
+    assert (await patient.history()).state is State.STARTED
+    await over.run(read)
+    history = await over.history()
+    assert history.state is State.PAUSED
+    paused = history.last(JobPaused)
+    assert paused is not None
+    assert "is its disk mounted?; the trainer waited" in paused.reason
+    assert "SYNTH_STORE_ABSENT_S" in paused.reason
 
 
 async def test_tasks_of_a_paused_job_and_of_a_term_that_is_over_are_void(make_job):

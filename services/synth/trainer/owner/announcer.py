@@ -16,7 +16,7 @@ from pathlib import Path
 
 from nats.errors import Error as NatsError
 
-from synth.blobs import BlobMissing, BlobStore
+from synth.blobs import BlobCorrupt, BlobMissing, BlobStore
 from synth.bus.connection import Connection
 from synth.bus.history.model_leases import leased_trees
 from synth.bus.publish import Fence, Publisher
@@ -205,7 +205,7 @@ class Announcer:
         uris: list[str] = []
         for checkpoint in old:
             # An earlier attempt announced that it expired, and may have died while it deleted it.
-            with contextlib.suppress(BlobMissing):
+            with contextlib.suppress(BlobMissing, BlobCorrupt):
                 manifest = await self._blobs.manifest(checkpoint.tree)
                 uris += [ref.uri for ref in manifest.files.values()] + [checkpoint.tree.uri]
         expired = [c.tree.uri for c in old]

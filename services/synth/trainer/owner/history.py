@@ -53,6 +53,16 @@ class AttemptHistory:
     """The checkpoint of another job that this one begins behind."""
     seq: int = 0
 
+    def continued_checkpoint(self) -> list[CheckpointSaved]:
+        """The checkpoint of the other job that this one begins behind, if there is one."""
+        return [] if self.continues is None else [_checkpoint_of(self.continues)]
+
+    def go_on_from(self, saved: CheckpointSaved) -> None:
+        """Take a checkpoint for the last one: those after it are damaged, and are saved again."""
+        if self.checkpoint is not None and saved.tree.uri != self.checkpoint.tree.uri:
+            self.checkpoint = saved
+            self.checkpoints = [c for c in self.checkpoints if c.step <= saved.step]
+
     def add_request(self, event: RolloutRequested) -> None:
         """A request of rollouts that is in the log."""
         self.requested.add((event.mode, event.iteration))

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from synth.blobs import BlobCorrupt, BlobMissing
 from synth.errors import Problem
 from synth.events import JobValidated, JobVerified
 from synth.jobs.fit import cannot_fit
@@ -15,6 +16,7 @@ from synth.jobs.plan import TrainerDevice
 from synth.jobs.resolved import RlJob, SftJob, lora_shape
 from synth.models.config_shape import read_shape
 from synth.plugins import is_plugin, plugin_refused
+from synth.runtime import logs
 from synth.trainer.config import RlTrainConfig, SftTrainConfig, TrainConfig
 from synth.trainer.errors import DOES_NOT_FIT
 from synth.trainer.owner.attempt import Attempt
@@ -23,6 +25,8 @@ from synth.trainer.owner.provisional_steps import ProvisionalSteps
 from synth.trainer.protocol import Start, TokenCacheConfig, TurnConfig
 from synth.trainer.settings import TrainerSettings
 from synth.weights.local_model import LocalModel, adapter_base
+
+log = logs.get("training")
 
 #: Settings of a job that the training process does not take: they are read here, or by the part that is named.
 _ELSEWHERE = frozenset(
@@ -53,9 +57,9 @@ async def build_start(
     check_world_size(job, settings, where=origins["parallelism.world_size"])
     check_plugins(job, settings)
     check_memory(job, source.model, settings, where=origins["model"])
-    announced, blobs, work_dir = attempt.announced, attempt.blobs, attempt.work_dir
+    work_dir = attempt.work_dir
     work_dir.mkdir(parents=True, exist_ok=True)
-    resume = await blobs.fetch_tree(announced.checkpoint.tree, work_dir / "resume") if announced.checkpoint else None
+    resume = await fetch_checkpoint(attempt)
     files = (verified.training_data, verified.validation_data)
     data = [await attempt.fetch_dataset(ref, provisional.set_data) if ref else None for ref in files]
     if job.vision is not None:
@@ -83,6 +87,31 @@ async def build_start(
         job=job_to_data(job) if attempt.settings.trainer_memory_bytes is None else None,
         where=origins["model"],
         day=attempt.history.created_on,
+    )
+
+
+async def fetch_checkpoint(attempt: Attempt) -> Path | None:
+    """Fetch the newest checkpoint that is whole, and have the attempt go on from there; None without any.
+
+    Raises `JobFailure` (bad_checkpoint) if every checkpoint is damaged.
+    """
+    announced, damage = attempt.announced, list[str]()
+    if announced.checkpoint is None:
+        return None
+    newest_first = (announced.checkpoint, *reversed(announced.checkpoints), *announced.continued_checkpoint())
+    for saved in {saved.tree.uri: saved for saved in newest_first}.values():
+        attempt.lease.progress("fetch the checkpoint", deadline=attempt.settings.model_io_s)
+        try:
+            folder = await attempt.blobs.fetch_tree(saved.tree, attempt.work_dir / f"resume-{saved.step}")
+        except (BlobMissing, BlobCorrupt) as error:
+            log.warning("a checkpoint is damaged", step=saved.step, reason=str(error))
+            damage.append(f"step {saved.step}: {error}")
+            continue
+        announced.go_on_from(saved)
+        return folder
+    what = f"no checkpoint of the job is whole: {'; '.join(damage)}"
+    raise JobFailure(
+        "bad_checkpoint", Problem(what=what, fix="restore the blob store from a backup, and resume the job")
     )
 
 

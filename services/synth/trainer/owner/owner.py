@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import structlog
 
-from synth.blobs import BlobStore
+from synth.blobs import BlobStore, StoreAbsent
 from synth.bus.connection import Connection
 from synth.bus.history.job_log import JobHistory
 from synth.bus.history.ownership import Ownership
@@ -96,6 +96,11 @@ class TrainTaskOwner:
         except JobFailure as failure:
             log.error("job fails", code=failure.code, reason=failure.problem.text())
             ending = JobFailed(code=failure.code, problem=failure.problem, verdict=failure.verdict)
+        except StoreAbsent as absent:
+            if absent.for_s < self.settings.store_absent_s:
+                await self._hand_back(fence, absent)
+                raise
+            ending = JobPaused(step=announced.last_step, reason=_absent_too_long(absent))
         except (Transient, asyncio.CancelledError) as reason:
             await self._hand_back(fence, reason)
             raise
@@ -112,3 +117,8 @@ class TrainTaskOwner:
                 await Publisher(self.bus).fenced(event, fence=fence, id=str(fence.attempt))
         except (TimeoutError, SynthError) as error:
             log.warning("cannot say that the attempt is handed back", error=str(error))
+
+
+def _absent_too_long(absent: StoreAbsent) -> str:
+    waited = f"the trainer waited for {absent.for_s:.0f} s (SYNTH_STORE_ABSENT_S)"
+    return f"{absent}; {waited}; mount it, then resume the job"

@@ -191,6 +191,7 @@ NAMES = frozenset(
         "SYNTH_SCHEMA_COMPILE_S",
         "SYNTH_SECRETS",
         "SYNTH_SERVE_REPLICAS",
+        "SYNTH_STORE_ABSENT_S",
         "SYNTH_STREAM_BUFFER",
         "SYNTH_TASK_ALONE_S",
         "SYNTH_TASK_FAILURES",

@@ -8,14 +8,13 @@ complete. One API for a local folder, S3, GCS and Azure (obstore).
 from __future__ import annotations
 
 import asyncio
-import errno
 import hashlib
-import os
 import shutil
+import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Generator, Mapping
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 
@@ -23,17 +22,14 @@ import msgspec
 import obstore
 from obstore.store import LocalStore, from_url
 
+from synth.blobs.local import INCOMING, remove_empty_folders, take_file, write_bytes
 from synth.errors import Permanent, Transient
 from synth.events import BlobRef
 
 _CHUNK = 4 << 20
+_ABSENT_DELAY_S = 15.0
 # Beside the tree, not in it: a checkpoint has a manifest.json of its own.
-_FULL_DISK_DELAY_S = 15.0
 _MANIFEST = ".manifest.json"
-# Where a local store writes what is not whole yet, in the first folder of a key: a mount of its own ends a rename.
-_INCOMING = ".incoming"
-#: Tries of one rename; each but the last met a deletion between two system calls.
-_RENAMES = 100
 
 
 class BlobMissing(Permanent):
@@ -42,6 +38,18 @@ class BlobMissing(Permanent):
 
 class BlobCorrupt(Permanent):
     """A blob's bytes are not the ones that were written."""
+
+
+class StoreAbsent(Transient):
+    """The folder of a local store is not there, or nothing was ever written into it: it is not mounted (yet).
+
+    for_s: for how many seconds this process has met it so.
+    """
+
+    def __init__(self, folder: Path, *, for_s: float) -> None:
+        what = f"the blob store's folder {folder} is empty or not there: is its disk mounted?"
+        super().__init__(what, delay=_ABSENT_DELAY_S)
+        self.for_s = for_s
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,6 +80,9 @@ class BlobStore:
 
     store: obstore.store.ObjectStore
     root: Path | None
+    #: First folders of keys that this process has met, and since when (by the monotonic clock) others are absent.
+    _present: set[str] = field(default_factory=set[str], repr=False, compare=False)
+    _absent: dict[str, float] = field(default_factory=dict[str, float], repr=False, compare=False)
 
     @classmethod
     def open(cls, url: str) -> BlobStore:
@@ -89,10 +100,11 @@ class BlobStore:
     async def put_bytes(self, key: str, body: bytes) -> BlobRef:
         """Write a small blob whole."""
         blob_key(key)
+        self._check_present(key)
         ref = BlobRef(uri=f"blob://{key}", size=len(body), sha256=hashlib.sha256(body).hexdigest())
         if self.root is not None:
-            with _full_disk_is_transient():
-                await asyncio.to_thread(self._write_local, key, body)
+            await asyncio.to_thread(write_bytes, self.root, key, body)
+            self._find_absent(key)  # it is there now
         else:
             await obstore.put_async(self.store, key, body)
         return ref
@@ -103,11 +115,12 @@ class BlobStore:
         move: the file is ours to take (a rename on the same disk). sha256: of whoever hashed it while writing it.
         """
         blob_key(key)
+        self._check_present(key)
         size = path.stat().st_size
         sha256 = sha256 or (await asyncio.to_thread(_digest, path))[1]
         if self.root is not None:
-            with _full_disk_is_transient():
-                await asyncio.to_thread(self._take_local, key, path, move)
+            await asyncio.to_thread(take_file, self.root, key, path, move=move)
+            self._find_absent(key)
         else:
             await obstore.put_async(self.store, key, path)
             if move:
@@ -139,7 +152,7 @@ class BlobStore:
         try:
             body = bytes(await (await obstore.get_async(self.store, blob_key(ref.uri))).bytes_async())
         except FileNotFoundError as error:
-            raise BlobMissing(f"{ref.uri} is not in the blob store") from error
+            raise self._missing(ref.uri) from error
         if hashlib.sha256(body).hexdigest() != ref.sha256:
             raise BlobCorrupt(f"{ref.uri} is not what was written (sha256 differs)")
         return body
@@ -158,19 +171,22 @@ class BlobStore:
         try:
             return bytes(await obstore.get_range_async(self.store, blob_key(ref.uri), start=start, end=end))
         except FileNotFoundError as error:
-            raise BlobMissing(f"{ref.uri} is not in the blob store") from error
+            raise self._missing(ref.uri) from error
 
     async def stream(self, ref: BlobRef) -> AsyncIterator[bytes]:
         """Read a blob in pieces, at constant memory; its digest is not checked."""
         if self.root is not None:
             # obstore reads a local file in small pieces, for thirty times the CPU time.
-            async for piece in _pieces(self.root / blob_key(ref.uri), ref):
-                yield piece
+            try:
+                async for piece in _pieces(self.root / blob_key(ref.uri)):
+                    yield piece
+            except FileNotFoundError as error:
+                raise self._missing(ref.uri) from error
             return
         try:
             reply = await obstore.get_async(self.store, blob_key(ref.uri))
         except FileNotFoundError as error:
-            raise BlobMissing(f"{ref.uri} is not in the blob store") from error
+            raise self._missing(ref.uri) from error
         async for chunk in reply.stream(min_chunk_size=_CHUNK):
             yield bytes(chunk)
 
@@ -190,7 +206,7 @@ class BlobStore:
         if self.root is not None:
             local = self.root / blob_key(ref.uri)
             if not local.exists():
-                raise BlobMissing(f"{ref.uri} is not in the blob store")
+                raise self._missing(ref.uri)
             await _check(local, ref, progress)
             return local
         if path.exists() and await asyncio.to_thread(_digest, path) == (ref.size, ref.sha256):
@@ -231,10 +247,11 @@ class BlobStore:
         for uri in uris:
             if _leads_out(key := uri.removeprefix("blob://")):
                 continue  # Nothing is there, and the others must go all the same.
+            self._check_present(key)
             with suppress(FileNotFoundError):
                 await obstore.delete_async(self.store, key)
             if self.root is not None:
-                await asyncio.to_thread(_remove_empty_folders, self.root, key)
+                await asyncio.to_thread(remove_empty_folders, self.root, key)
 
     async def written_at(self, uri: str) -> datetime | None:
         """When a blob was written; None where it is not there."""
@@ -254,15 +271,39 @@ class BlobStore:
     async def entries(self) -> AsyncIterator[tuple[str, int, datetime]]:
         """Every blob of the store: key, size, when it was written."""
         async for entry in self.below(None):
-            if f"/{_INCOMING}/" not in f"/{entry[0]}":
+            if f"/{INCOMING}/" not in f"/{entry[0]}":
                 yield entry
 
     async def below(self, folder: str | None) -> AsyncIterator[tuple[str, int, datetime]]:
-        """Each blob of a folder and of those in it: key, size, when it was written."""
+        """Each blob of a folder and of those in it: key, size, when it was written. Raises `StoreAbsent`."""
+        for first in self._present if folder is None else [folder]:
+            self._check_present(first)
         pages = obstore.list(self.store, prefix=folder)  # pyright: ignore[reportUnknownMemberType]
         async for page in pages:
             for item in page:
                 yield item["path"], item["size"], item["last_modified"]
+
+    def _missing(self, uri: str) -> BlobMissing | StoreAbsent:
+        """Return why a blob that an event names is not there."""
+        return self._find_absent(blob_key(uri)) or BlobMissing(f"{uri} is not in the blob store")
+
+    def _check_present(self, key: str) -> None:
+        """Raise `StoreAbsent` where the folder was there before: what is written now would be hidden by its mount."""
+        was_present = key.partition("/")[0] in self._present
+        if (absent := self._find_absent(key)) is not None and was_present:
+            raise absent
+
+    def _find_absent(self, key: str) -> StoreAbsent | None:
+        if self.root is None:
+            return None
+        first = key.partition("/")[0]
+        # The first writer makes it, and nobody removes it.
+        if (self.root / first / INCOMING).is_dir():
+            self._present.add(first)
+            self._absent.pop(first, None)
+            return None
+        since = self._absent.setdefault(first, time.monotonic())
+        return StoreAbsent(self.root / first, for_s=time.monotonic() - since)
 
     async def verify(self, ref: BlobRef) -> None:
         """Read a blob, and compare it. Raises `BlobMissing`, `BlobCorrupt`."""
@@ -279,107 +320,9 @@ class BlobStore:
         """The blobs of a tree without its manifest, which is named by its URI alone."""
         return await self.uris_below(tree.removeprefix("blob://").removesuffix(_MANIFEST))
 
-    def _temporary(self, key: str) -> Path:
-        assert self.root is not None
-        folder = self.root / key.rpartition("/")[0].partition("/")[0] / _INCOMING
-        folder.mkdir(parents=True, exist_ok=True)
-        return folder / uuid.uuid4().hex
 
-    def _write_local(self, key: str, body: bytes) -> None:
-        temporary = self._temporary(key)
-        with _removed_on_failure(temporary):
-            temporary.write_bytes(body)
-            self._take_local(key, temporary, move=True)
-
-    def _take_local(self, key: str, path: Path, move: bool) -> None:
-        assert self.root is not None
-        target = self.root / key
-        new_folder = None
-        if move:
-            _sync(path)
-            try:
-                new_folder = _put_in_place(path, target)
-            except OSError as error:
-                if error.errno != errno.EXDEV:
-                    raise
-        if new_folder is None:  # it stays where it is, or comes from another file system
-            copy = self._temporary(key)
-            with _removed_on_failure(copy):
-                shutil.copy(path, copy)
-                _sync(copy)
-                new_folder = _put_in_place(copy, target)
-            if move:
-                path.unlink()
-        # A rename is as durable as its folder, and a new folder as its own.
-        above = target.parent.relative_to(self.root).parents if new_folder else ()
-        for folder in (target.parent, *(self.root / parent for parent in above)):
-            handle = os.open(folder, os.O_RDONLY)
-            try:
-                os.fsync(handle)
-            finally:
-                os.close(handle)
-
-
-@contextmanager
-def _full_disk_is_transient() -> Generator[None]:
-    """Raise `Transient` where the disk has no room: whoever writes waits, and goes on once there is some."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-            raise
-        raise Transient(f"the blob store's disk is full ({error.strerror})", delay=_FULL_DISK_DELAY_S) from error
-
-
-@contextmanager
-def _removed_on_failure(path: Path) -> Generator[None]:
-    try:
-        yield
-    except OSError:
-        path.unlink(missing_ok=True)
-        raise
-
-
-def _sync(path: Path) -> None:
-    with path.open("rb") as written:
-        os.fsync(written.fileno())
-
-
-def _put_in_place(path: Path, target: Path) -> bool:
-    """Rename a file into a folder that is made for it, and made again where a deletion has just removed it.
-
-    Says whether the folder is new.
-    """
-    for tries_left in reversed(range(_RENAMES)):
-        new_folder = not target.parent.exists()
-        try:
-            target.parent.mkdir(parents=True, exist_ok=True)
-            path.replace(target)
-        except FileNotFoundError:
-            if not tries_left or not path.exists():
-                raise
-        else:
-            return new_folder
-    raise AssertionError("unreachable")
-
-
-def _remove_empty_folders(root: Path, key: str) -> None:
-    """Remove the folders of a blob that is gone, up to the first that holds anything; a key's first folder stays."""
-    for folder in (root / key).parents:
-        if root in (folder, folder.parent):
-            return
-        try:
-            folder.rmdir()
-        except OSError:
-            return
-
-
-async def _pieces(path: Path, ref: BlobRef) -> AsyncIterator[bytes]:
-    try:
-        file = await asyncio.to_thread(path.open, "rb")
-    except FileNotFoundError as error:
-        raise BlobMissing(f"{ref.uri} is not in the blob store") from error
-    with file:
+async def _pieces(path: Path) -> AsyncIterator[bytes]:
+    with await asyncio.to_thread(path.open, "rb") as file:
         while piece := await asyncio.to_thread(file.read, _CHUNK):
             yield piece
 
