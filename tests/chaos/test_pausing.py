@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from synth.events import JobPaused, JobStarted, TrainResumed, TrainStep
-from tests.chaos.event_recorder import pid_of
+from synth.events import CheckpointSaved, JobPaused, JobStarted, TrainResumed, TrainStep
+from tests.chaos.event_recorder import EventRecorder, pid_of
 from tests.chaos.job_text import demo
 from tests.chaos.test_kills import assert_whole
 from tests.e2e.platform import Platform
@@ -32,7 +32,21 @@ def step_is(k: int):
     return lambda recorded: getattr(recorded.event, "step", 0) == k
 
 
-async def test_a_paused_rl_job_lets_another_one_run_and_then_goes_on(
+def damage_last_checkpoint(platform: Platform, log: EventRecorder) -> int:
+    """Change one bit of the weights of the newest checkpoint; returns its step."""
+    saved = log.of("checkpoint.saved")[-1].event
+    assert isinstance(saved, CheckpointSaved)
+    folder = (
+        platform.shell.folder / ".synth" / "blobs" / saved.tree.uri.removeprefix("blob://").partition(".manifest")[0]
+    )
+    weights = max(folder.rglob("*.safetensors"), key=lambda file: file.stat().st_size)
+    body = bytearray(weights.read_bytes())
+    body[-1] ^= 1
+    weights.write_bytes(body)
+    return saved.step
+
+
+async def test_a_paused_rl_job_lets_another_one_run_and_then_goes_on_though_its_last_checkpoint_is_damaged(
     platform: Platform, record_events, math_rows, letters_flags: tuple[str, ...]
 ):
     job = await asyncio.to_thread(platform.submit, demo("rl_long", iterations_per_epoch=STEPS), *letters_flags)
@@ -51,9 +65,13 @@ async def test_a_paused_rl_job_lets_another_one_run_and_then_goes_on(
         await asyncio.to_thread(platform.succeeded, other)
         assert {r.type for r in log.seen[seen:]} <= {"watch.heartbeat"}
 
+        damaged = damage_last_checkpoint(platform, log)
         assert (await steer(platform, "resume", job))["state"] != "paused"
         await steer(platform, "resume", job)
         await log.until("job.succeeded", timeout=120)
+        # It goes on from the checkpoint before, and no step is announced twice.
+        [resumed] = [r.event for r in log.of("train.resumed") if isinstance(r.event, TrainResumed)]
+        assert 0 < resumed.step < damaged == paused.event.step
         assert_whole(log, steps=STEPS)
         assert [r.type for r in log.seen if r.type in ("job.pause_requested", "job.paused", "job.resumed")] == [
             "job.pause_requested",
