@@ -184,14 +184,14 @@ async def test_a_blob_that_a_job_removes_while_blobs_are_copied_is_not_missed(ma
         async for entry in entries():
             yield entry
 
-    store = Deleting(cluster.blobs.store, cluster.blobs.root, entries_while_one_is_deleted)
+    store = Deleting(cluster.blobs.store, cluster.blobs.root, listed=entries_while_one_is_deleted)
     manifest = await save_cluster(await cluster.as_("bus"), store, folder, report=print)
     assert manifest.missing == []
     log = next(stream for stream in manifest.streams if stream.name == EVENTS)
     assert (log.last_seq, manifest.blobs) == (4, 2)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Deleting(BlobStore):
     """A store from which something goes when it is listed."""
 

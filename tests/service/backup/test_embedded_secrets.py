@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
+from typing import Any
 
+import pytest
 from pydantic import SecretStr
 
 from synth.bus.connection import connect
@@ -11,8 +14,11 @@ from synth.bus.kv.secrets import SecretStore
 from synth.bus.server.provision import provision
 from synth.bus.server.topology import DEFAULT_POOL, topology
 from synth.cli.cluster.backup import _bus_alone, back_up, restore
+from synth.cli.cluster.control import prepare_cluster
 from synth.cli.cluster.plan import choose_ports, make_plan
 from synth.cli.cluster.state import ClusterState, StateFile
+from synth.cli.devices.plan import DevicePlan
+from synth.cli.errors import CliError
 from synth.events.catalogue import SERVICES
 from synth.runtime.settings import ServiceSettings
 from tests.keyrings import secrets_of
@@ -39,6 +45,41 @@ def test_each_process_is_given_the_secrets_of_the_state_and_none_of_the_users_en
             for name, value in spec.env.items():
                 process.setenv(name, value)
             assert ServiceSettings().secrets_of("gateway").text() == secrets_of("gateway", NEW, OLD).text()
+
+
+async def test_a_restore_that_is_killed_leaves_a_cluster_that_starts_only_when_it_has_ended(tmp_path, monkeypatch):
+    data, copied, new = tmp_path / "data", tmp_path / "backup", tmp_path / "new"
+    state = ClusterState()
+    StateFile(data).path.parent.mkdir()
+    StateFile(data).write(state)
+    with _bus_alone(state, data) as port:
+        settings = ServiceSettings(
+            nats_url=f"nats://127.0.0.1:{port}", nats_user="bus", nats_password=SecretStr(state.users["bus"])
+        )
+        bus = await connect(settings, "bus")
+        await provision(bus.js, topology())
+        await bus.close()
+    await back_up(data, copied, report=print)
+
+    async def killed(*args: Any, **options: Any) -> None:
+        raise asyncio.CancelledError
+
+    with monkeypatch.context() as patch:
+        patch.setattr("synth.cli.cluster.backup.load_cluster", killed)
+        with pytest.raises(asyncio.CancelledError):
+            await restore(new, copied, pools=(DEFAULT_POOL,), report=print)
+
+    def start() -> None:
+        plan = lambda: (DevicePlan(), "")  # noqa: E731
+        prepare_cluster(StateFile(new), SERVICES, port=0, env_file=new / ".env", plan=plan)
+
+    with pytest.raises(CliError, match=rf"a restore of {copied} was begun.*synthctl restore {copied}"):
+        start()
+    with pytest.raises(CliError, match="has not ended"):
+        await back_up(new, tmp_path / "again", report=print)
+    assert not (new / ".env").exists()
+    await restore(new, copied, pools=(DEFAULT_POOL,), report=print)
+    start()
 
 
 async def test_a_restored_cluster_has_the_secrets_of_its_backup_also_the_earlier_ones(tmp_path):

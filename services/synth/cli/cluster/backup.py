@@ -47,6 +47,7 @@ async def back_up(data: Path, target: Path, *, report: Report) -> BackupManifest
     state = file.read()
     if state is None:
         raise CliError("there is no cluster here", fix="name its data folder with --data", where=str(data))
+    state.check_restored()
     folder = BackupFolder(target)
     folder.create()
     _write_private(target / _SECRETS, msgspec.json.encode(_secrets_of(state)))
@@ -90,13 +91,18 @@ async def restore(data: Path, source: Path, *, pools: tuple[str, ...], report: R
                 await check_target(bus, folder)
                 for name in ("cluster_secret", "cluster_secret_earlier", "api_key", "environment_key"):
                     setattr(state, name, getattr(secrets, name))
-                # Before the log is there: a restore that is killed must leave no log without its secrets.
+                # Before the log is there: a restore that is killed leaves no log without its secrets and no
+                # cluster that starts. Started, it would make a new organisation for the user's key.
+                state.restoring = str(source.absolute())
                 file.write(state)
                 if (source / ALIASES_FILE).exists():
                     (data / "models").mkdir(parents=True, exist_ok=True)
                     shutil.copy(source / ALIASES_FILE, data / "models" / ALIASES_FILE)
                 blobs = BlobStore.open(f"file:{data / 'blobs'}")
-                return await load_cluster(bus, blobs, folder, topology(pools=pools), report=report)
+                manifest = await load_cluster(bus, blobs, folder, topology(pools=pools), report=report)
+                state.restoring = ""
+                file.write(state)
+                return manifest
             finally:
                 await bus.close()
 

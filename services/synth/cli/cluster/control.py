@@ -93,6 +93,7 @@ def prepare_cluster(
     """
     binary()
     state = file.read() or ClusterState()
+    state.check_restored()
     notes: list[str] = []
     if ended := end_leftovers(state):
         notes.append(f"ended what an earlier cluster left behind: {', '.join(ended)}")

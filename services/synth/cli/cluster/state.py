@@ -44,7 +44,8 @@ class ClusterState(msgspec.Struct, kw_only=True):
     """What a later command, or a later supervisor, must know of the cluster.
 
     cluster_secret_earlier: the cluster's secrets from before a rotation. devices: what each process computes on.
-    inference_python: what runs the inference service; "" is the Python of all others.
+    inference_python: what runs the inference service; "" is the Python of all others. restoring: the backup that is put
+    here, until all of it is; "" at other times.
     """
 
     url: str = ""
@@ -60,6 +61,16 @@ class ClusterState(msgspec.Struct, kw_only=True):
     devices: DevicePlan = DevicePlan()
     inference_python: str = ""
     processes: list[ProcessState] = []
+    restoring: str = ""
+
+    def check_restored(self) -> None:
+        """Raise `CliError` if a restore was begun here and has not ended."""
+        if self.restoring:
+            raise CliError(
+                f"a restore of {self.restoring} was begun here and has not ended",
+                expected="a cluster with all of its data",
+                fix=f"end it: synthctl restore {self.restoring}",
+            )
 
     def __post_init__(self) -> None:
         # The file may be of a version that had fewer services.
