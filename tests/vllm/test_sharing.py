@@ -142,6 +142,13 @@ async def test_each_host_shows_vllms_own_metrics_under_its_name(full: VllmEngine
     assert stats.kv_tokens_budget == (64 << 20) // (2 * 2 * 2 * 32 * 4)
 
 
+async def test_organisations_share_no_cached_prompt(lora: VllmEngine) -> None:
+    before = lora.stats().prompts_shared
+    for org, shared in (("a", 0), ("b", 0), ("a", 1), ("b", 2)):
+        await complete(lora, prompt(4, 70), endless(2, org=org))
+        assert lora.stats().prompts_shared - before == shared
+
+
 def engine_tokens() -> dict[str, float]:
     """Tokens that each host has generated, by its name."""
     lines = [

@@ -179,7 +179,7 @@ class Completion:
                 chat.tokenizer,
                 chat.family,
                 self._prompt_ids,
-                replace(plan, params=replace(plan.params, seed=seed)),
+                replace(plan, params=replace(plan.params, seed=seed, org=binding.org)),
                 request_id=f"{self._writer.id}-{i}",
                 time=time,
                 stream=bool(request.stream) or self._writer.by_token,

@@ -2,13 +2,12 @@
 
 Invariants: the running requests are rows 0 … n-1; the KV cache of a row holds every token but its newest; a request is
 admitted only if every running request could grow to its limit within the KV budget, so no request is ever evicted
-half-way; waiting requests are admitted first in, first out.
+half-way; organisations take turns at the places that get free, and the requests of each are admitted in their order.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -16,6 +15,7 @@ import torch
 from torch import Tensor
 
 from synth.errors import SynthError, Transient
+from synth.fairness.queue import FairQueue
 from synth.images.qwen3_vl import ImagePatches
 from synth.inference.engines.attention import additive_mask
 from synth.inference.engines.image_prompts import ImageReader, row_positions
@@ -75,7 +75,7 @@ class Batcher:
         self._stops_V = torch.zeros(vocabulary, dtype=torch.bool, device=device)
         self._stops_V[stop_ids] = True
         self._batch = RunningBatch(device)
-        self._waiting: deque[SequenceRequest] = deque()
+        self._waiting = FairQueue[SequenceRequest](lambda request: request.params.org)
         self._prompts: dict[bytes, _SharedPrompt] = {}
         self._generator = torch.Generator()
         self._generator.manual_seed(seed) if seed is not None else self._generator.seed()
@@ -90,7 +90,7 @@ class Batcher:
         """Whether a step would do nothing: no request is there, or the next one's images are being read."""
         if self._batch.requests or not self._waiting:
             return not self._batch.requests
-        return not self._has_images(self._waiting[0])
+        return not self._has_images(self._waiting.next(()))
 
     def add(self, request: SequenceRequest) -> None:
         """Queue a request. It joins in a later step, as soon as its largest possible length fits the KV budget."""
@@ -99,8 +99,9 @@ class Batcher:
         if request.params.grammar is not None:
             request.grammar = request.params.grammar.begin()
         digests = request.images.digests if request.images is not None else b""
-        request.prompt_key = digests + torch.tensor(request.prompt_ids, dtype=torch.int32).numpy().tobytes()
-        self._waiting.append(request)
+        ids = torch.tensor(request.prompt_ids, dtype=torch.int32).numpy().tobytes()
+        request.prompt_key = request.params.org.encode() + digests + ids
+        self._waiting.add(request)
         self._read_ahead()
 
     def abort(self, request: SequenceRequest) -> None:
@@ -108,8 +109,7 @@ class Batcher:
         if request.row >= 0:
             self._deliver(request, finish="abort")
             self._remove([request.row])
-        elif request in self._waiting:
-            self._waiting.remove(request)
+        elif self._waiting.remove(request):
             request.deliver(Delta([], [], [], finish_reason="abort"))
             self._read_ahead()
 
@@ -186,18 +186,18 @@ class Batcher:
         )
 
     def _select_admissible(self) -> list[SequenceRequest]:
-        """The waiting requests that join now: in order, while KV and one prefill have room."""
+        """The waiting requests that join now: in turns, while KV and one prefill have room."""
         self._read_ahead()
         chosen: list[SequenceRequest] = []
         distinct: set[bytes] = set()
         reserved, longest, patches = self._max_final_length, 0, 0
         while self._waiting and len(self._batch) + len(chosen) < self._max_num_seqs:
-            request = self._waiting[0]
+            request = self._waiting.next((*self._batch.requests, *chosen))
             if request.prompt_key not in distinct:
                 if not self._has_images(request):
                     break
                 if fault := self._image_fault(request):
-                    self._waiting.popleft()
+                    self._waiting.take(request)
                     request.deliver(fault)
                     # Whoever shows it too waits for it to be read again.
                     self._read_ahead()
@@ -213,7 +213,8 @@ class Batcher:
                 distinct.add(request.prompt_key)
                 longest, patches = grown, shown
             reserved = need
-            chosen.append(self._waiting.popleft())
+            self._waiting.take(request)
+            chosen.append(request)
         return chosen
 
     def _read_ahead(self) -> None:

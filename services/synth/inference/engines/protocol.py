@@ -39,6 +39,7 @@ class SamplingParams:
     token's logit for each time that the reply has it, and once if the reply has it. All three come before temperature.
     reply_tokens: how many of the prompt's last tokens are the reply so far, which the penalties count too.
     top_logprobs: how many of the likeliest tokens each delta lists for each of its tokens.
+    org: on whose behalf. Organisations take turns at an engine, and share no cached prompts.
     """
 
     max_tokens: int
@@ -54,6 +55,7 @@ class SamplingParams:
     presence_penalty: float = 0.0
     reply_tokens: int = 0
     top_logprobs: int = 0
+    org: str = ""
 
     @property
     def penalised(self) -> bool:

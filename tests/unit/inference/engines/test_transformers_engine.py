@@ -61,6 +61,26 @@ async def test_requests_beyond_the_kv_budget_wait_their_turn_and_all_finish(mode
     await engine.close()
 
 
+async def test_organisations_take_turns_at_the_places_and_share_no_prompt(model_dir: Path) -> None:
+    engine = await TransformersEngine.load(model_dir, settings=EngineSettings(device="cpu", seed=0, max_num_seqs=2))
+    ended: list[str] = []
+
+    async def ask(org: str, text: list[int]) -> None:
+        await complete(engine, text, endless(8, org=org))
+        ended.append(org)
+
+    try:
+        same = prompt(0, 20)
+        async with asyncio.timeout(60):
+            await asyncio.gather(*(ask("a", same) for _ in range(20)), ask("b", same), ask("b", same))
+        # Whoever comes last does not wait for all that another organisation has queued before.
+        assert max(i for i, org in enumerate(ended) if org == "b") < 8
+        stats = engine.stats()
+        assert stats.prefills - stats.prompts_shared >= 2
+    finally:
+        await engine.close()
+
+
 async def test_when_the_engines_thread_dies_everyone_hears_of_it(
     engine: TransformersEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -129,7 +129,7 @@ class VllmEngine:
         ids: list[int] = []
         try:
             with self._times.request(time, lambda: self.abort(request_id)) as ours:
-                deltas = self._deltas(prompt_ids, images, vllm_params, name, ours)
+                deltas = self._deltas(prompt_ids, images, vllm_params, name, ours, asked.org)
                 async with aclosing(deltas):
                     while True:
                         try:
@@ -244,7 +244,13 @@ class VllmEngine:
         return proof
 
     async def _deltas(
-        self, prompt_ids: Sequence[int], images: Sequence[EngineImage], params: Any, name: str, time: RequestTime
+        self,
+        prompt_ids: Sequence[int],
+        images: Sequence[EngineImage],
+        params: Any,
+        name: str,
+        time: RequestTime,
+        org: str,
     ) -> AsyncGenerator[Delta]:
         """Convert vLLM's outputs to deltas, every token with its version.
 
@@ -252,7 +258,7 @@ class VllmEngine:
         """
         async with AsyncExitStack() as stack:
             time.hold()  # while there is no room for its images or its adapter
-            opening = self._host.open_prompt(prompt_ids, images, policy=self, name=name)
+            opening = self._host.open_prompt(prompt_ids, images, policy=self, name=name, org=org)
             try:
                 prompt = await stack.enter_async_context(opening)
             except GivenUp:
@@ -264,7 +270,7 @@ class VllmEngine:
             lora = await stack.enter_async_context(self._host.adapters.using(self._adapter))
             stack.enter_context(self._host.queue.request(time))
             time.release()
-            outputs = self._host.generate(prompt, params, name=name, lora=lora)
+            outputs = self._host.generate(prompt, params, name=name, lora=lora, org=org)
             async with aclosing(outputs), aclosing(self._convert(outputs, name, version, params.logprobs)) as deltas:
                 async for delta in deltas:
                     yield delta

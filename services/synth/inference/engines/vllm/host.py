@@ -7,11 +7,12 @@ import itertools
 import logging
 import shutil
 from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Sequence
-from contextlib import aclosing, asynccontextmanager
+from contextlib import aclosing, asynccontextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from synth.errors import Permanent, SynthError, Transient
+from synth.fairness.tags import FairTags
 from synth.inference.engines.image_prompts import check_no_images, read_prompt
 from synth.inference.engines.limits import vllm_lora_rank
 from synth.inference.engines.protocol import EngineImage
@@ -59,6 +60,7 @@ class VllmHost:
         self.queue = QueuedTimes()
         self.stats.on_step = self.queue.update
         self.open_requests = 0
+        self._tags = FairTags()
         self.engines: set[HostedEngine] = set()
         self.weights_replaced = False
         self._folder = folder
@@ -152,9 +154,10 @@ class VllmHost:
 
     @asynccontextmanager
     async def open_prompt(
-        self, prompt_ids: Sequence[int], images: Sequence[EngineImage], *, policy: HostedEngine, name: str
+        self, prompt_ids: Sequence[int], images: Sequence[EngineImage], *, policy: HostedEngine, name: str, org: str
     ) -> AsyncIterator[Any]:
-        """vLLM's input for these ids, which show these images, until its request ends. name: of the request.
+        """vLLM's input for these ids, which show these images, until its request ends. name: of the request. org: whose
+        it is.
 
         Waits until there is room for the images' patches. Raises `UserError` where the ids do not show them, and
         `GivenUp` when the request was aborted while it waited.
@@ -162,14 +165,15 @@ class VllmHost:
         token = self.model.image_token
         if self._patches is None or token is None:
             check_no_images(images)
-            yield text_input(prompt_ids)
+            yield text_input(prompt_ids, org=org)
             return
         # Only to check that the ids show the images: vLLM finds the positions by itself.
         if read_prompt(prompt_ids, images, image_token=token, merge_size=self._patches.merge_size) is None:
-            yield text_input(prompt_ids)
+            yield text_input(prompt_ids, org=org)
             return
         async with self._patches.open(images, policy=policy, name=name) as patches:
-            yield multimodal_input(prompt_ids, [image.shown for image in images], patches, image_token=token)
+            shown = [image.shown for image in images]
+            yield multimodal_input(prompt_ids, shown, patches, image_token=token, org=org)
 
     def waiting_for_room(self, policy: HostedEngine) -> int:
         """How many requests of a policy wait in `open_prompt`."""
@@ -180,9 +184,10 @@ class VllmHost:
         return self._patches is not None and self._patches.give_up(policy, name)
 
     async def generate(
-        self, prompt: Any, params: Any, *, name: str, lora: Any = None, first: bool = False
+        self, prompt: Any, params: Any, *, name: str, lora: Any = None, org: str | None = None
     ) -> AsyncGenerator[Any]:
-        """vLLM's outputs for one request. prompt: of `open_prompt`. first: before all that wait.
+        """vLLM's outputs for one request. prompt: of `open_prompt`. org: whose it is; None for the host's own requests,
+        which go before all that wait.
 
         Raises `Transient` when the engine ends, and `Permanent` for a request that vLLM does not take.
         """
@@ -191,10 +196,12 @@ class VllmHost:
         self.check()
         self.open_requests += 1
         try:
-            outputs = self.llm.generate(prompt, params, name, lora_request=lora, priority=-1 if first else 0)
-            async with aclosing(outputs):
-                async for output in outputs:
-                    yield output
+            # vLLM takes the lowest first.
+            with nullcontext(-1) if org is None else self._tags.hold(org) as priority:
+                outputs = self.llm.generate(prompt, params, name, lora_request=lora, priority=priority)
+                async with aclosing(outputs):
+                    async for output in outputs:
+                        yield output
         except VLLMClientError as error:
             self.check()
             raise Permanent(f"vLLM refuses the request: {error}") from error
@@ -211,7 +218,7 @@ class VllmHost:
                 outputs = [
                     output
                     async for output in self.generate(
-                        text_input(prompt_ids), params, name=self.new_request_id(), lora=lora, first=True
+                        text_input(prompt_ids), params, name=self.new_request_id(), lora=lora
                     )
                 ]
         except TimeoutError:

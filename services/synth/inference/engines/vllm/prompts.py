@@ -16,18 +16,18 @@ from torch import Tensor
 from synth.images.prompt_image import PromptImage
 
 
-def text_input(prompt_ids: Sequence[int]) -> dict[str, Any]:
-    """vLLM's input for a prompt that shows no image."""
-    return {"prompt_token_ids": list(prompt_ids)}
+def text_input(prompt_ids: Sequence[int], *, org: str = "") -> dict[str, Any]:
+    """vLLM's input for a prompt that shows no image. org: its own part of the prefix cache."""
+    return {"prompt_token_ids": list(prompt_ids), **({"cache_salt": org} if org else {})}
 
 
 def multimodal_input(
-    prompt_ids: Sequence[int], images: Sequence[PromptImage], patches: Sequence[Tensor], *, image_token: int
+    prompt_ids: Sequence[int], images: Sequence[PromptImage], patches: Sequence[Tensor], *, image_token: int, org: str
 ) -> dict[str, Any]:
     """vLLM's input for a prompt that shows images.
 
     prompt_ids: with each image as a run of its tokens. patches: of each image, in the model's dtype. The prefix cache
-    takes the images' digests into its keys.
+    takes the images' digests into its keys. org: its own part of that cache.
     """
     from vllm.inputs.engine import mm_input  # pyright: ignore[reportMissingImports]
     from vllm.multimodal.inputs import (  # pyright: ignore[reportMissingImports]
@@ -47,6 +47,7 @@ def multimodal_input(
                 PlaceholderRange(offset=start, length=image.tokens) for start, image in zip(starts, images, strict=True)
             ]
         },
+        cache_salt=org or None,
     )
 
 
