@@ -13,7 +13,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 from typer.exceptions import TyperException
 
-from synth.cli.commands import audit, chat, config, dead, demo, keys, models, rollouts, submit
+from synth.cli.commands import audit, chat, config, dead, demo, keys, limits, models, rollouts, submit
 from synth.cli.commands.cluster import backup, doctor, logs, run, setup
 from synth.cli.commands.data import distil, files, filter, import_account, traces
 from synth.cli.commands.evaluation import app as evaluation
@@ -154,6 +154,7 @@ app.add_typer(import_account.app, name="import", rich_help_panel="Things")
 app.add_typer(keys.app, name="keys", rich_help_panel="Access")
 app.add_typer(keys.orgs_app, name="orgs", rich_help_panel="Access")
 app.command("audit", rich_help_panel="Access")(audit.audit)
+app.command("limits", rich_help_panel="Access")(limits.limits)
 app.add_typer(dead.app, name="dead", rich_help_panel="Cluster")
 
 

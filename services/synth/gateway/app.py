@@ -176,6 +176,7 @@ def describe_api(observability: Sequence[BaseRoute] = ()) -> FastAPI:
         routes=list(observability),
         dependencies=[Depends(refuse_unknown_query)],
         # Its page loads scripts of another host; docs/openapi.json is the document.
+        openapi_url=None,
         docs_url=None,
         redoc_url=None,
         # A redirect repeats the `Host` header of the request; the gate removes the slash instead.
@@ -191,6 +192,7 @@ def describe_api(observability: Sequence[BaseRoute] = ()) -> FastAPI:
     include_openai(app)
     errors.install_handlers(app)
     openapi.complete_document(app)
+    openapi.serve_document(app)
     return app
 
 

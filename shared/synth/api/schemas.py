@@ -368,3 +368,25 @@ class Account(msgspec.Struct, frozen=True, kw_only=True):
     key_id: str
     key_name: str
     scopes: tuple[Scope, ...]
+
+
+class Limit(msgspec.Struct, frozen=True, kw_only=True):
+    """A limit of an organisation. used, limit: in the unit of `what`; a limit of null is none.
+
+    setting: what an operator changes. at: a limit of a gateway is counted there alone.
+    """
+
+    name: str
+    what: str
+    used: float
+    limit: float | None
+    setting: str
+    at: Literal["cluster", "gateway"] = "cluster"
+
+
+class LimitList(msgspec.Struct, frozen=True, kw_only=True):
+    """The limits of the caller's organisation, as this gateway applies them."""
+
+    org: str
+    data: list[Limit]
+    object: Literal["list"] = "list"

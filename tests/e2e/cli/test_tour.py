@@ -161,6 +161,7 @@ def screens(p: Platform, url: str) -> list[Screen]:
         Screen(("orgs", "ls"), table=True),
         # Every look adds records of its own, so that no two tables are the same.
         Screen(("audit",)),
+        Screen(("limits",), whole=("SYNTH_ORG_FILE_BYTES",)),
         # Nothing has failed so here, so that there is no table.
         Screen(("dead", "ls")),
         Screen(("dead", "show"), ("999999",), code=6, whole=("999999",)),

@@ -54,6 +54,28 @@ async def test_one_organisation_may_have_limits_of_its_own(start_gateway, client
     assert [(await other.http.get("/api/jobs")).status_code for _ in range(3)] == [200] * 3
 
 
+async def test_an_organisation_reads_its_limits_and_what_it_uses(start_gateway, client_of):
+    running = await start_gateway(org_jobs_queued=2, org_gpu_seconds=None)
+    user, other = await client_of(running), await client_of(running)
+
+    async def used(client: Client) -> dict[str, tuple[float, float | None]]:
+        listed = (await client.http.get("/api/limits")).json()
+        assert listed["org"] == client.org
+        return {limit["name"]: (limit["used"], limit["limit"]) for limit in listed["data"]}
+
+    before = await used(user)
+    assert before["jobs_queued"] == (0, 2)
+    assert before["gpu_seconds"] == (0, None)
+    await user.submit()
+    uploaded = await user.http.post("/v1/files", files={"file": ("a.jsonl", b"{}\n")}, data={"purpose": "fine-tune"})
+    assert uploaded.status_code == 200, uploaded.text
+    after = await used(user)
+    assert (after["jobs_queued"], after["jobs_live"][0]) == ((1, 2), 1)
+    assert (after["file_bytes"][0], after["files_pending"][0]) == (3, 1)
+    assert after["request_burst"][0] > 0
+    assert (await used(other))["jobs_queued"] == (0, 2)
+
+
 async def test_a_limit_that_is_none_is_refused_at_the_start(start_gateway):
     with pytest.raises(UserError, match="jobs"):
         await start_gateway(org_limits={"org_x": {"jobs": 5}})

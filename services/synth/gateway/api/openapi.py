@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import msgspec
-from fastapi import FastAPI
+from fastapi import FastAPI, Request
 from starlette.responses import Response
 
 from synth.gateway.errors import Failure
@@ -57,6 +58,20 @@ def complete_document(app: FastAPI) -> None:
         return document
 
     app.openapi = complete
+
+
+def serve_document(app: FastAPI) -> None:
+    """Serve `/openapi.json`, which needs no key, as bytes that are made once: to make them takes a second."""
+    made: list[bytes] = []
+    making = asyncio.Lock()
+
+    async def document(request: Request) -> Response:
+        async with making:
+            if not made:
+                made.append(await asyncio.to_thread(lambda: msgspec.json.encode(app.openapi())))
+        return Response(made[0], media_type="application/json")
+
+    app.add_route("/openapi.json", document, include_in_schema=False)
 
 
 def _schema_ref(kind: type) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import AsyncIterator
 from contextlib import ExitStack
 
@@ -20,10 +21,15 @@ from synth.runtime import logs
 
 log = logs.get("sse")
 
-_OPENING = b"retry: 1000\n\n"
+#: Milliseconds after which a client connects again. Those that lose their streams at one moment come back one by one.
+_RETRY_MS = (500, 3000)
 PING = b": ping\n\n"
 _END = b"event: end\ndata: {}\n\n"
 _HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+
+
+def _opening() -> bytes:
+    return b"retry: %d\n\n" % random.randint(*_RETRY_MS)
 
 
 def read_cursor(request: Request, after: int | None) -> int | None:
@@ -78,7 +84,7 @@ class _EventStream(StreamingResponse):
 
 async def _stream(gateway: Gateway, caller: ApiKey, *, job_id: str | None, after: int) -> AsyncIterator[bytes]:
     subject, cursor = f"*.*.{caller.org}.{job_id or '*'}", after
-    yield _OPENING
+    yield _opening()
     with gateway.hub.subscribe(caller.org, job_id) as subscriber:
 
         def is_over() -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 
+from synth.api.schemas import Limit
 from synth.gateway.deps import Gateway
 from synth.gateway.limits.admission import limit_reached
 from synth.gateway.read_model.tables.device_time import DAY_S
@@ -11,6 +12,46 @@ from synth.gateway.read_model.usage import count_jobs, gpu_seconds, pending_file
 
 _JOB_RETRY_S = 30
 _KEPT_RETRY_S = 60
+#: What each limit counts.
+_WHAT = {
+    "request_burst": "requests at once",
+    "streams": "event streams",
+    "uploads": "uploads",
+    "jobs_live": "jobs that have not ended",
+    "jobs_queued": "jobs that nobody has started yet",
+    "file_bytes": "bytes of files and logs",
+    "files_pending": "files that are not checked yet",
+    "keys": "live API keys",
+    "bus_keys": "live bus keys",
+    "gpu_seconds": "GPU-seconds",
+}
+_AT_GATEWAY = frozenset({"request_burst", "streams", "uploads"})
+
+
+async def list_limits(gateway: Gateway, org: str) -> list[Limit]:
+    """Return the limits of an organisation, and what it uses of them."""
+    limits, model = gateway.settings.limits_of(org), gateway.read_model
+    jobs, live = count_jobs(model, org), [key for key in await gateway.secrets.api_keys(org) if key.active]
+    used = gateway.admission.used(org) | {
+        "jobs_live": jobs.live,
+        "jobs_queued": jobs.queued,
+        "file_bytes": stored_bytes(model, org),
+        "files_pending": pending_files(model, org),
+        "keys": len(live),
+        "bus_keys": sum(key.bus for key in live),
+        "gpu_seconds": gpu_seconds(model, org, now=time.time(), days=limits.gpu_days),
+    }
+    return [
+        Limit(
+            name=name,
+            what=what if name != "gpu_seconds" else f"{what} in {limits.gpu_days} days",
+            used=used[name],
+            limit=getattr(limits, name),
+            setting=f"SYNTH_ORG_{name.upper()}",
+            at="gateway" if name in _AT_GATEWAY else "cluster",
+        )
+        for name, what in _WHAT.items()
+    ]
 
 
 def check_jobs(gateway: Gateway, org: str) -> None:

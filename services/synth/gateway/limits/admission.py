@@ -98,6 +98,13 @@ class Admission:
         quota = self.settings.limits_of(org).uploads
         return self._slot(self._uploads, org, quota, what="uploads", setting="SYNTH_ORG_UPLOADS")
 
+    def used(self, org: str) -> dict[str, float]:
+        """What an organisation has open here, and the requests of its burst that it has made, by the limits' names."""
+        bucket = self._bucket(org)
+        bucket.refill(self.now())
+        burst = math.ceil(bucket.limits.request_burst - bucket.tokens)
+        return {"request_burst": burst, "streams": self._streams[org], "uploads": self._uploads[org]}
+
     @contextmanager
     def _slot(self, taken: Counter[str], org: str, quota: int, *, what: str, setting: str) -> Generator[None]:
         if taken[org] >= quota:

@@ -106,6 +106,7 @@ BACKEND_COMMANDS = [
     ("keys", "ls"),
     ("orgs", "ls"),
     ("audit",),
+    ("limits",),
     ("traces", "ls"),
     ("dead", "ls"),
     ("rollouts", "ls", "job_1"),

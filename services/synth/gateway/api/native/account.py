@@ -5,9 +5,10 @@ from __future__ import annotations
 from fastapi import APIRouter
 from starlette.responses import Response
 
-from synth.api.schemas import Account
+from synth.api.schemas import Account, LimitList
 from synth.gateway.api.openapi import json_response, returns
 from synth.gateway.auth import CurrentKey
+from synth.gateway.commands.quotas import list_limits
 from synth.gateway.deps import GatewayDep
 
 router = APIRouter(tags=["account"])
@@ -26,6 +27,12 @@ async def me(caller: CurrentKey, gateway: GatewayDep) -> Response:
             scopes=caller.scopes,
         )
     )
+
+
+@router.get("/limits", summary="Your limits, and what you use of them", responses=returns(LimitList))
+async def limits(caller: CurrentKey, gateway: GatewayDep) -> Response:
+    """What is counted at a gateway is what this one has counted."""
+    return json_response(LimitList(org=caller.org, data=await list_limits(gateway, caller.org)))
 
 
 @router.post("/v1/sdk-logs", include_in_schema=False)

@@ -1,0 +1,38 @@
+"""`synthctl limits`: what an organisation may take of the cluster, and what it has taken."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import typer
+
+from synth.cli.connect import open_client
+from synth.cli.tui import output
+from synth.cli.tui.output import Format, Output
+
+if TYPE_CHECKING:
+    from synth.api.schemas import Limit
+
+
+def limits(ctx: typer.Context, fmt: Output = Format.TABLE) -> None:
+    """Show your organisation's limits, what it uses of each, and the setting with which an operator changes it.
+
+    Requests, streams and uploads are counted by each gateway for itself.
+    """
+    from synth.api.schemas import LimitList
+
+    with open_client(ctx) as client:
+        found = client.request("GET", "/limits", LimitList).data
+    if fmt is Format.JSON:
+        return output.print_json(found)
+    rows = [[limit.what, _number(limit, limit.used), _most(limit), limit.at, limit.setting] for limit in found]
+    output.print_table(("of", "used", "limit", "counted at", "set by"), rows)
+    return None
+
+
+def _most(limit: Limit) -> str:
+    return "none" if limit.limit is None else _number(limit, limit.limit)
+
+
+def _number(limit: Limit, value: float) -> str:
+    return output.size(value) if limit.name == "file_bytes" else f"{value:,.0f}"
