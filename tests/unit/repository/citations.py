@@ -87,9 +87,18 @@ def paths() -> frozenset[str]:
     return frozenset(str(p.relative_to(ROOT)) for p in [*tops, *below])
 
 
+@cache
+def _ends() -> frozenset[str]:
+    """Every path, and each of its ends that follows a slash."""
+    return frozenset("/".join(parts[n:]) for path in paths() if (parts := path.split("/")) for n in range(len(parts)))
+
+
+@cache
 def is_path(path: str) -> bool:
     """Whether this is the path, or the end of the path, of something in the repository; `<…>` and `*` are any name."""
     pattern = re.sub(r"<[^>]*>", "*", path)
+    if "*" not in pattern:
+        return pattern in _ends()
     return any(fnmatch(known, pattern) or fnmatch(known, f"*/{pattern}") for known in paths())
 
 
@@ -153,11 +162,16 @@ def prose_of(file: Path) -> str:
 
 def _docstrings(tree: ast.Module) -> Iterator[ast.Constant]:
     """The strings that stand by themselves: of modules, classes, functions and fields."""
-    for node in ast.walk(tree):
-        body = getattr(node, "body", None)
-        for statement in body if isinstance(body, list) else []:
-            if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant):
-                yield statement.value
+    blocks: list[ast.AST] = [tree]
+    while blocks:
+        block = blocks.pop()
+        # Expressions, most of a tree, have none.
+        for name in ("body", "orelse", "handlers", "finalbody", "cases"):
+            for statement in getattr(block, name, ()):
+                if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant):
+                    yield statement.value
+                elif hasattr(statement, "body"):
+                    blocks.append(statement)
 
 
 class Vocabulary:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import re
 import shlex
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -38,6 +40,14 @@ PAGES = [
 FILES = python_files(*SOURCES)
 _MERMAID = re.compile(r"```mermaid\n(.*?)```", re.DOTALL)
 _SHELL = re.compile(r"```bash\n(.*?)```", re.DOTALL)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _without_the_collector() -> Iterator[None]:
+    """The trees of all files stay: the collector would go through them again and again, for a third of the time."""
+    gc.disable()
+    yield
+    gc.enable()
 
 
 def name(file: Path) -> str:
