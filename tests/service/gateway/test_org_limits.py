@@ -55,7 +55,7 @@ async def test_one_organisation_may_have_limits_of_its_own(start_gateway, client
 
 
 async def test_an_organisation_reads_its_limits_and_what_it_uses(start_gateway, client_of):
-    running = await start_gateway(org_jobs_queued=2, org_gpu_seconds=None)
+    running = await start_gateway(org_jobs_queued=2, org_gpu_seconds=None, org_requests_per_s=0.01)
     user, other = await client_of(running), await client_of(running)
 
     async def used(client: Client) -> dict[str, tuple[float, float | None]]:
