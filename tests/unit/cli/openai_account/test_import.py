@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from examples import openai_export
 from tests.docs.blocks import blocks_of
 from tests.unit.cli.backend import Answer, backend_that
 from tests.unit.cli.checking import Run
@@ -269,6 +271,25 @@ def test_an_exported_folder_is_imported_without_a_key(run: Run, tmp_path: Path, 
     assert "file-result of ftjob-sft: it is not in the export" in err
     assert Path("openai/files/file-train.jsonl").read_bytes() == FILES["file-train"]
     assert toml("ftjob-rft")["grader"] == GRADER
+
+
+def test_an_account_and_an_export_of_it_become_the_same_job_file_and_datasets(
+    run: Run, url: str, account: StubAccount, tmp_path: Path
+):
+    """The export is the one that the page trains, compares and distils (`tests/docs`)."""
+    openai_export.write_export(tmp_path / "exported")
+    account.jobs = json.loads((tmp_path / "exported" / "jobs.json").read_text())["data"]
+    account.files = {file.stem: file.read_bytes() for file in (tmp_path / "exported").glob("*.jsonl")}
+    imported: list[dict[str, bytes]] = []
+    for source in (("--base-url", url), ("--from", str(tmp_path / "exported"))):
+        code, _, err = run("import", "openai", *source, "--base", "tiny-qwen3")
+        assert code == 0, err
+        folder = Path("openai")
+        files = [*folder.glob("jobs/*.toml"), *folder.glob("files/*.jsonl")]
+        imported.append({str(file.relative_to(folder)): file.read_bytes() for file in files})
+        shutil.rmtree(folder)
+    assert imported[0] == imported[1]
+    assert {"jobs/ftjob-tickets.toml", "files/file-tickets.jsonl", "files/file-held-out.jsonl"} <= imported[0].keys()
 
 
 def test_the_commands_of_the_page_run_as_written(run: Run, url: str):
