@@ -46,8 +46,8 @@ class TrainerSettings(ServiceSettings, PluginSettings):
     writing it, hashing and storing it. Then it counts as hung."""
 
     store_absent_s: float = Field(default=600.0, ge=0)
-    """For how long a job waits while the folder of the blob store is empty or not there, as a network disk is that is
-    mounted late; then it is paused with the reason."""
+    """For how many seconds a job waits while the folder of the blob store is empty or does not exist, as before a network
+    disk is mounted; then it is paused with the reason."""
 
     checkpoint_bytes: int = Field(default=8 << 30, ge=1)
     """How much a checkpoint may hold to be saved after each RL step, or each hundredth of SFT, where a job does not say

@@ -22,6 +22,7 @@ from synth.jobs.parse.validate import Kind
 from synth.jobs.resolve.job import Overrides, resolve_job
 from synth.jobs.resolved import EvalJob, ResolvedJob, RlJob, SftJob
 from synth.models import Registry
+from synth.runtime.off_loop import TooMuchWork
 
 #: The name of the configuration of a job that came through this API.
 CONFIG_NAME = "fine_tuning.job"
@@ -61,7 +62,8 @@ async def read_request(
 async def resolve_rows(gateway: Gateway, org: str, rows: Sequence[JobRow]) -> list[SftJob | RlJob | None]:
     """Return each job with every default applied: as it was validated, or, before that, as it will be.
 
-    None: a job of another version, one that is about to be rejected, and one that did not come through this API.
+    None: a job of another version, one that is about to be rejected, one that did not come through this API, and one
+    that takes too long to resolve: a list is returned without its hyperparameters.
     """
     jobs: list[SftJob | RlJob | None] = []
     waiting: dict[int, str] = {}
@@ -75,7 +77,10 @@ async def resolve_rows(gateway: Gateway, org: str, rows: Sequence[JobRow]) -> li
         # Each takes some 15 ms, and one with code any time.
         long = len(configs) > 1 or '"python"' in configs[0]
         task, size = "resolve the jobs", None if long else len(configs[0])
-        resolved = await _work(gateway, org, _resolve_configs, configs, gateway.registry, size=size, task=task)
+        try:
+            resolved = await _work(gateway, org, _resolve_configs, configs, gateway.registry, size=size, task=task)
+        except TooMuchWork:
+            return jobs
         for i, job in zip(waiting, resolved, strict=True):
             jobs[i] = job
     return jobs
