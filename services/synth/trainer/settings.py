@@ -46,7 +46,7 @@ class TrainerSettings(ServiceSettings, PluginSettings):
     writing it, hashing and storing it. Then it counts as hung."""
 
     store_absent_s: float = Field(default=600.0, ge=0)
-    """For how many seconds a job waits while the folder of the blob store is empty or does not exist, as before a network
+    """Seconds for which a job waits while the folder of the blob store is empty or does not exist, as before a network
     disk is mounted; then it is paused with the reason."""
 
     checkpoint_bytes: int = Field(default=8 << 30, ge=1)
