@@ -130,6 +130,23 @@ async def test_a_server_that_comes_late_is_waited_for(tmp_path):
         await cluster.stop()
 
 
+async def test_a_slow_bus_is_provisioned_as_long_as_one_more_part_becomes_ready(own, monkeypatch):
+    bus, refused = await own.connect("bus"), set[str]()
+    add_consumer = bus.js.add_consumer
+
+    async def slow(stream, config):
+        if len(refused) < 3 and config.durable_name not in refused:
+            refused.add(config.durable_name)
+            raise NatsTimeout
+        return await add_consumer(stream, config)
+
+    monkeypatch.setattr(bus.js, "add_consumer", slow)
+    # Each of the three refusals costs half a second.
+    await provision(bus.js, topology(), patience_s=0.9)
+    assert len(refused) == 3
+    assert await drift(bus.js, topology()) == []
+
+
 @pytest.mark.parametrize("service", SERVICES)
 async def test_the_server_refuses_a_service_what_another_publishes(nats_server, settings_of, bus_admin, service):
     refused: list[str] = []

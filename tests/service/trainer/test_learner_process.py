@@ -32,13 +32,15 @@ async def learners() -> AsyncIterator[LearnerPool]:
     yield pool
     keeping.cancel()
     await asyncio.gather(keeping, return_exceptions=True)
-    assert learner_processes() == []
+    # The kernel takes a killed process out of the list a moment later.
+    _, left = psutil.wait_procs(learner_processes(), timeout=DEADLINE_S)
+    assert left == []
 
 
-def learner_processes() -> list[int]:
-    """The pids of the fork server and of the training processes."""
+def learner_processes() -> list[psutil.Process]:
+    """Return the fork server and the training processes."""
     children = psutil.Process().children(recursive=True)
-    return [child.pid for child in children if "synth.trainer.learner" in " ".join(child.cmdline())]
+    return [child for child in children if "synth.trainer.learner" in " ".join(child.cmdline())]
 
 
 async def has_started(learner: LearnerProcess) -> None:

@@ -27,6 +27,8 @@ from synth.runtime.settings import ServiceSettings
 
 _SECRETS = "cluster.json"
 _START_S = 60.0
+#: What nats-server reads of its store in a second, at least.
+_READ_BYTES_S = 20 << 20
 _STOP_S = 20.0
 
 Report = Callable[[str], None]
@@ -115,7 +117,8 @@ def _bus_alone(state: ClusterState, data: Path) -> Iterator[int]:
     config = ServerConfig(port=free_port(), http_port=free_port(), store=home / "store", users=state.users)
     process = start(config, home / "nats-alone.conf", home / "nats-alone.log")
     try:
-        wait_healthy(config, timeout=_START_S)
+        stored = sum(file.stat().st_size for file in config.store.rglob("*") if file.is_file())
+        wait_healthy(config, timeout=_START_S + stored / _READ_BYTES_S)
         yield config.port
     finally:
         process.terminate()

@@ -131,8 +131,9 @@ def leads_elsewhere(state: ClusterState, address: ConfigValue) -> str:
 def start_detached(
     file: StateFile, data: Path, services: tuple[str, ...], *, timeout: float, show: Callable[[str], None]
 ) -> None:
-    """Start the supervisor in the background and wait until all is healthy. timeout: in seconds.
+    """Start the supervisor in the background and wait until all is healthy.
 
+    timeout: seconds until one more process is healthy. A busy machine may need longer for all of them.
     Raises `CliError` with the last lines of the log that tells why not; nothing is left running then.
     """
     log = data / "logs" / "supervisor.log"
@@ -159,7 +160,7 @@ def start_detached(
 def _wait_all_healthy(
     file: StateFile, data: Path, supervisor: subprocess.Popen[bytes], timeout: float, show: Callable[[str], None]
 ) -> None:
-    deadline = time.monotonic() + timeout
+    deadline, healthy = time.monotonic() + timeout, 0
     while True:
         if supervisor.poll() is not None:
             raise _failed("the supervisor ended", data, "supervisor")
@@ -169,12 +170,16 @@ def _wait_all_healthy(
             return
         if failing := [p for p in late if p.health == "failing"]:
             raise _failed(f"{failing[0].name} cannot start ({failing[0].restarts} tries)", data, failing[0].name)
+        if (now_healthy := len(report.processes) - len(late)) > healthy:
+            deadline, healthy = time.monotonic() + timeout, now_healthy
         if time.monotonic() > deadline:
             first = late[0] if late else None
             what = f"{first.name} is not healthy" if first else "the supervisor does not answer"
             why = f" ({first.problem})" if first and first.problem else ""
             name = first.name if first else "supervisor"
-            raise _failed(f"{what} after {timeout:.0f} s{why}; --timeout allows more", data, name)
+            raise _failed(
+                f"{what}, and nothing else became healthy for {timeout:.0f} s{why}; --timeout allows more", data, name
+            )
         show(f"waiting for {', '.join(p.name for p in late)}")
         time.sleep(_LOOK_INTERVAL_S)
 

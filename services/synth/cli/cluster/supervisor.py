@@ -31,7 +31,6 @@ _SETTLED_AFTER_S = 30.0
 _MAX_FAILED_STARTS = 5
 _PROBE_INTERVAL_S = 0.2
 _PROBE_HEALTHY_INTERVAL_S = 2.0
-_PROVISION_S = 60.0
 _NATS_GRACE_S = 5.0
 # A nats-server whose disk was full takes no message again, however much room there is, until it is started again. What
 # it has acknowledged is on its disk.
@@ -127,15 +126,17 @@ class Supervisor:
         if self.stop.is_set():
             return False
         process = await self._processes.start(self.plan.provision)
-        try:
-            async with asyncio.timeout(_PROVISION_S):
-                code = await process.wait()
-        except TimeoutError:
+        # It gives up by itself if the bus makes no progress.
+        ended, stopped = asyncio.create_task(process.wait()), asyncio.create_task(self.stop.wait())
+        await asyncio.wait([ended, stopped], return_when=asyncio.FIRST_COMPLETED)
+        stopped.cancel()
+        if not ended.done():
             end_group(process.pid, signal.SIGKILL)
-            code = None
-        if code != 0:
-            said = "did not end" if code is None else f"ended with code {code}"
-            raise CliError(f"provisioning the bus {said}", fix="its log says why", where=str(self.plan.provision.log))
+            await ended
+            return False
+        if (code := ended.result()) != 0:
+            what = f"provisioning the bus ended with code {code}"
+            raise CliError(what, fix="its log has the reason", where=str(self.plan.provision.log))
         return True
 
     async def _keep_running(self, s: SupervisedProcess) -> None:

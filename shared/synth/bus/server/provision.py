@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import AsyncGenerator
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -34,14 +35,19 @@ _DUPLICATES_S = 120.0
 async def provision(js: JetStreamContext, topology: BusTopology, *, patience_s: float = _PATIENCE_S) -> None:
     """Create what is missing and update what differs: running it twice changes nothing.
 
-    Replicas are added where there are too few, and never taken away. Servers that are electing their leaders, or have
-    not all found each other yet, are waited for, `patience_s` seconds at most; then their error is raised: `UserError`
-    for more replicas than there are servers.
+    Replicas are added if there are too few, and never taken away. Servers that elect their leaders, or have not all
+    found each other yet, may take `patience_s` seconds until one more part is there. Then their error is raised:
+    `UserError` for more replicas than there are servers.
     """
-    deadline = time.monotonic() + patience_s
+    deadline, furthest = time.monotonic() + patience_s, 0
     while True:
+        parts = 0
         try:
-            await _provision(js, topology)
+            async for _ in _provision(js, topology):
+                parts += 1
+                if parts > furthest:
+                    # A busy machine may need minutes for all of them.
+                    deadline, furthest = time.monotonic() + patience_s, parts
             break
         except APIError as error:
             late = time.monotonic() > deadline
@@ -76,16 +82,20 @@ def _too_few_servers(replicas: int, *, one: bool) -> Problem:
     )
 
 
-async def _provision(js: JetStreamContext, topology: BusTopology) -> None:
+async def _provision(js: JetStreamContext, topology: BusTopology) -> AsyncGenerator[None]:
+    """Create or update each part; yields after each."""
     for stream in topology.streams:
         try:
             await js.update_stream(_with_what_stays(stream, await js.stream_info(stream.name or "")))
         except NotFoundError:
             await js.add_stream(stream)
+        yield
     for consumer in topology.consumers:
         await js.add_consumer(consumer.stream, consumer.config)
+        yield
     for bucket, ttl in topology.buckets.items():
         await _ensure_bucket(js, bucket, ttl, topology.replicas)
+        yield
     if topology.buckets:
         await split_secrets(js)
 

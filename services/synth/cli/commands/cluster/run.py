@@ -37,7 +37,7 @@ def up(
         typer.Option(min=1, max=65535, help="Where the gateway listens, on loopback; as before, the first time 8000."),
     ] = None,
     detach: Annotated[bool, typer.Option("--detach", "-d", help="Return when all is healthy.")] = False,
-    timeout: Annotated[float, typer.Option(min=1, help="Seconds that --detach waits for it.")] = 180,
+    timeout: Annotated[float, typer.Option(min=1, help="Seconds that --detach waits for each next process.")] = 180,
     data: Data = DEFAULT_DATA,
     engine: Annotated[
         EngineChoice | None,
