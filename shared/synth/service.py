@@ -28,6 +28,7 @@ from synth.http_server.connection import http_config
 from synth.runtime import logs
 from synth.runtime.environment.child_environment import hide_memory, withhold_environment
 from synth.runtime.environment.unknown_settings import unknown_settings
+from synth.runtime.loop_gaps import measure_loop_gaps
 from synth.runtime.off_loop import OffLoop
 from synth.runtime.settings import ServiceSettings
 from synth.runtime.startup import build_struct_types
@@ -133,6 +134,7 @@ class Service:
         # in which nothing was answered.
         gc.freeze()
         self.ready.set()
+        self.add_background(asyncio.create_task(measure_loop_gaps(), name="loop gaps"))
         stopped = asyncio.create_task(self.stop.wait())
         done, _ = await asyncio.wait([stopped, *self._tasks, *self._helpers], return_when=asyncio.FIRST_COMPLETED)
         self.stop.set()
