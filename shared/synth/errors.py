@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
+#: Problems of one error: as many as an event can carry, a worker can return quickly, and a person can read.
+_MOST_PROBLEMS = 100
+
 
 class Problem(msgspec.Struct, frozen=True, kw_only=True):
     """One thing that is wrong with what a user gave us, in three parts: what, what was expected, what to do.
@@ -25,15 +28,23 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
         return "; ".join(parts)
 
 
+def shorten_problems(problems: list[Problem]) -> list[Problem]:
+    """Return the first problems, and one that has the number of the others, if there are more than a hundred."""
+    more = len(problems) - _MOST_PROBLEMS
+    if more <= 0:
+        return problems
+    return [*problems[:_MOST_PROBLEMS], Problem(what=f"and {more:,} more problems", where=problems[-1].where)]
+
+
 class SynthError(Exception):
     """Everything that we raise on purpose."""
 
 
 class UserError(SynthError):
-    """The user's input is wrong: every problem at once, never only the first."""
+    """The user's input is wrong: the problems at once, never only the first; of many, the first hundred."""
 
     def __init__(self, problems: list[Problem] | Problem) -> None:
-        self.problems = [problems] if isinstance(problems, Problem) else problems
+        self.problems = [problems] if isinstance(problems, Problem) else shorten_problems(problems)
         super().__init__("\n".join(p.text() for p in self.problems))
 
     def __reduce__(self) -> tuple[type[UserError], tuple[list[Problem]]]:

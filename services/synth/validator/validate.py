@@ -22,7 +22,7 @@ from synth.models import Registry
 from synth.models.base_shape import base_shape
 from synth.plugins import is_plugin, plugin_refused
 
-_PROBLEMS_SHOWN = 100
+_WARNINGS_SHOWN = 100
 
 
 def validate(
@@ -60,7 +60,7 @@ def validate(
             python_graders=python_graders,
         )
     except UserError as error:
-        return JobRejected(problems=_first(error.problems))
+        return JobRejected(problems=error.problems)
     except RecursionError:
         problem = Problem(
             what="tables or lists are nested too deeply to be read",
@@ -80,7 +80,7 @@ def validate(
     validated = JobValidated(
         job=job_to_data(resolved.job),
         origins=resolved.origins,
-        warnings=resolved.warnings[:_PROBLEMS_SHOWN],
+        warnings=resolved.warnings[:_WARNINGS_SHOWN],
         name=resolved.job.label if isinstance(resolved.job, RlJob | EvalJob) and created.name is None else None,
     )
     size = len(msgspec.json.encode(validated))
@@ -116,11 +116,3 @@ def _document(created: JobCreated) -> Document:
 
 def _kind(created: JobCreated) -> Kind | None:
     return created.kind if created.kind in ("rl", "sft", "eval") else None
-
-
-def _first(problems: list[Problem]) -> list[Problem]:
-    """As many problems as an event can carry and a person can read."""
-    more = len(problems) - _PROBLEMS_SHOWN
-    if more <= 0:
-        return problems
-    return [*problems[:_PROBLEMS_SHOWN], Problem(what=f"and {more} more problems", where=problems[-1].where)]
