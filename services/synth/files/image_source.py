@@ -6,7 +6,6 @@ A server that is away is asked again, within the budget of the file.
 from __future__ import annotations
 
 import asyncio
-import hashlib
 from dataclasses import dataclass, field
 
 import httpx
@@ -16,7 +15,7 @@ from synth.events import BlobRef
 from synth.files.settings import FilesSettings
 from synth.images.decoder import ImageDecoder
 from synth.images.format import ImageRefused
-from synth.images.source import BLOB, ImageUnavailable, read_image
+from synth.images.source import BLOB, ImageUnavailable, address_key, read_image
 
 _BACKOFF_S = 0.25
 #: URLs of a file that are remembered, so that an image that many rows show is fetched once.
@@ -45,7 +44,7 @@ class FileImages:
 
     async def store(self, address: str) -> str:
         """Fetch, check and store the image; the URI of its blob. Raises `ImageRefused`."""
-        key = hashlib.blake2b(address.encode(), digest_size=16).digest()
+        key = await address_key(address)
         if (known := self._known.get(key)) is not None:
             return known
         # An image that came inside its row takes a slot too: the slots bound what is held in memory.

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import re
 from dataclasses import dataclass
 
 import httpx
 from pydantic import Field
 
-from synth.images.data_uri import BadDataUri, DataUri, read_data_uri
+from synth.images.data_uri import BadDataUri, DataUri, DataUriTooLarge, read_data_uri
 from synth.images.format import ImageRefused
 from synth.outbound.http_guard import AddressRefused, fetch, read_url
 from synth.outbound.reply_body import ReplyTooLarge, ReplyUndecodable
+from synth.runtime.off_loop import INLINE_BYTES
 from synth.sandbox.settings import SandboxSettings
 
 #: The name of an image that is stored: of an organisation, by the sha256 of its file.
@@ -83,6 +85,15 @@ async def read_image(address: str, client: httpx.AsyncClient, limits: ImageLimit
         raise ImageUnavailable(url.host, f"it did not arrive within {limits.seconds:g} s") from error
 
 
+async def address_key(address: str) -> bytes:
+    """Return the digest of an address, by which it is remembered; that of a large data URI is made in a thread."""
+    return _key(address) if len(address) <= INLINE_BYTES else await asyncio.to_thread(_key, address)
+
+
+def _key(address: str) -> bytes:
+    return hashlib.blake2b(address.encode(), digest_size=16).digest()
+
+
 async def _follow(url: httpx.URL, client: httpx.AsyncClient, limits: ImageLimits) -> bytes:
     asked = url
     for _ in range(limits.redirects + 1):
@@ -130,12 +141,11 @@ def _decode(uri: DataUri, limit: int) -> bytes:
     if not uri.base64 and not uri.media.startswith("image/"):
         raise ImageRefused(f"a data URI of {uri.media[:60]!r} without base64; expected data:image/…;base64,…")
     try:
-        body = uri.decode()
+        return uri.decode(most=limit)
     except BadDataUri as error:
         raise ImageRefused(str(error)) from error
-    if len(body) > limit:
-        raise ImageRefused(too_large(limit))
-    return body
+    except DataUriTooLarge as error:
+        raise ImageRefused(too_large(limit)) from error
 
 
 def too_large(limit: int) -> str:

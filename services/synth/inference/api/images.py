@@ -8,7 +8,6 @@ first token is sampled: the trainer reads them there. Those of other calls are n
 from __future__ import annotations
 
 import asyncio
-import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from weakref import WeakValueDictionary
@@ -33,7 +32,7 @@ from synth.events import BlobRef
 from synth.images.decoder import ImageDecoder
 from synth.images.format import ImageRefused, NotAnImage
 from synth.images.processor import ImageProcessor
-from synth.images.source import BLOB, read_image
+from synth.images.source import BLOB, address_key, read_image
 from synth.inference.chat.prompts import TokenHistory
 from synth.inference.engines.limits import ContextOverflow
 from synth.inference.engines.protocol import EngineImage
@@ -175,7 +174,7 @@ class _Reader:
             raise ImageRefused("an image part without an address")
         if self.history is None:
             return (await self._look(await self._body(address)))[0]
-        key = hashlib.blake2b(address.encode(), digest_size=16).digest()
+        key = await address_key(address)
         known = self.history.images.get(key)
         if known is not None:
             return EngineImage(known, await self._stored(known.uri, known.sha256), self.source.decoder)
