@@ -57,7 +57,8 @@ class Literals:
         self._private = re.compile(private)
         self._longest = max(map(len, self._spelled), default=1)
         self._escaped = re.compile(f"{chr(_ESCAPE)}(.)|{private}", re.DOTALL)
-        self._found = re.compile("|".join([private, *_patterns(self._spelled)]))
+        self._searched = re.compile("|".join([private, *map(re.escape, first)]))
+        self._replaced = [(re.compile(_before_rest(first, self._spelled)), s) for first, s in self._stand_ins.items()]
         self._token = re.compile("|".join(_patterns(self._tokens)) or r"(?!)")
 
     def escape(self, value: Any, depth: int = 0) -> Any:
@@ -86,7 +87,14 @@ class Literals:
         return entries
 
     def _escape_text(self, text: str) -> str:
-        return _substitute(self._found, self._replace, text, self._longest)
+        if self._searched.search(text) is None:
+            return text
+        text = _substitute(self._private, lambda found: chr(_ESCAPE) + found[0], text, 1)
+        for pattern, stand_in in self._replaced:
+            # A character takes the place of another, so that a piece keeps its length.
+            starts = range(0, len(text), _PIECE)
+            text = "".join(pattern.sub(stand_in, text[s : s + _PIECE + self._longest])[:_PIECE] for s in starts)
+        return text
 
     def restore(self, rendered: str) -> str:
         """The text with its literals."""
@@ -115,12 +123,6 @@ class Literals:
                 yield token
                 end = found.start() + len(token)
         yield rendered[end:]
-
-    def _replace(self, found: re.Match[str]) -> str:
-        character = found[0]
-        if self._private.fullmatch(character):
-            return chr(_ESCAPE) + character
-        return self._stand_ins[character] if _whole(found) in self._spelled else character
 
 
 def find_all(pattern: re.Pattern[str], text: str, longest: int) -> Iterator[re.Match[str]]:
@@ -175,3 +177,19 @@ def _patterns(literals: Collection[str]) -> list[str]:
     for literal in sorted(left, key=lambda literal: (-len(literal), literal)):
         patterns.append(f"{re.escape(literal[0])}(?=({re.escape(literal[1:])}))")
     return patterns
+
+
+def _before_rest(first: str, literals: Collection[str]) -> str:
+    """A pattern of the first character of those literals that begin with it, if the rest of one follows."""
+    return f"{re.escape(first)}(?={_any_of({literal[1:] for literal in literals if literal[0] == first})})"
+
+
+def _any_of(texts: Collection[str]) -> str:
+    """A pattern of the shortest of these texts that stands there. Equal beginnings are compared once."""
+    if not texts or "" in texts:
+        return ""
+    by_first: dict[str, set[str]] = {}
+    for text in texts:
+        by_first.setdefault(text[0], set()).add(text[1:])
+    patterns = [re.escape(first) + _any_of(rest) for first, rest in sorted(by_first.items())]
+    return patterns[0] if len(patterns) == 1 else f"(?:{'|'.join(patterns)})"
