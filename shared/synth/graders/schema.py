@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal, TypeVar, cast
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from synth.errors import Problem, UserError
+from synth.events.catalogue import MAX_EVENT_BYTES
 from synth.graders.formula import FormulaWrong, parse_formula
 from synth.graders.python.source import source_wrong
 from synth.graders.template import Template, TemplateWrong, parse_template
@@ -109,6 +110,8 @@ class Python(_Grader):
     source: str
 
 
+#: Bytes of a grader's code: as many as a job file may have (`synth.api.limits.MAX_CONFIG_BYTES`).
+MAX_SOURCE_BYTES = MAX_EVENT_BYTES // 4
 #: Graders of a `multi`: each may compare texts of up to `SYNTH_MAX_GRADED_CHARACTERS` characters, which takes a while.
 MAX_GRADERS = 32
 
@@ -145,19 +148,38 @@ def parse_grader(data: Any, *, where: str = "grader", python: bool = True) -> Gr
     if not isinstance(data, dict):
         raise UserError(Problem(what="a grader is a JSON object", expected=f"one of type {_TYPES}", where=where))
     table = cast(dict[str, Any], data)
-    if not python and names_python(table):
-        raise UserError(python_refused(where=where))
+    if sources := _sources(table):
+        if not python:
+            raise UserError(python_refused(where=where))
+        _check_size(sources, where)
     return _multi(table, where) if table.get("type") == "multi" else _simple(table, where)
 
 
 def names_python(data: Any) -> bool:
     """Whether the JSON data of a grader has a part of type `python`, read or not."""
-    if not isinstance(data, dict):
-        return False
-    table = cast(dict[str, Any], data)
+    return isinstance(data, dict) and bool(_sources(cast(dict[str, Any], data)))
+
+
+def _sources(table: dict[str, Any]) -> list[Any]:
+    """What stands as the source of each part of type `python`."""
     inner = table.get("graders")
     parts = [table, *cast(dict[str, Any], inner).values()] if isinstance(inner, dict) else [table]
-    return any(isinstance(part, dict) and cast(dict[str, Any], part).get("type") == "python" for part in parts)
+    tables = [cast(dict[str, Any], part) for part in parts if isinstance(part, dict)]
+    return [part.get("source") for part in tables if part.get("type") == "python"]
+
+
+def _check_size(sources: list[Any], where: str) -> None:
+    """Raises `UserError` for more code than a job file can have: each megabyte of it takes seconds to parse."""
+    size = sum(len(source.encode(errors="replace")) for source in sources if isinstance(source, str))
+    if size > MAX_SOURCE_BYTES:
+        raise UserError(
+            Problem(
+                what=f"the sources of its python graders have {size:,} bytes",
+                expected=f"at most {MAX_SOURCE_BYTES:,}, as many as a job file",
+                fix="pass data by `item`",
+                where=where,
+            )
+        )
 
 
 def parts_of(grader: Grader) -> dict[str, Simple]:

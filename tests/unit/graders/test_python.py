@@ -15,7 +15,7 @@ from synth.errors import UserError
 from synth.graders.grade import GraderFailed, grade, run_python
 from synth.graders.python.pool import PythonFailed, PythonPool, open_pool
 from synth.graders.python.settings import PythonPoolSettings
-from synth.graders.schema import parse_grader
+from synth.graders.schema import MAX_SOURCE_BYTES, parse_grader
 from synth.graders.template import Sample
 from tests.unit.graders.test_model_graders import EXACT
 
@@ -128,3 +128,10 @@ async def test_its_score_is_a_part_of_a_formula_and_its_failure_names_it():
     assert grade(grader, {"weight": 3}, sample, max_characters=100, ran=ran).score == 7.0
     with pytest.raises(GraderFailed, match="the python grader 'p': KeyError"):
         await run_python(grader, {}, sample, await _pool())
+
+
+def test_more_code_than_a_job_file_can_have_is_refused_before_it_is_parsed():
+    part = {"type": "python", "name": "a", "source": "(" * (MAX_SOURCE_BYTES // 2 + 1)}
+    multi = {"type": "multi", "graders": {"a": part, "b": part}, "calculate_output": "a"}
+    with pytest.raises(UserError, match=f"at most {MAX_SOURCE_BYTES:,}"):
+        parse_grader(multi)
