@@ -113,7 +113,7 @@ soak: .venv/installed .venv-vllm/installed $(CLIENTS:%=.venv-clients/%/installed
 	@$(BIN)/pytest tests/e2e tests/chaos tests/service tests/clients tests/docs -m soak
 	@.venv-vllm/bin/python -m pytest tests/vllm -m soak
 
-hostile: .venv/installed ## 10,000 inputs that no friend would send, at services that run
+hostile: .venv/installed ## 10,000 inputs that no friend would send, and the most costly ones, at services that run
 	@$(BIN)/python -m tests.soak.hostile --seed $(SEED)
 
 contracts: .venv/installed ## write the generated documents of docs/

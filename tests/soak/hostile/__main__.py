@@ -5,17 +5,23 @@
 Exit code 1: something was broken. What must hold: no status 5xx but a 503 with Retry-After; every input is decided
 within a deadline; no service ends, is unwell, or grows by 200 MB; nothing but what the operator allowed is connected
 to; no message is given up but those that came from a stolen credential; and the median answer to another organisation
-takes at most twice as long as before; after each attack a good file of theirs is checked, and a good job verified.
+takes at most twice as long as before, more if the bus, which nobody attacks, took longer too; after each attack a good
+file of theirs is checked, and a good job verified.
+
+The attacks by cost send one request at a time, each at the limits of the settings. While they do, no process may grow
+by 300 MB, no median may take three times as long, and no event loop may stand still for 200 ms by its own doing.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import math
 import random
 import sys
 import tempfile
 import time
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
 from pathlib import Path
 
@@ -25,80 +31,89 @@ from rich.table import Table
 
 from synth.bus.replay import replay_messages
 from synth.bus.server.topology import DEAD
-from tests.soak.hostile.attacks import ATTACKS, Ring, steal_credentials, storm
-from tests.soak.hostile.quiet import Quiet, start_quiet
+from tests.soak.hostile.attacks import HOSTILE, Ring, steal_credentials, storm
+from tests.soak.hostile.costs.attacks import COSTS
+from tests.soak.hostile.gaps import Gaps, longest, read_gaps
+from tests.soak.hostile.job_texts import GOOD_JOB
+from tests.soak.hostile.quiet import REFERENCE, Quiet, start_quiet
 from tests.soak.hostile.servers import ALLOWED, hostile_server, trap
-from tests.soak.hostile.target import MODEL, Target, post, target, upload
+from tests.soak.hostile.target import Target, post, target, upload
+from tests.soak.waiting import until
 
-_MOST_GROWTH = 200 << 20
-_MOST_SLOWER = 2.0
+ATTACKS = HOSTILE | COSTS
 _INPUT_S = 120.0
 _QUIET_S = 15.0
 _AFTER_S = 180.0
 #: Of the inputs of each kind, before memory is looked at: pools are filled and caches made.
 _WARM_UP = 0.1
 _GOOD_ROW = b'{"messages": [{"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "%d"}]}\n'
-_GOOD_JOB = f"""
-[algorithm]
-type = "offline"
-method = "sft"
-variety = "fft"
-[job]
-model = "{MODEL}"
-data = "%s"
-[training]
-mode = "full_finetune"
-[hyperparameters]
-total_steps = 1
-sequence_length = 64
-"""
-
 console = Console(width=160)
 
 
 async def run(folder: Path, kinds: list[str], inputs: int, seed: int) -> list[str]:
-    """Attack in every way, one after the other; returns what was broken."""
+    """Attack in every way, one after the other; returns what was broken. Each environment has a platform of its own."""
+    table = Table("inputs", "", "seconds", "quiet median ms", "times", "machine", "growth MB", "loop gap ms", "own ms")
+    environments: dict[tuple[tuple[str, str], ...], list[str]] = {}
+    for kind in kinds:
+        environments.setdefault(tuple(ATTACKS[kind].environment.items()), []).append(kind)
+    found: list[str] = []
+    for i, (environment, alike) in enumerate(environments.items()):
+        (place := folder / str(i)).mkdir(exist_ok=True)
+        found += await _run_on_one(place, alike, dict(environment), -(-inputs // len(kinds)), seed, table)
+    console.print(table)
+    return found
+
+
+async def _run_on_one(
+    folder: Path, kinds: list[str], environment: dict[str, str], inputs: int, seed: int, table: Table
+) -> list[str]:
     rng = random.Random(seed)
-    table = Table("inputs", "", "seconds", "quiet median ms", "growth MB")
     found: list[str] = []
     async with AsyncExitStack() as closing:
         services = list(dict.fromkeys(["gateway", "files", *(s for kind in kinds for s in ATTACKS[kind].services)]))
-        attacked = await closing.enter_async_context(target(folder, services))
+        attacked = await closing.enter_async_context(target(folder, services, environment))
         trapped = await closing.enter_async_context(trap())
         server = await closing.enter_async_context(hostile_server(random.Random(seed + 1), trapped.port))
         headers = {"Authorization": f"Bearer {attacked.key}"}
         http = httpx.AsyncClient(base_url=attacked.url, headers=headers, timeout=_INPUT_S, trust_env=False)
         ring = Ring(attacked, await closing.enter_async_context(http), server, trapped, rng)
         await steal_credentials(ring, closing)
-        quiet = start_quiet(attacked.url, attacked.quiet_key, folder / "quiet.txt")
+        quiet = start_quiet(attacked, services, folder / "quiet.txt")
         closing.callback(quiet.process.wait, 10)
         closing.callback(quiet.process.kill)
         console.print("the platform is up; another organisation asks, and nobody attacks")
-        before = await _median_undisturbed(quiet)
-        console.print(f"its median answer takes {before * 1e3:.1f} ms")
-        table.add_row("none", "", f"{_QUIET_S:.0f}", f"{before * 1e3:.1f}", "")
+        before = await _medians_undisturbed(quiet)
+        console.print(f"its median answers take {_in_ms(before)} ms")
+        table.add_row("none", "", f"{_QUIET_S:.0f}", _in_ms(before))
         for kind in kinds:
-            found += await _attack(ring, quiet, kind, -(-inputs // len(kinds)), before, table)
+            found += await _attack(ring, quiet, kind, inputs, before, table)
         reached = [address for address in trapped.caught if address != ALLOWED]
         found += [f"connected to {address}, which nobody had allowed" for address in reached]
         found += _given_back_for_ever(ring.target)
         _show_errors(ring.target)
         console.print(f"{server.answers} answers of task apps and image servers")
-    console.print(table)
     return found
 
 
-async def _median_undisturbed(quiet: Quiet) -> float:
-    # Behind the first requests, which open connections.
+async def _medians_undisturbed(quiet: Quiet) -> dict[str, float]:
+    # Behind the first requests, which open connections, start worker processes and load the model.
+    async def has_all_answers() -> bool:
+        return len(quiet.medians_s(0)) == len(quiet.questions)
+
+    await until(has_all_answers, seconds=_AFTER_S, what="the quiet organisation has every answer")
     await asyncio.sleep(3)
     since = time.time()
     await asyncio.sleep(_QUIET_S)
-    median = quiet.median_s(since)
-    assert median is not None, "the quiet organisation had no answer"
-    return median
+    return quiet.medians_s(since)
 
 
-async def _attack(ring: Ring, quiet: Quiet, kind: str, inputs: int, before: float, table: Table) -> list[str]:
+def _in_ms(medians: Mapping[str, float]) -> str:
+    return ", ".join(f"{path.rpartition('/')[2]} {seconds * 1e3:.1f}" for path, seconds in medians.items())
+
+
+async def _attack(
+    ring: Ring, quiet: Quiet, kind: str, inputs: int, before: Mapping[str, float], table: Table
+) -> list[str]:
     attack, begun, told = ATTACKS[kind], time.time(), 0.0
 
     def say(sent: int) -> None:
@@ -107,27 +122,60 @@ async def _attack(ring: Ring, quiet: Quiet, kind: str, inputs: int, before: floa
             told = time.time()
             console.print(f"[dim]{time.strftime('%H:%M:%S')}  {kind}: {sent} of {inputs}")
 
+    ring.known.clear()
     warm_up = int(inputs * _WARM_UP)
+    gaps = await read_gaps(ring.target.ports)
+    ring.note = _print_inputs(ring.target, dict(gaps))
     wrong = await storm(ring, attack, warm_up, deadline_s=_INPUT_S, say=lambda sent: None)
-    memory = ring.target.memory()
+    memory, sizes = ring.target.memory(), ring.target.memory_of_processes()
     wrong += await storm(ring, attack, inputs - warm_up, deadline_s=_INPUT_S, say=say)
     grown = {name: size - memory[name] for name, size in ring.target.memory().items()}
-    median = quiet.median_s(begun)
+    if attack.most_gap_s is not None:
+        # A process that was started since has grown from nothing.
+        alone = ring.target.memory_of_processes().items()
+        grown = {f"{name} {pid}": size - sizes.get((name, pid), 0) for (name, pid), size in alone}
+    stood = longest(gaps, await read_gaps(ring.target.ports))
+    medians = quiet.medians_s(begun)
+    slower = {path: medians.get(path, math.inf) / seconds for path, seconds in before.items()}
     most = max(grown, key=lambda name: grown[name])
-    seconds, waits = f"{time.time() - begun:.0f}", f"{(median or 0) * 1e3:.1f}"
-    row = (kind, str(inputs), seconds, waits, f"{most} {grown[most] / 1e6:.0f}")
+    still = max(stood, key=lambda name: stood[name][1])
+    times = max(times for path, times in slower.items() if path != REFERENCE)
+    row = (
+        *(kind, str(inputs), f"{time.time() - begun:.0f}", _in_ms(medians), f"{times:.1f}", f"{slower[REFERENCE]:.1f}"),
+        *(f"{most} {grown[most] / 1e6:.0f}", f"{max(wall for wall, _ in stood.values()) * 1e3:.0f}"),
+        f"{still} {stood[still][1] * 1e3:.0f}",
+    )
     table.add_row(*row)
     console.print("  ".join(row))
     found = [f"{kind}: {what}" for what in wrong]
-    found += [f"{kind}: {name} grew by {size >> 20} MB" for name, size in grown.items() if size > _MOST_GROWTH]
-    found += [f"{kind}: the quiet organisation's request: {status}" for status in quiet.failures(begun)]
-    if median is None or median > _MOST_SLOWER * before:
-        found.append(f"{kind}: the quiet organisation waits {median} s, {before:.4f} s before")
+    found += [f"{kind}: {name} grew by {size >> 20} MB" for name, size in grown.items() if size > attack.most_growth]
+    found += [f"{kind}: the quiet organisation's request: {what}" for what in quiet.failures(begun)]
+    # A busy machine makes everything slower, also what is not attacked.
+    machine = max(1.0, slower.pop(REFERENCE))
+    for path, times in slower.items():
+        if times > attack.most_slower * machine:
+            found.append(f"{kind}: the quiet organisation waits {times:.1f} times as long for {path}")
+    for name, (_, own) in stood.items():
+        if attack.most_gap_s is not None and own > attack.most_gap_s:
+            found.append(f"{kind}: the event loop of {name} stood still for up to {own:g} s by its own doing")
     found += [f"{kind}: {what}" for what in await ring.target.ill()]
     found += [f"{kind}: {what}" for what in await _works_for_another(ring.target)]
     if kind != "bus messages":
         found += [f"{kind}: {what}" for what in await _dead_letters(ring.target)]
     return found
+
+
+def _print_inputs(attacked: Target, gaps: dict[str, Gaps]) -> Callable[[str, str, float], Awaitable[None]]:
+    """Print of each input what it took, and the longest gap of each loop while it was decided."""
+
+    async def note(name: str, decided: str, seconds: float) -> None:
+        now = await read_gaps(attacked.ports)
+        stood = longest(gaps, now).items()
+        gaps.update(now)
+        took = "  ".join(f"{service} {wall * 1e3:.0f}/{own * 1e3:.0f}" for service, (wall, own) in stood)
+        console.print(f"  {name}: {seconds:.1f} s  {took}  {decided}"[:300], markup=False, highlight=False)
+
+    return note
 
 
 async def _dead_letters(attacked: Target) -> list[str]:
@@ -153,7 +201,7 @@ async def _works_for_another(attacked: Target) -> list[str]:
                 return [f"another organisation's good file is {end}"]
             if {"validator", "verifier"} <= attacked.processes.keys():
                 doing = "a good job is verified"
-                reply = await post(http, "/api/jobs", {"config": _GOOD_JOB % file})
+                reply = await post(http, "/api/jobs", {"config": GOOD_JOB % file})
                 if (end := await attacked.verified_or_ended(str(reply.json()["id"]))) != "job.verified":
                     return [f"another organisation's good job is {end}"]
     except TimeoutError:

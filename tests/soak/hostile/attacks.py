@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from typing import Any
@@ -28,12 +28,12 @@ from tests.soak.hostile.target import MODEL, Target, post, upload
 
 _ROLLOUTS = 48
 _TURN = {"role": "assistant", "content": "4"}
-_EVALUATION = f"""
+EVALUATION = f"""
 [eval]
 app_id = "math"
 model = "{MODEL}"
 task_app_url = "{{url}}/play"
-seeds = {{{{ start = {{start}}, count = {_ROLLOUTS} }}}}
+seeds = {{{{ start = {{start}}, count = {{count}} }}}}
 concurrency = 16
 rollout_timeout_s = 4.0
 max_retries = 0
@@ -43,9 +43,16 @@ task_app_origin_rewards_only = {{own_scores}}
 """
 
 
+async def _note_nothing(name: str, decided: str, seconds: float) -> None:
+    """Where nobody reads it."""
+
+
 @dataclass
 class Ring:
-    """Who attacks whom, from where. known: ids of the jobs and files that were made."""
+    """Who attacks whom, from where. known: ids of the jobs and files that were made.
+
+    note: reports what one input took; the input's name, how it was decided, and seconds.
+    """
 
     target: Target
     http: httpx.AsyncClient
@@ -54,6 +61,7 @@ class Ring:
     rng: random.Random
     known: list[str] = field(default_factory=list[str])
     thieves: dict[str, Client] = field(default_factory=dict[str, Client])
+    note: Callable[[str, str, float], Awaitable[None]] = _note_nothing
 
     def __post_init__(self) -> None:
         self._requests = Hostile(self.rng.randrange(1 << 30), self.target.key)
@@ -70,14 +78,14 @@ class Ring:
         """A job file: three in four are looked at, the others are jobs."""
         body = {"config": job_text(self.rng)}
         if self.rng.random() < 0.75:
-            return _wrong(await post(self.http, "/api/jobs/check", body), body)
+            return wrong_of(await post(self.http, "/api/jobs/check", body), body)
         reply = await post(self.http, "/api/jobs", body | {"task_url": "http://127.0.0.1:9/"})
-        return await self._ends(reply, body)
+        return await self.ends(reply, body)
 
     async def row(self) -> str | None:
         """A training file."""
         body = row(self.rng)
-        return await self._ends(await upload(self.http, "hostile.jsonl", body), body)
+        return await self.ends(await upload(self.http, "hostile.jsonl", body), body)
 
     async def image(self) -> str | None:
         """A training file with the address of an image."""
@@ -88,20 +96,22 @@ class Ring:
         if user["content"] == "?":
             made["images"] = [address]
         body = json.dumps(made).encode()
-        return await self._ends(await upload(self.http, "images.jsonl", body), body)
+        return await self.ends(await upload(self.http, "images.jsonl", body), body)
 
     async def task_app(self) -> str | None:
         """A task app that is looked at: one that answers as it likes, or an address that nobody may reach."""
         url = f"{self.server.url}/verify"
         if self.rng.random() < 0.2:
             url = self.rng.choice(forbidden_addresses(self.trap.port))
-        return _wrong(await post(self.http, "/api/rl/verify_task_app", {"endpoint_base_url": url}), url)
+        return wrong_of(await post(self.http, "/api/rl/verify_task_app", {"endpoint_base_url": url}), url)
 
     async def rollouts(self) -> str | None:
         """An evaluation at a task app that answers as it likes."""
         own_scores = str(self.rng.random() < 0.5).lower()
-        text = _EVALUATION.format(url=self.server.url, start=self.rng.randrange(1 << 30), own_scores=own_scores)
-        return await self._ends(await post(self.http, "/api/jobs", {"config": text}), text)
+        text = EVALUATION.format(
+            url=self.server.url, start=self.rng.randrange(1 << 30), own_scores=own_scores, count=_ROLLOUTS
+        )
+        return await self.ends(await post(self.http, "/api/jobs", {"config": text}), text)
 
     async def bus_message(self) -> str | None:
         """A message on the bus of whoever has stolen a service's credential."""
@@ -115,9 +125,9 @@ class Ring:
             return None
         return None
 
-    async def _ends(self, reply: httpx.Response, sent: object) -> str | None:
+    async def ends(self, reply: httpx.Response, sent: object) -> str | None:
         """A job or a file that was taken has to end, by the decision of a service."""
-        wrong = _wrong(reply, sent)
+        wrong = wrong_of(reply, sent)
         if wrong or reply.status_code >= httpx.codes.BAD_REQUEST:
             return wrong
         id = str(reply.json()["id"])
@@ -128,7 +138,8 @@ class Ring:
         return None
 
 
-def _wrong(reply: httpx.Response, sent: object) -> str | None:
+def wrong_of(reply: httpx.Response, sent: object) -> str | None:
+    """What is wrong with an answer of the gateway; None if nothing is."""
     if _is_answer(reply.status_code, "retry-after" in reply.headers):
         return None
     return f"{reply.status_code} {reply.text[:300]} to {_excerpt(sent)}"
@@ -146,17 +157,23 @@ def _excerpt(sent: object) -> str:
 class Attack:
     """send: one input, or `inputs` of them; returns what was wrong. at_once: of them at the same time.
 
-    services: those that have to do with it.
+    services: those that have to do with it; environment: their settings, beside those of the campaign.
+    most_slower: by how much the median of another organisation may grow; most_growth: bytes, of a service's memory.
+    most_gap_s: for how long an event loop may stand still; None: for any time.
     """
 
     send: Callable[[Ring], Awaitable[str | None]]
     services: tuple[str, ...]
     inputs: int = 1
     at_once: int = 4
+    environment: Mapping[str, str] = field(default_factory=lambda: {"SYNTH_MAX_ANSWER_BYTES": str(4 << 20)})
+    most_slower: float = 2.0
+    most_growth: int = 200 << 20
+    most_gap_s: float | None = None
 
 
 #: Kind → how it is sent.
-ATTACKS: dict[str, Attack] = {
+HOSTILE: dict[str, Attack] = {
     "requests": Attack(Ring.request, ("gateway", "validator", "verifier")),
     "job files": Attack(Ring.job_text, ("gateway", "validator", "verifier")),
     "training files": Attack(Ring.row, ("gateway", "files")),

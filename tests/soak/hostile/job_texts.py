@@ -7,10 +7,26 @@ import random
 import re
 from pathlib import Path
 
+from tests.soak.hostile.target import MODEL
 from tests.soak.hostile.values import RAW_NUMBERS, spoil, text, value
 
 _ROOT = Path(__file__).parents[3]
 _GOOD = tuple((_ROOT / "configs" / "demo" / f"{name}.toml").read_text() for name in ("rl", "sft", "eval"))
+#: A job that is verified, on a file.
+GOOD_JOB = f"""
+[algorithm]
+type = "offline"
+method = "sft"
+variety = "fft"
+[job]
+model = "{MODEL}"
+data = "%s"
+[training]
+mode = "full_finetune"
+[hyperparameters]
+total_steps = 1
+sequence_length = 64
+"""
 _KEY = re.compile(r"^(\w+) = .*$", re.MULTILINE)
 _VALUES = (
     '"0-99999999999999999999"',

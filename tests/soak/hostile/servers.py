@@ -51,10 +51,14 @@ async def trap() -> AsyncIterator[Trap]:
 
 @dataclass
 class HostileServer:
-    """url: its base; `/verify` and `/play` below it are task apps, `/image/…` are images. answers: hostile ones."""
+    """url: its base; `/verify` and `/play` below it are task apps, `/image/…` are images. answers: hostile ones.
+
+    costly: what every POST, and each question of the verifier, is answered with, if set.
+    """
 
     url: str
     answers: int = 0
+    costly: bytes | None = None
 
 
 @asynccontextmanager
@@ -71,6 +75,15 @@ async def hostile_server(rng: random.Random, trapped: int, *, hangs: bool = True
             async with asyncio.timeout(60):
                 method, path, body = await _read(reader)
                 checked = path.startswith("/play") and method == "GET"
+                if server.costly is not None and not checked:
+                    if method == "POST":
+                        with suppress(httpx.HTTPError):
+                            await _call_model(model, body)
+                    server.answers += 1
+                    writer.write(server.costly)
+                    await writer.drain()
+                    writer.close()
+                    return
                 if checked or (path == "/verify/health" and rng.random() < 0.5):
                     writer.write(_good(path))
                     await writer.drain()

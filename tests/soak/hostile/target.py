@@ -7,7 +7,7 @@ import json
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +21,7 @@ from synth.bus.recorded import Recorded
 from synth.bus.replay import follow
 from synth.bus.server.embedded import free_port
 from synth.cli.tiny_models.qwen3 import make_tiny_qwen3
+from synth.cli.tiny_models.qwen3_vl import make_tiny_qwen3_vl
 from synth.jobs.lifecycle import TERMINAL_FACTS
 from synth.keys import new_api_key
 from tests.service.own_bus import Bus, provisioned
@@ -29,6 +30,7 @@ from tests.soak.hostile.servers import ALLOWED
 from tests.soak.waiting import until
 
 MODEL = "tiny-qwen3"
+VISION_MODEL = "tiny-qwen3-vl"
 _START_S = 300.0
 _STOP_S = 30.0
 _ENDS = TERMINAL_FACTS | {"file.ready", "file.rejected"}
@@ -36,7 +38,9 @@ _ENDS = TERMINAL_FACTS | {"file.ready", "file.rejected"}
 
 @dataclass
 class Target:
-    """What is attacked. url: the gateway's. key, org: of who attacks; quiet_key: of who does not.
+    """What is attacked. extra: of the environment of each service.
+
+    url: the gateway's. key, org: of who attacks; quiet_key: of who does not.
 
     ends: the last fact of each job and file that has ended.
     """
@@ -44,6 +48,7 @@ class Target:
     folder: Path
     bus: Bus
     admin: Connection
+    extra: Mapping[str, str]
     url: str = ""
     key: str = ""
     org: str = ""
@@ -77,9 +82,21 @@ class Target:
 
     def memory(self) -> dict[str, int]:
         """Resident bytes of each service, its children included, and of the bus."""
+        return {name: _resident(pid) for name, pid in self._pids().items()}
+
+    def memory_of_processes(self) -> dict[tuple[str, int], int]:
+        """Resident bytes of each process, by the name of its service and its id."""
+        sizes: dict[tuple[str, int], int] = {}
+        for name, pid in self._pids().items():
+            with suppress(psutil.NoSuchProcess):
+                for process in (service := psutil.Process(pid), *service.children(recursive=True)):
+                    with suppress(psutil.NoSuchProcess):
+                        sizes[name, process.pid] = process.memory_info().rss
+        return sizes
+
+    def _pids(self) -> dict[str, int]:
         assert self.bus.process is not None
-        pids = {name: process.pid for name, process in self.processes.items()} | {"nats-server": self.bus.process.pid}
-        return {name: _resident(pid) for name, pid in pids.items()}
+        return {name: process.pid for name, process in self.processes.items()} | {"nats-server": self.bus.process.pid}
 
     async def ill(self) -> list[str]:
         """What does not run, or says of itself that it is not well."""
@@ -117,17 +134,21 @@ def _resident(pid: int) -> int:
 
 
 @asynccontextmanager
-async def target(folder: Path, services: Sequence[str]) -> AsyncIterator[Target]:
-    """A platform of these services, healthy; ended afterwards. Raises `TimeoutError` where it does not get there."""
+async def target(folder: Path, services: Sequence[str], extra: Mapping[str, str]) -> AsyncIterator[Target]:
+    """A platform of these services, healthy; ended afterwards. Raises `TimeoutError` where it does not get there.
+
+    extra: the environment of each service, beside that of every campaign.
+    """
     async with AsyncExitStack() as closing:
         bus = Bus(folder)
         bus.start()
         closing.callback(bus.stop)
         await provisioned(bus)
         await asyncio.to_thread(make_tiny_qwen3, folder / "models" / MODEL)
+        await asyncio.to_thread(make_tiny_qwen3_vl, folder / "models" / VISION_MODEL)
         admin = await connect(bus.settings("bus"), "bus")
         closing.push_async_callback(admin.close)
-        found = Target(folder, bus, admin)
+        found = Target(folder, bus, admin, extra)
         closing.callback(_stop, found.processes)
         for name in services:
             # One after the other: on a busy machine all of them together take longer.
@@ -162,8 +183,8 @@ def _start(found: Target, name: str) -> None:
         SYNTH_ANSWER_GRACE_S="1",
         SYNTH_HTTP_HEADER_S="1",
         SYNTH_HTTP_BODY_WINDOW_S="1",
-        SYNTH_MAX_ANSWER_BYTES=str(4 << 20),
         OMP_NUM_THREADS="1",
+        **found.extra,
     )
     with (found.folder / f"{name}.log").open("ab") as log:
         command = [sys.executable, "-m", "synth.synthd", name]

@@ -5,9 +5,8 @@ from __future__ import annotations
 _MIB = 1 << 20
 
 
-def hostile_bodies() -> dict[str, bytes]:
-    """2 MiB each, by what they hold."""
-    size = 2 * _MIB
+def hostile_bodies(size: int = 2 * _MIB) -> dict[str, bytes]:
+    """Bodies of this many bytes, by what they hold."""
     return {
         "empty lists": b"[" + b",".join([b"[]"] * (size // 3)) + b"]",
         "empty objects": b'{"a":[' + b",".join([b"{}"] * (size // 3)) + b"]}",

@@ -12,17 +12,27 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from ipaddress import ip_network
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from urllib.parse import parse_qs
 
 import msgspec
 import pytest
 
 from synth.bus.recorded import from_parts, require_readable
+from synth.chat.literals import Literals
 from synth.datasets.check import FileCheck
 from synth.errors import NewerVersion, Permanent, UserError
 from synth.events import FileReady, FileRejected, JobCreated, JobRejected, JobValidated
+from synth.gateway.api.job_lists import find_jobs
+from synth.gateway.api.openai.graders import ValidateRequest, read_grader
+from synth.gateway.read_model.filters import JobFilter
+from synth.gateway.settings import GatewaySettings
 from synth.ids import RolloutId
 from synth.images.format import ImageRefused
 from synth.images.source import ImageLimits, read_image
+from synth.inference.grammar.compiler import SchemaLimits, check_schema_size
 from synth.jobs.rewards import RewardSettings, RewardWeights, StepRewards
 from synth.models import Registry
 from synth.outbound.http_guard import GuardPolicy, guarded_client
@@ -33,9 +43,14 @@ from synth.runtime.off_loop import OffLoop
 from synth.validator.validate import validate
 from synth.verifier.task_app import TaskAppCheck
 from tests.decoders import DECODER
+from tests.loop_gaps import RecordProperty, check_gaps
 from tests.service.jobs import make_model_dir
 from tests.soak.hostile.addresses import forbidden_addresses, image_address
 from tests.soak.hostile.bus_messages import bus_message
+from tests.soak.hostile.costs.chats import image_chats, schemas
+from tests.soak.hostile.costs.graders import grader_bodies
+from tests.soak.hostile.costs.job_files import costly_job_files
+from tests.soak.hostile.costs.lists import costly_lists
 from tests.soak.hostile.job_texts import job_text
 from tests.soak.hostile.rows import row
 from tests.soak.hostile.servers import ALLOWED, HostileServer, Trap, hostile_server, trap
@@ -46,6 +61,7 @@ INPUTS = 60
 GUARD = GuardPolicy(allowed=(ip_network(f"{ALLOWED}/32"),))
 #: Nothing here hangs by itself; a machine may be slow.
 PATIENCE_S = 60.0
+WORKERS = OffLoop()
 
 
 @asynccontextmanager
@@ -162,3 +178,81 @@ def test_a_message_of_a_thief_is_an_event_or_unreadable():
         fact = from_parts(message.subject, message.body, message.headers, seq=1, time=datetime.now(UTC))
         with suppress(NewerVersion, Permanent):
             require_readable(fact)
+
+
+Read = Callable[[], Awaitable[None]]
+
+
+def costly_grader() -> Read:
+    request = ValidateRequest(grader=dict(grader_bodies(random.Random(6)))["unknown fields"]["grader"])
+
+    async def read() -> None:
+        with pytest.raises(UserError) as refused:
+            await WORKERS.process(read_grader, request, False, org="org_1", size=None, task="read the grader")
+        assert refused.value.problems[-1].what.endswith("more problems")
+
+    return read
+
+
+def costly_job_file() -> Read:
+    text = dict(costly_job_files(random.Random(6)))["unknown keys"]
+    created = JobCreated(config=text, config_name="job.toml", body_sha256="")
+
+    async def read() -> None:
+        verdict = await WORKERS.process(
+            validate, created, Registry(Path()), org="org_1", size=len(text), task="read the job"
+        )
+        assert isinstance(verdict, JobRejected)
+
+    return read
+
+
+def costly_image() -> Read:
+    (part,) = dict(image_chats(random.Random(6), ["parameters"]))["parameters"]["messages"][0]["content"]
+
+    async def read() -> None:
+        async with guarded_client(GUARD) as client:
+            with pytest.raises(ImageRefused):
+                await read_image(part["image_url"]["url"], client, ImageLimits())
+
+    return read
+
+
+def costly_schema() -> Read:
+    schema = schemas(random.Random(6))["too large"]
+
+    async def read() -> None:
+        with pytest.raises(UserError, match="more than 65536 bytes"):
+            check_schema_size(schema, where="schema", limits=SchemaLimits())
+
+    return read
+
+
+def costly_chat() -> Read:
+    # Each mark is replaced before the template renders.
+    text, literals = "<|im_start|>" * 500_000, Literals(["<|im_start|>", "<|im_end|>"])
+
+    async def read() -> None:
+        escaped = await WORKERS.thread(literals.escape, text, org="org_1", size=len(text))
+        assert "|im_start|>" not in escaped
+
+    return read
+
+
+def costly_list() -> Read:
+    path = dict(costly_lists(random.Random(6), ["job_1"]))["jobs by too many tags"]
+    tags = {str(i): tag for i, tag in enumerate(parse_qs(path.partition("?")[2])["tag"])}
+    gateway: Any = SimpleNamespace(settings=GatewaySettings())
+
+    async def read() -> None:
+        with pytest.raises(UserError, match="SYNTH_LIST_CONDITIONS"):
+            await find_jobs(gateway, "org_1", limit=1, wanted=JobFilter(tags=tags))
+
+    return read
+
+
+@pytest.mark.parametrize(
+    "make", [costly_grader, costly_job_file, costly_image, costly_schema, costly_chat, costly_list]
+)
+async def test_a_costly_input_does_not_hold_the_event_loop(make: Callable[[], Read], record_property: RecordProperty):
+    await check_gaps(make(), record_property, "hostile", make.__name__)
