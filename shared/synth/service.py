@@ -25,10 +25,10 @@ from synth.bus.connection import Connection, connect
 from synth.bus.server.embedded import free_port
 from synth.errors import SynthError
 from synth.http_server.connection import http_config
+from synth.loop_gaps import measure_loop_gaps
 from synth.runtime import logs
 from synth.runtime.environment.child_environment import hide_memory, withhold_environment
 from synth.runtime.environment.unknown_settings import unknown_settings
-from synth.runtime.loop_gaps import measure_loop_gaps
 from synth.runtime.off_loop import OffLoop
 from synth.runtime.settings import ServiceSettings
 from synth.runtime.startup import build_struct_types

@@ -7,7 +7,7 @@ import time
 
 from prometheus_client import REGISTRY
 
-from synth.runtime.loop_gaps import TICK_S, measure_loop_gaps
+from synth.loop_gaps import TICK_S, measure_loop_gaps
 
 
 def longer_than(name: str, seconds: float) -> float:
