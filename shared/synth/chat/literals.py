@@ -87,7 +87,7 @@ class Literals:
         return entries
 
     def _escape_text(self, text: str) -> str:
-        if self._searched.search(text) is None:
+        if not any(self._searched.search(text, start, start + _PIECE) for start in range(0, len(text), _PIECE)):
             return text
         text = _substitute(self._private, lambda found: chr(_ESCAPE) + found[0], text, 1)
         for pattern, stand_in in self._replaced:

@@ -7,8 +7,8 @@ import binascii
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from urllib.parse import unquote_to_bytes
 
+_BAD_ESCAPE = re.compile(rb"%(?![0-9A-Fa-f]{2})")
 _BLANKS = re.compile(r"\s+")
 _STANDARD = str.maketrans("-_", "+/")
 #: Characters before the comma: a media type and its parameters.
@@ -44,7 +44,7 @@ class DataUri:
         the payload may have. Raises `BadDataUri` and `DataUriTooLarge`.
         """
         decoded = bytearray()
-        for piece in self._decoded_base64() if self.base64 else map(unquote_to_bytes, _pieces(self.payload)):
+        for piece in self._decoded_base64() if self.base64 else map(_unquote, _pieces(self.payload)):
             decoded += piece
             if most is not None and len(decoded) > most:
                 raise DataUriTooLarge
@@ -53,7 +53,7 @@ class DataUri:
     def _decoded_base64(self) -> Iterator[bytes]:
         rest, padded = "", False
         for piece in _pieces(self.payload):
-            text = unquote_to_bytes(piece).decode(errors="replace") if "%" in piece else piece
+            text = _unquote(piece).decode(errors="replace") if "%" in piece else piece
             text = _BLANKS.sub("", text).translate(_STANDARD)
             body = text.rstrip("=")
             if padded and body:
@@ -75,6 +75,14 @@ def _pieces(payload: str) -> Iterator[str]:
         end = cut if cut > start else end
         yield payload[start:end]
         start = end
+
+
+def _unquote(piece: str) -> bytes:
+    """Decode percent-encoded bytes as quoted-printable, in one call of C; `urllib` takes a second for each megabyte."""
+    text = piece.encode(errors="replace")
+    if _BAD_ESCAPE.search(text):
+        raise BadDataUri("the data URI has a percent sign without two hexadecimal digits behind it")
+    return binascii.a2b_qp(text.replace(b"=", b"=3D").replace(b"%", b"="))
 
 
 def _decode_base64(text: str) -> bytes:

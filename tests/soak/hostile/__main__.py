@@ -5,8 +5,8 @@
 Exit code 1: something was broken. What must hold: no status 5xx but a 503 with Retry-After; every input is decided
 within a deadline; no service ends, is unwell, or grows by 200 MB; nothing but what the operator allowed is connected
 to; no message is given up but those that came from a stolen credential; and the median answer to another organisation
-takes at most twice as long as before, more if the bus, which nobody attacks, took longer too; after each attack a good
-file of theirs is checked, and a good job verified.
+takes at most twice as long as before, more by as much as a sum of numbers takes longer on a busy machine; after each
+attack a good file of theirs is checked, and a good job verified.
 
 The attacks by cost send one request at a time, each at the limits of the settings. While they do, no process may grow
 by 300 MB, no median may take three times as long, and no event loop may stand still for 200 ms by its own doing.

@@ -1,8 +1,8 @@
 """A quiet organisation: it asks one thing at a time, and how long each answer takes is written down.
 
-`python -m tests.soak.hostile.quiet URL REFERENCE KEY SERVICE…` asks what these services answer, in turn, and prints a
-line for each request: the time, seconds, what was asked, and the status. The bus, which nobody attacks, is asked too:
-it is slower if the machine is. It is a process of its own, so that what the attackers
+`python -m tests.soak.hostile.quiet URL KEY SERVICE…` asks what these services answer, in turn, and prints a line for
+each request: the time, seconds, what was asked, and the status. It also adds up numbers, which takes longer if the
+machine is busy. It is a process of its own, so that what the attackers
 compute does not count.
 """
 
@@ -25,8 +25,9 @@ from tests.soak.hostile.target import MODEL, Target
 _PAUSE_S = 0.05
 _TIMEOUT_S = 60.0
 _GRADER = {"type": "string_check", "name": "a", "operation": "eq", "input": "{{sample.output_text}}", "reference": "4"}
-#: What is asked of the bus.
-REFERENCE = "/healthz"
+#: The work of its own that is compared with.
+REFERENCE = "sum"
+_NUMBERS = 500_000
 #: What is asked of each service: a path, and the body that is posted to it, if any.
 _QUESTIONS: dict[str, tuple[tuple[str, Any], ...]] = {
     "gateway": (
@@ -71,27 +72,31 @@ class Quiet:
 
 def start_quiet(attacked: Target, services: Sequence[str], lines: Path) -> Quiet:
     """Start the organisation's requests; whoever started it ends the process."""
-    bus = f"http://127.0.0.1:{attacked.bus.config.http_port}"
-    command = [sys.executable, "-u", "-m", "tests.soak.hostile.quiet", attacked.url, bus, attacked.quiet_key, *services]
+    command = [sys.executable, "-u", "-m", "tests.soak.hostile.quiet", attacked.url, attacked.quiet_key, *services]
     with lines.open("wb") as out:
         process = subprocess.Popen(command, stdout=out)
     return Quiet(process, lines, _questions(services))
+
+
+async def _status(http: httpx.AsyncClient, path: str, body: Any) -> str:
+    if path == REFERENCE:
+        sum(range(_NUMBERS))
+        return "200"
+    return str((await (http.get(path) if body is None else http.post(path, json=body))).status_code)
 
 
 def _questions(services: Sequence[str]) -> list[tuple[str, Any]]:
     return [(REFERENCE, None), *(question for service in services for question in _QUESTIONS.get(service, ()))]
 
 
-async def _ask(url: str, bus: str, key: str, services: Sequence[str]) -> None:
+async def _ask(url: str, key: str, services: Sequence[str]) -> None:
     headers = {"Authorization": f"Bearer {key}"}
     async with httpx.AsyncClient(base_url=url, headers=headers, timeout=_TIMEOUT_S, trust_env=False) as http:
         while True:
             for path, body in _questions(services):
                 begun = time.time()
                 try:
-                    at = bus + path if path == REFERENCE else path
-                    reply = await (http.get(at) if body is None else http.post(at, json=body))
-                    status = str(reply.status_code)
+                    status = await _status(http, path, body)
                 except httpx.HTTPError as error:
                     status = type(error).__name__
                 sys.stdout.write(f"{begun} {time.time() - begun} {path} {status}\n")
@@ -99,4 +104,4 @@ async def _ask(url: str, bus: str, key: str, services: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(_ask(sys.argv[1], sys.argv[2], sys.argv[3], sys.argv[4:]))
+    asyncio.run(_ask(sys.argv[1], sys.argv[2], sys.argv[3:]))

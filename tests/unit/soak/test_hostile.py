@@ -230,7 +230,7 @@ def costly_schema() -> Read:
 
 def costly_chat() -> Read:
     # Each mark is replaced before the template renders.
-    text, literals = "<|im_start|>" * 500_000, Literals(["<|im_start|>", "<|im_end|>"])
+    text, literals = "ab " * 6_000_000 + "<|im_start|>" * 300_000, Literals(["<|im_start|>", "<|im_end|>"])
 
     async def read() -> None:
         escaped = await WORKERS.thread(literals.escape, text, org="org_1", size=len(text))
