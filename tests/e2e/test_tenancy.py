@@ -8,8 +8,9 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.e2e.platform import JOB_S, Platform, sft
-from tests.e2e.task_apps import Served
+from tests.e2e.cli.conftest import eventually
+from tests.e2e.platform import JOB_S, Platform, rl, sft
+from tests.e2e.task_apps import KEY, Served, letters, served
 
 pytestmark = pytest.mark.timeout(1200)
 
@@ -64,3 +65,23 @@ def test_anothers_model_and_file_are_of_no_use(
         assert ended["state"] in ("rejected", "failed"), (what, ended["state"])
         said = " ".join(problem["what"] for problem in ended["problems"])
         assert "there is no file" in said or "has not been published" in said, (what, said)
+
+
+def test_evaluations_that_hang_leave_a_place_for_a_job_of_another_organisation(
+    platform: Platform, stranger: httpx.Client, letters_app: Served
+):
+    key = {"key": KEY, "url": letters_app.url}
+    stranger.post("/api/environment-keys", json=key).raise_for_status()
+    with served(letters(), fault=lambda n: "hang") as hung:
+        body = {"config": EVAL.format(model="tiny-qwen3"), "config_name": "eval.toml", "task_url": hung.url}
+        hanging = [platform.api.post("/api/jobs", json=body).raise_for_status().json()["id"] for _ in range(18)]
+        eventually(lambda: [platform.job(id)["state"] for id in hanging].count("started") == 2)
+        config = rl("tiny-qwen3", letters_app.url, iterations=1)
+        job = stranger.post("/api/jobs", json={"config": config, "config_name": "rl.toml"}).raise_for_status().json()
+        assert end_of(stranger, job["id"])["state"] == "succeeded"
+        states = [platform.job(id)["state"] for id in hanging]
+        assert set(states) == {"started", "verified"}, states
+        for id in hanging:
+            platform.api.post(f"/api/jobs/{id}/cancel").raise_for_status()
+        for id in hanging:
+            assert platform.outcome(id)[1]["state"] == "cancelled"

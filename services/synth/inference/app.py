@@ -70,7 +70,11 @@ def main() -> int:
             service.add_background(asyncio.create_task(device.run()))
             engine_factory = take_turns(engine_factory, device)
         model_pool = ModelPool(
-            router.files_of, engine_factory, max_models=settings.max_models, load_timeout=settings.load_wait_s
+            router.files_of,
+            engine_factory,
+            max_models=settings.max_models,
+            spare=settings.spare_models,
+            load_timeout=settings.load_wait_s,
         )
         router.attach_model_pool(model_pool)
         service.on_close(model_pool.close)
@@ -107,13 +111,12 @@ def main() -> int:
             return org
 
         serve_owner = ServeTaskOwner(service.bus, service.blobs, settings, router, boot, changed)
-        # One model is left for users who chat while jobs train, or wait for a trainer.
-        capacity = max(1, settings.max_models - 1)
         worker = TaskWorker(
             service.bus,
             kind="serve",
             pool=settings.pool,
-            capacity=capacity,
+            capacity=settings.job_models,
+            spare=settings.spare_models,
             failures=settings.task_failures,
             suspicion=SuspicionSettings(after=settings.task_suspicions, alone_s=settings.task_alone_s),
             attempt_logs=AttemptLogs(service.bus, service.blobs, settings.job_log_bytes, settings.job_log_every_s),

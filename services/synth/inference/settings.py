@@ -12,6 +12,9 @@ from synth.inference.engines.settings import Workaround
 from synth.outbound.http_guard import GuardSettings
 from synth.runtime.settings import ServiceSettings
 
+#: Places that have their uses: one for jobs, and one for users who chat while jobs train, or wait for a trainer.
+_FEWEST_SHARED = 2
+
 
 class InferenceSettings(ServiceSettings, GuardSettings, ImageSettings):
     """What an inference process needs beside the shared settings."""
@@ -26,8 +29,10 @@ class InferenceSettings(ServiceSettings, GuardSettings, ImageSettings):
     max_lora_rank: int = 64
     """vLLM: the rank that a process has room for; an adapter of a larger one gets a process of its own."""
 
-    max_models: int = 3
-    """Models (training policies, evaluated versions, served models) that one process holds at a time."""
+    max_models: int = Field(default=4, ge=1)
+    """Models (training policies, served models) that one process holds at a time. With two or more, one place is for
+    chats; with three or more, another is a spare place for organisations that hold none, so that no organisation holds
+    every place. Jobs share the others by turns of their organisations."""
 
     threads: int = 1
     """CPU threads of an engine. One is the default: contended threads spin and are slower."""
@@ -130,6 +135,16 @@ class InferenceSettings(ServiceSettings, GuardSettings, ImageSettings):
 
     idle_unload_s: float = 900.0
     """A served model that nobody has asked for during so many seconds gives its memory back."""
+
+    @property
+    def spare_models(self) -> int:
+        """Places for organisations that hold none."""
+        return 1 if self.max_models > _FEWEST_SHARED else 0
+
+    @property
+    def job_models(self) -> int:
+        """Places for the policies of jobs, beside the spare ones."""
+        return max(1, self.max_models - 1 - self.spare_models)
 
     @property
     def load_wait_s(self) -> float:

@@ -114,6 +114,20 @@ async def test_who_has_nothing_finds_a_spare_place_in_a_full_pool(own):
         assert worker.running == 2
 
 
+async def test_a_spare_place_is_taken_at_once_by_an_organisation_that_had_it_before(own, monkeypatch):
+    """A full worker looks only seldom at tasks that it knows, but at once at a new one."""
+    monkeypatch.setattr("synth.bus.tasks.choice._SPARE_LOOK_AGAIN_S", 600.0)
+    await own.provision(ack_wait=30)
+    await queue(own, *loud(4))
+    pool = Pool(own)
+    async with pool.worker(capacity=2, spare=1):
+        await pool.has_begun(2)
+        for count, name in enumerate(("quiet-0", "quiet-1"), 3):
+            await queue(own, name)
+            assert (await pool.has_begun(count))[-1] == name
+            pool.end(name)
+
+
 async def test_tasks_that_were_looked_at_and_given_back_have_not_failed(own):
     """More often than a task may fail, which is twice."""
     await own.provision(ack_wait=30)

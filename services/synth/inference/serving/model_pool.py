@@ -3,16 +3,18 @@
 A training policy is never evicted for a served model; an idle served model is evicted for either. A pinned version of
 an evaluation is held beside its training policy and is not counted in `max_models`. If it were, an evaluation could
 wait for a place until another job ended, and its own job would fail. A model is loaded once, however many requests ask
-for it at the same time, and a model that nobody trains is unloaded when nobody has asked for it for a while.
+for it at the same time, and a model that nobody trains is unloaded when nobody has asked for it for a while. No
+organisation holds every place: the last free ones are for organisations that hold none.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from synth.errors import Transient
@@ -79,26 +81,35 @@ EngineFactory = Callable[[ModelFiles], Awaitable[ServedModel]]
 
 @dataclass(eq=False, slots=True)
 class _PooledModel:
-    """A model of the pool, loading or loaded. last_used: by the clock. leases: requests that run on it.
+    """A model of the pool, loading or loaded. last_used: by the clock. leases: requests on it of each organisation.
 
+    trained_by: the organisation whose policy it is, None for a served model.
     pinned_from: the training policy of which this is a pinned version; it is unloaded together with that policy.
     """
 
     loading: asyncio.Task[ServedModel]
-    training: bool
+    trained_by: str | None
     pinned_from: str | None = None
     last_used: float = 0.0
-    leases: int = 0
+    leases: Counter[str] = field(default_factory=Counter[str])
+
+    @property
+    def training(self) -> bool:
+        return self.trained_by is not None
 
     @property
     def evictable(self) -> bool:
-        return not self.training and self.leases == 0 and self.loading.done()
+        return not self.training and not self.leases.total() and self.loading.done()
+
+    def is_held_by(self, org: str) -> bool:
+        return self.trained_by == org or self.leases[org] > 0
 
 
 class ModelPool:
     """The loaded models of one inference process, at most `max_models`.
 
-    load_timeout: seconds for one to load. clock: returns seconds from any starting point.
+    spare: how many of these places are for organisations that hold none. load_timeout: seconds for one to load. clock:
+    returns seconds from any starting point.
     """
 
     def __init__(
@@ -107,12 +118,14 @@ class ModelPool:
         engine_factory: EngineFactory,
         *,
         max_models: int,
+        spare: int = 0,
         load_timeout: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._find_files = find_files
         self._engine_factory = engine_factory
         self._max_models = max_models
+        self._spare = spare
         self._load_timeout = load_timeout
         self._models: dict[str, _PooledModel] = {}
         self._clock = clock
@@ -131,12 +144,12 @@ class ModelPool:
         model = self._models.get(name)
         return model.loading.result() if model is not None and model.training and _is_ready(model) else None
 
-    async def hold(self, name: str, files: ModelFiles) -> ServedModel:
-        """Load a training policy, and keep it until `release`. Raises `Transient` when every place is taken."""
+    async def hold(self, name: str, files: ModelFiles, *, org: str) -> ServedModel:
+        """Load a training policy, and keep it until `release`. Raises `Transient` if there is no place for `org`."""
         async with self._lock:
             model = await self._get_alive(name)
             if model is None:
-                model = await self._start_loading(name, lambda: self._engine_factory(files), training=True)
+                model = await self._start_loading(name, lambda: self._engine_factory(files), org, training=True)
         return await self._loaded(name, model)
 
     async def release(self, name: str) -> None:
@@ -156,11 +169,11 @@ class ModelPool:
         return name not in self._models
 
     @asynccontextmanager
-    async def lease(self, name: str, *, pinned_from: str | None = None) -> AsyncIterator[ServedModel]:
+    async def lease(self, name: str, *, org: str, pinned_from: str | None = None) -> AsyncIterator[ServedModel]:
         """A served model for one request; it is loaded first if necessary, and not evicted meanwhile.
 
-        pinned_from: the training policy of which this is a pinned version.
-        Raises `UserError` for an unknown model, `Transient` when every place is taken or it takes too long to load.
+        org: whose request it is. pinned_from: the training policy of which this is a pinned version.
+        Raises `UserError` for an unknown model, `Transient` if there is no place for `org` or loading takes too long.
         """
         model = await self._get_alive(name)
         if model is None:
@@ -168,14 +181,14 @@ class ModelPool:
                 model = self._models.get(name)  # another request may have begun to load it
                 if model is None:
                     model = await self._start_loading(
-                        name, lambda: self._find_and_load(name), training=False, pinned_from=pinned_from
+                        name, lambda: self._find_and_load(name), org, training=False, pinned_from=pinned_from
                     )
-        model.leases += 1
+        model.leases[org] += 1
         model.last_used = self._clock()
         try:
             yield await self._loaded(name, model)
         finally:
-            model.leases -= 1
+            model.leases[org] -= 1
             model.last_used = self._clock()
 
     async def unload_idle(self, seconds: float) -> list[str]:
@@ -196,9 +209,17 @@ class ModelPool:
         return await self._engine_factory(await self._find_files(name))
 
     async def _start_loading(
-        self, name: str, load: Callable[[], Awaitable[ServedModel]], *, training: bool, pinned_from: str | None = None
+        self,
+        name: str,
+        load: Callable[[], Awaitable[ServedModel]],
+        org: str,
+        *,
+        training: bool,
+        pinned_from: str | None = None,
     ) -> _PooledModel:
         rivals = {n: p for n, p in self._models.items() if p.pinned_from == pinned_from}
+        if pinned_from is None:
+            self._require_share(name, org, list(rivals.values()))
         # Beside a training policy there is room for one pinned version; an idle earlier one gives way.
         if len(rivals) >= (self._max_models if pinned_from is None else 1):
             idle = [(p.last_used, n) for n, p in rivals.items() if p.evictable]
@@ -220,9 +241,21 @@ class ModelPool:
                 why = late if seconds.expired() else f"{name!r} cannot be loaded now: {error!r}"
                 raise Transient(why, delay=30) from error
 
-        model = _PooledModel(asyncio.create_task(bounded(), name=f"load {name}"), training, pinned_from)
+        model = _PooledModel(
+            asyncio.create_task(bounded(), name=f"load {name}"), org if training else None, pinned_from
+        )
         self._models[name] = model
         return model
+
+    def _require_share(self, name: str, org: str, placed: list[_PooledModel]) -> None:
+        """Raise `Transient` if only spare places are free and the organisation holds a place."""
+        free = self._max_models - sum(not model.evictable for model in placed)
+        if 0 < free <= self._spare and any(model.is_held_by(org) for model in placed):
+            raise Transient(
+                f"{name!r} has to wait: the last of {self._max_models} places for a model (SYNTH_MAX_MODELS) is for an "
+                "organisation that holds none",
+                delay=5,
+            )
 
     async def _loaded(self, name: str, model: _PooledModel) -> ServedModel:
         """Wait until a model is loaded; remove it from the pool if it cannot be loaded."""

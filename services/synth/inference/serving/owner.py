@@ -130,7 +130,7 @@ class _ServedTask:
         started = time.monotonic()
         owner.check_room(job)
         await owner.router.check_teacher(job)
-        policy = await owner.router.model_pool.hold(job.job_id, await owner.router.source_of(job))
+        policy = await owner.router.model_pool.hold(job.job_id, await owner.router.source_of(job), org=job.org)
         lease.progress("load the teacher", deadline=owner.settings.load_wait_s + 60)
         # A teacher is as much of the job as its policy: where one of the two has no place, neither keeps its own.
         async with owner.router.hold_teacher(job) as teacher:

@@ -72,7 +72,7 @@ class ModelRouter:
             raise Transient(f"the policy of {cid.job_id} is not served here", delay=1)
         if cid.version is not None:
             async with self.model_pool.lease(
-                pinned_policy_name(cid.job_id, cid.version), pinned_from=cid.job_id
+                pinned_policy_name(cid.job_id, cid.version), org=job.org, pinned_from=cid.job_id
             ) as pinned:
                 yield _binding(pinned, cid.job_id, job.org, job.sampling)
             return
@@ -85,7 +85,7 @@ class ModelRouter:
     async def for_model(self, model: str, principal: str) -> AsyncIterator[ModelBinding]:
         """A base model, or a fine-tuned one that the organisation owns."""
         ref = await self._find(principal, model)
-        async with self._lease(ref) as loaded:
+        async with self._lease(ref, principal) as loaded:
             yield _binding(loaded, ref.id, principal, None)
 
     @asynccontextmanager
@@ -96,7 +96,7 @@ class ModelRouter:
             raise Transient(f"the policy of {job_id} is not served here, nor its teacher", delay=1)
         if job.teacher is None:
             raise UserError(Problem(what=f"{job_id} has no teacher", expected="a job with [distillation]", where="job"))
-        async with self._lease(job.teacher) as loaded:
+        async with self._lease(job.teacher, job.org) as loaded:
             yield loaded.engine
 
     @asynccontextmanager
@@ -105,7 +105,7 @@ class ModelRouter:
         if job.teacher is None:
             yield None
             return
-        async with self._lease(job.teacher) as loaded:
+        async with self._lease(job.teacher, job.org) as loaded:
             if self._by_id.get(job.teacher.id) != job.teacher:
                 # Somebody chats with what was installed under this id before.
                 raise Transient(
@@ -122,11 +122,11 @@ class ModelRouter:
         await asyncio.to_thread(check_same_tokenizer, policy.model_dir, teacher.model, teacher_id=job.teacher.id)
 
     @asynccontextmanager
-    async def _lease(self, ref: ModelRef) -> AsyncIterator[ServedModel]:
+    async def _lease(self, ref: ModelRef, org: str) -> AsyncIterator[ServedModel]:
         # The id stands for other weights now: the base was installed, or another model stands in for it.
         if self._by_id.get(ref.id) != ref and await self.model_pool.try_unload(ref.id):
             self._by_id[ref.id] = ref
-        async with self.model_pool.lease(ref.id) as loaded:
+        async with self.model_pool.lease(ref.id, org=org) as loaded:
             yield loaded
 
     async def models(self, principal: str) -> list[str]:

@@ -26,9 +26,9 @@ from synth.work import task_of
 
 log = logs.get("task_choice")
 
-#: A worker without room looks for organisations that have nothing this often, and among those that it has seen before,
-#: which others may be looking at too, less often: the more tasks wait, the dearer is a look.
-_SPARE_LOOK_S = 1.0
+#: A worker without room looks for organisations that have nothing during this part of the time at most. Tasks that it
+#: has looked at before, which others may be looking at too, it pulls again less often: the more wait, the dearer it is.
+_SPARE_LOOKING_SHARE = 0.05
 _SPARE_LOOK_AGAIN_S = 5.0
 _SPARE_LOOK_TASKS_PER_S = 100.0
 
@@ -44,7 +44,7 @@ class TaskChoice:
         self._subjects = f"work.{kind}.{pool}.>"
         self._turns = FairTurns()
         self._look_at = 0.0
-        self._seen: frozenset[str | None] = frozenset()
+        self._seen: frozenset[str] = frozenset()
         self._seen_again_at = 0.0
 
     async def choose(self, delivered: Msg, *, own: Collection[str], room: int) -> list[Msg]:
@@ -72,11 +72,10 @@ class TaskChoice:
             return []
         # Replicas that began together do not look together for ever.
         jitter = random.uniform(0.5, 1.5)
-        self._look_at = now + jitter * _SPARE_LOOK_S
         here = {_org_of(subject) for subject in own}
         try:
             queued = await self._queued()
-            others = frozenset(_org_of(subject) for subject in queued) - here
+            others = frozenset(subject for subject in queued if _org_of(subject) not in here)
             if not others or (others <= self._seen and now < self._seen_again_at):
                 return []
             waiting = await pull(self._bus, self._queue, batch=TASKS_IN_FLIGHT)
@@ -86,6 +85,9 @@ class TaskChoice:
         except (NatsError, TimeoutError) as error:
             log.warning("cannot look at the queue", queue=self._queue, error=repr(error))
             return []
+        finally:
+            took = time.monotonic() - now
+            self._look_at = now + jitter * took / _SPARE_LOOKING_SHARE
 
     async def _queued(self) -> list[str]:
         """The subjects of all tasks of the queue, those that are at work too."""

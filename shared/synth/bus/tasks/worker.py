@@ -47,6 +47,8 @@ log = logs.get("worker")
 
 _PULL_S = 1.0
 _BUG_PAUSE_S = 5.0
+#: Between two looks of a worker without room: short beside the time in which a job starts that has a spare place.
+_FULL_PAUSE_S = 0.1
 #: A task that is delivered to a worker without room goes on to another after this many seconds, not at once: who is
 #: given it next may have no room either.
 _SEND_ON_S = 0.25
@@ -138,7 +140,7 @@ class TaskWorker:
     async def _next(self) -> list[Msg]:
         """What to take now; the choice among what waits, where there is one."""
         if self._full and not any(lease.in_doubt and not lease.was_let_go for lease, _ in self._held.values()):
-            await asyncio.sleep(_PULL_S / 4)
+            await asyncio.sleep(_FULL_PAUSE_S)
             spare = self._capacity + self._spare - len(self._held)
             self._delivered_at = time.monotonic()
             leaves = spare <= 0 or self._solitude.taken or self._bus.newer.leaves(self._queue)

@@ -55,7 +55,7 @@ async def model_pool(store: ModelStore) -> AsyncIterator[ModelPool]:
 
 
 async def use(model_pool: ModelPool, name: str) -> ServedModel:
-    async with model_pool.lease(name) as loaded:
+    async with model_pool.lease(name, org="a") as loaded:
         return loaded
 
 
@@ -75,7 +75,7 @@ async def test_the_least_recently_used_idle_model_gives_way(model_pool: ModelPoo
 
 
 async def test_a_model_in_use_is_not_evicted(model_pool: ModelPool) -> None:
-    async with model_pool.lease("a") as a, model_pool.lease("b"):
+    async with model_pool.lease("a", org="a") as a, model_pool.lease("b", org="a"):
         with pytest.raises(Transient, match=r"all 2 places .* \(SYNTH_MAX_MODELS\) are in use; 'c' has to wait"):
             await use(model_pool, "c")
         assert a.engine.healthy
@@ -87,13 +87,13 @@ async def test_training_policies_evict_served_models_and_never_the_other_way(
 ) -> None:
     await use(model_pool, "a")
     await use(model_pool, "b")
-    one = await model_pool.hold("job_1", store.files)
-    two = await model_pool.hold("job_2", replace(store.files, version=7))
+    one = await model_pool.hold("job_1", store.files, org="a")
+    two = await model_pool.hold("job_2", replace(store.files, version=7), org="a")
     assert (one.engine.version, two.engine.version) == (0, 7)
     with pytest.raises(Transient):
         await use(model_pool, "a")
     with pytest.raises(Transient, match="'job_3' has to wait"):
-        await model_pool.hold("job_3", store.files)
+        await model_pool.hold("job_3", store.files, org="a")
 
     await model_pool.release("job_1")
     await model_pool.release("job_1")
@@ -103,16 +103,37 @@ async def test_training_policies_evict_served_models_and_never_the_other_way(
     await use(model_pool, "a")
 
 
+async def test_no_organisation_holds_every_place(store: ModelStore) -> None:
+    model_pool = ModelPool(store.find, store.open, max_models=3, spare=1, load_timeout=20)
+    await use(model_pool, "idle")
+    await model_pool.hold("job_1", store.files, org="loud")
+    async with model_pool.lease("chat", org="loud"):
+        with pytest.raises(Transient, match=r"'job_2' has to wait: the last of 3 places .* that holds none"):
+            await model_pool.hold("job_2", store.files, org="loud")
+        with pytest.raises(Transient, match="'another' has to wait: the last of 3 places"):
+            async with model_pool.lease("another", org="loud"):
+                pass
+        # It goes to another organisation, in place of the idle model.
+        await model_pool.hold("job_3", store.files, org="quiet")
+        assert set(model_pool.names()) == {"job_1", "chat", "job_3"}
+    await model_pool.release("job_1")
+    await model_pool.hold("job_2", store.files, org="loud")
+    await model_pool.close()
+
+
 async def test_a_pinned_version_needs_no_place_of_its_own_and_goes_with_its_policy(
     model_pool: ModelPool, store: ModelStore
 ) -> None:
-    await model_pool.hold("job_1", store.files)
-    await model_pool.hold("job_2", store.files)
-    async with model_pool.lease("job_1@v2", pinned_from="job_1"), model_pool.lease("job_2@v4", pinned_from="job_2"):
+    await model_pool.hold("job_1", store.files, org="a")
+    await model_pool.hold("job_2", store.files, org="a")
+    async with (
+        model_pool.lease("job_1@v2", org="a", pinned_from="job_1"),
+        model_pool.lease("job_2@v4", org="a", pinned_from="job_2"),
+    ):
         with pytest.raises(Transient, match="another version is in use; 'job_1@v3' has to wait"):
-            async with model_pool.lease("job_1@v3", pinned_from="job_1"):
+            async with model_pool.lease("job_1@v3", org="a", pinned_from="job_1"):
                 pass
-    async with model_pool.lease("job_1@v3", pinned_from="job_1"):
+    async with model_pool.lease("job_1@v3", org="a", pinned_from="job_1"):
         assert set(model_pool.names()) == {"job_1", "job_2", "job_1@v3", "job_2@v4"}
     await model_pool.release("job_1")
     assert set(model_pool.names()) == {"job_2", "job_2@v4"}
@@ -123,7 +144,7 @@ async def test_an_unknown_model_is_refused_and_takes_no_place(model_pool: ModelP
         with pytest.raises(UserError, match="no model 'none'"):
             await use(model_pool, "none")
     assert store.found == ["none"] * 3
-    async with model_pool.lease("a"), model_pool.lease("b"):
+    async with model_pool.lease("a", org="a"), model_pool.lease("b", org="a"):
         pass
 
 
@@ -172,9 +193,9 @@ async def test_a_model_that_nobody_asks_for_is_unloaded_and_one_that_is_used_or_
 ) -> None:
     now = 0.0
     model_pool = ModelPool(store.find, store.open, max_models=4, load_timeout=20, clock=lambda: now)
-    held = await model_pool.hold("job_1", store.files)
+    held = await model_pool.hold("job_1", store.files, org="a")
     await use(model_pool, "a")
-    async with model_pool.lease("b"):
+    async with model_pool.lease("b", org="a"):
         now = 60.0
         assert await model_pool.unload_idle(100) == []
         now = 100.0
