@@ -44,7 +44,8 @@ class JudgeTotals(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Waiting(msgspec.Struct, frozen=True, kw_only=True):
-    """What a job waits for. need: the service; position: among the jobs that wait for it in this pool, 1 is next.
+    """What a job waits for. need: the service; position: in the order in which workers of this pool take jobs,
+    that of the organisation with the fewest places first; 1 is next.
 
     A job whose configuration or task app is still being checked waits for "validator" or "verifier", and takes no place
     among those that wait for a worker.

@@ -7,6 +7,7 @@ import json
 from datetime import timedelta
 from typing import Any
 
+import msgspec
 import pytest
 
 from synth.bus.history.job_log import start_attempt
@@ -195,6 +196,31 @@ async def test_a_job_whose_task_app_is_being_checked_takes_no_trainers_place(bus
     said = await replay(gateway, [f"queue.waiting.{org}.*"])
     assert [e.key for e in said] == [first]
     assert said[0].event == QueueWaiting(need="trainer", pool="gpu", position=1, seconds=2.0)
+
+
+async def test_the_place_of_a_job_is_that_in_the_order_in_which_workers_take_it(bus_as, tmp_path):
+    """An organisation that holds an engine has queued more before: the next place is not its own."""
+    gateway, loud, quiet = await bus_as("gateway"), new_org_id(), new_org_id()
+    jobs = [(org, new_job_id()) for org in (loud, loud, loud, quiet, quiet)]
+    for org, id in jobs:
+        await job_histories.append(gateway, org, id, JobCreated(config="", config_name="x.toml", body_sha256="0"))
+        await job_histories.verify(bus_as, org, id)
+    loaded = PolicyLoaded(version=0, replica="r", seconds=1, proven=0)
+    await Publisher(await bus_as("inference")).once(loaded, org=loud, key=jobs[0][1], id="0:r")
+    await start_attempt(await bus_as("trainer"), loud, jobs[0][1], worker="w")
+    model, queue = ReadModel(tmp_path / "m.db"), JobQueue("gpu")
+    model.prepare(stream="s", last_seq=10**9)
+    model.apply(await replay(gateway, [f"*.*.{org}.*" for org in (loud, quiet)]))
+    rows = [row for _, id in jobs if (row := model.find("jobs", JobRow, id)) is not None]
+
+    await queue.update(model)
+    places = [None if (place := queue.place(row)) is None else (place.need, place.position) for row in rows]
+    assert places == [None, ("inference", 2), ("inference", 4), ("inference", 1), ("inference", 3)]
+    # Of those that the queue has not read yet, too.
+    new = msgspec.structs.replace(rows[4], job=msgspec.structs.replace(rows[4].job, id=new_job_id()), org=new_org_id())
+    place = queue.place(new)
+    assert place is not None
+    assert place.position == 2
 
 
 async def test_a_job_that_was_resumed_lacks_an_engine_again(bus_as, tmp_path):

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections import defaultdict
+from bisect import bisect_right
+from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Container
-from datetime import datetime
 
 import msgspec
 
@@ -60,27 +60,48 @@ def missing_service(row: JobRow) -> str | None:
             return None
 
 
-class JobQueue:
-    """The jobs that wait, by the service that they wait for, in the order in which they began to.
+def _held_services(row: JobRow) -> list[str]:
+    """The services of which a live job has a place."""
+    held = ["inference"] if row.policy_loaded else []
+    if row.job.state not in WAITING and row.job.state is not State.PAUSED:
+        held.append("rollouts" if row.job.kind == "eval" else "trainer")
+    return held
 
-    They are read again and again (`update`), as no request may read all of them.
+
+class JobQueue:
+    """The jobs that wait, by the service that they wait for, in the order in which workers take them.
+
+    A worker takes the task whose organisation has the fewest places (`synth.bus.tasks.choice`). So a job stands behind
+    those whose organisations will have no more places than its own when their turn comes, and which are older. They are
+    read again and again (`update`), as no request may read all of them.
     """
 
     def __init__(self, pool: str) -> None:
         self.pool = pool
         self._read = False
         self._places: dict[str, tuple[str, int]] = {}
-        self._lengths: dict[str, int] = {}
+        self._turns: dict[str, list[int]] = {}
+        self._next_turns: Counter[tuple[str, str]] = Counter()
 
     async def update(self, model: ReadModel) -> None:
-        """Read the jobs that wait now."""
-        waiting: defaultdict[str, list[tuple[datetime, str]]] = defaultdict(list)
-        async for page in live_jobs(model, states=WAITING):
+        """Read the jobs that wait now, and what those that run hold."""
+        waiting: defaultdict[str, list[JobRow]] = defaultdict(list)
+        turns: Counter[tuple[str, str]] = Counter()
+        async for page in live_jobs(model):
             for row in page:
                 if need := missing_service(row):
-                    waiting[need].append((row.state_since, row.job.id))
-        self._lengths = {need: len(jobs) for need, jobs in waiting.items()}
-        self._places = {id: (need, n) for need, jobs in waiting.items() for n, (_, id) in enumerate(sorted(jobs), 1)}
+                    waiting[need].append(row)
+                turns.update((service, row.org) for service in _held_services(row))
+        self._places, self._turns = {}, {}
+        for need, rows in waiting.items():
+            order: list[tuple[int, str]] = []
+            for row in sorted(rows, key=lambda row: (row.state_since, row.job.id)):
+                order.append((turns[need, row.org], row.job.id))
+                turns[need, row.org] += 1
+            order.sort(key=lambda turn: turn[0])
+            self._places |= {id: (need, n) for n, (_, id) in enumerate(order, 1)}
+            self._turns[need] = [turn for turn, _ in order]
+        self._next_turns = turns
         self._read = True
 
     def check(self) -> str | None:
@@ -88,13 +109,13 @@ class JobQueue:
         return None if self._read else "the queue of jobs is not read yet"
 
     def place(self, row: JobRow) -> Waiting | None:
-        """What a job waits for; None for one that does not wait. One that has just begun to is the last of all."""
+        """What a job waits for; None for one that does not wait. A new one is its organisation's last."""
         need = missing_service(row)
         if need is None:
             return None
         known, position = self._places.get(row.job.id, ("", 0))
         if known != need:
-            position = self._lengths.get(need, 0) + 1
+            position = bisect_right(self._turns.get(need, []), self._next_turns[need, row.org]) + 1
         return Waiting(need=need, pool=self.pool, position=position, since=row.state_since)
 
     def show(self, row: JobRow) -> Job:
