@@ -25,18 +25,22 @@ class JobLimitSettings(Settings):
     max_rollout_retries: int = Field(default=100, ge=0)
     """The largest `max_retries` that a job may ask for."""
 
+    max_rollout_timeout_s: float = Field(default=14_400.0, gt=0)
+    """The largest `rollout_timeout_s` that a job may ask for: a job whose task app never answers keeps its places at
+    the engine and the collector for so long, at each try."""
+
 
 def beyond_limits(job: Job, limits: JobLimitSettings, origins: Mapping[str, str]) -> list[Problem]:
     """What of a resolved job is more than this cluster takes. origins: the place of each value in its file."""
     problems: list[Problem] = []
 
-    def check(count: int, limit: int, what: str, setting: str, *keys: str) -> None:
-        if count > limit:
+    def check(value: float, limit: float, what: str, setting: str, *keys: str) -> None:
+        if value > limit:
             where = next((origins[key] for key in keys if origins.get(key, "default") != "default"), "")
             problems.append(
                 Problem(
-                    what=f"{what} is {count:,}",
-                    expected=f"at most {limit:,} on this cluster",
+                    what=f"{what} is {_number(value)}",
+                    expected=f"at most {_number(limit)} on this cluster",
                     fix=f"lower it, or have the operator raise {setting}",
                     where=where,
                 )
@@ -58,6 +62,13 @@ def beyond_limits(job: Job, limits: JobLimitSettings, origins: Mapping[str, str]
         "SYNTH_MAX_ROLLOUT_RETRIES",
         "rollout.max_retries",
     )
+    check(
+        job.rollout.rollout_timeout_s,
+        limits.max_rollout_timeout_s,
+        "rollout_timeout_s",
+        "SYNTH_MAX_ROLLOUT_TIMEOUT_S",
+        "rollout.rollout_timeout_s",
+    )
     setting = "SYNTH_MAX_ROLLOUTS_AN_ITERATION"
     if isinstance(job, EvalJob):
         rollouts = len(job.seeds) * job.rollouts_per_seed
@@ -73,3 +84,7 @@ def beyond_limits(job: Job, limits: JobLimitSettings, origins: Mapping[str, str]
         keys = ("evaluation.rollouts_per_seed", "evaluation.seeds")
         check(rollouts, limits.max_rollouts_an_iteration, what, setting, *keys)
     return problems
+
+
+def _number(value: float) -> str:
+    return f"{int(value):,}" if value == int(value) else f"{value:,}"

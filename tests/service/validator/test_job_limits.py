@@ -22,7 +22,9 @@ seeds = "0-999"
 def validator(settings_of, bus_admin, cluster_dir, tmp_path_factory):
     make_model_dir(cluster_dir)
     log = tmp_path_factory.mktemp("validator") / "log"
-    with running("validator", settings_of("validator"), log, SYNTH_MAX_ROLLOUT_RETRIES="5") as process:
+    with running(
+        "validator", settings_of("validator"), log, SYNTH_MAX_ROLLOUT_RETRIES="5", SYNTH_MAX_ROLLOUT_TIMEOUT_S="600"
+    ) as process:
         yield process
 
 
@@ -63,3 +65,17 @@ async def test_the_operator_says_how_many_retries_there_are(validator, bus_as):
     [problem] = await refused(bus_as, EVAL + "max_retries = 6\n")
     assert problem.expected == "at most 5 on this cluster"
     assert isinstance(await outcome(bus_as, EVAL + "max_retries = 5\n"), JobValidated)
+
+
+@pytest.mark.parametrize(("config", "table"), [(EVAL, "eval"), (RL, "rollout")])
+async def test_the_operator_bounds_the_time_of_a_rollout(validator, bus_as, config, table):
+    def with_timeout(seconds: float) -> str:
+        text = config.replace(f"[{table}]\n", f"[{table}]\nrollout_timeout_s = {seconds}\n")
+        assert text != config
+        return text
+
+    [problem] = await refused(bus_as, with_timeout(600.5))
+    assert (problem.what, problem.expected) == ("rollout_timeout_s is 600.5", "at most 600 on this cluster")
+    assert problem.fix == "lower it, or have the operator raise SYNTH_MAX_ROLLOUT_TIMEOUT_S"
+    assert problem.where.endswith(f"[{table}].rollout_timeout_s")
+    assert isinstance(await outcome(bus_as, with_timeout(600)), JobValidated)
