@@ -5,8 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 
+import httpx
 import pytest
 
+from synth.bus.kv.replicas import Replica, announce
+from synth.keys import Cid, mint_cid
+from tests.keyrings import credentials
 from tests.service.gateway.conftest import Client
 from tests.service.gateway.raw_http import PATIENCE_S, connect
 
@@ -83,6 +87,36 @@ async def test_bodies_together_have_a_bound_and_one_organisation_has_half_of_it(
     assert (await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), PATIENCE_S)).startswith(b"HTTP/1.1 4")
     assert (await greedy.http.post("/api/jobs", json=large)).status_code == 201
     writer.close()
+
+
+async def test_calls_of_rollouts_count_in_the_memory_of_their_jobs_organisation(start_gateway, client_of, bus_as):
+    running = await start_gateway(http_buffered_bytes=1 << 20)
+    greedy, other = await client_of(running), await client_of(running)
+    recorder = Replica(id="memory", boot="1", url="http://127.0.0.1:1", pool="default", models=[])
+    announcing = asyncio.create_task(announce(await bus_as("inference"), lambda: recorder, asyncio.Event()))
+
+    async def path(user: Client) -> str:
+        """Of a chat in a rollout of a new job."""
+        job = (await user.submit())["id"]
+        cid = Cid(
+            rollout_id=f"{job}_1_0", nonce=1, replica="memory-1", version=None, calls=9, ends=2**40, expires=2**40
+        )
+        return f"/v1/chat/completions?cid={mint_cid(cid, credentials())}"
+
+    async def chat(user: Client) -> httpx.Response:
+        return await user.http.post(await path(user), content=b" " * 200_000)
+
+    _, writer = await connect(running.service.url)
+    lines = [f"POST {await path(greedy)} HTTP/1.1", "Host: here", "Content-Length: 500000"]
+    writer.write("\r\n".join([*lines, "", ""]).encode() + b" " * 499_999)
+    async with asyncio.timeout(PATIENCE_S):
+        # Until the gateway has heard of the replica, and has read the half-sent one.
+        while "SYNTH_HTTP_BUFFERED_BYTES" not in (reply := await chat(greedy)).text:
+            assert "memory" in reply.text
+    # The replica is not there: what it says is that it cannot be reached.
+    assert "cannot be reached" in (await chat(other)).text
+    writer.close()
+    announcing.cancel()
 
 
 @pytest.mark.parametrize("boundary", ["b" * 300, "b" * 5000, '"', "ü", ""])

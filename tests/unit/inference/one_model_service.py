@@ -56,6 +56,9 @@ class OneModel:
             raise Transient(f"policy version {cid.version} is not loaded")
         yield ModelBinding(self.loaded.engine, self.loaded.chat, "policy", "org_1", self.sampling)
 
+    def org_of(self, cid: Cid) -> str:
+        return "org_1"
+
     @asynccontextmanager
     async def for_model(self, model: str, principal: str) -> AsyncIterator[ModelBinding]:
         assert principal == "org_1"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
@@ -40,6 +41,8 @@ _KEEPALIVE = [(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)] + [
 ]
 # One httpx client with 32 requests in flight costs four times the CPU of one with 8.
 _REQUESTS_PER_CLIENT = 8
+#: For a recorder's word on a credential.
+_ASK_S = 5.0
 
 
 @dataclass
@@ -103,17 +106,37 @@ class InferenceProxy:
         # What it announced is up to three seconds old; other gateways' calls are in that alone.
         return max(replica.running + replica.waiting, self._in_flight[replica.id])
 
-    def recorder_of(self, cid: str) -> tuple[Replica, str]:
-        """The replica that records a rollout's calls, as its credential says, and its job. Raises a 401 or a 503."""
+    def recorder_of(self, cid: str) -> tuple[Replica, Cid]:
+        """The replica that records a rollout's calls, and what its credential pins. Raises a 401 or a 503."""
         try:
-            # Whether it has expired is the recorder's to say: the time that its policy was not given does not count.
-            pinned: Cid = read_cid(cid, self._credentials, now=0)
+            # Also one that has expired: see `refusal_of`.
+            pinned = read_cid(cid, self._credentials, now=0)
         except InvalidKey as error:
             raise ApiError(401, str(error), code="invalid_api_key") from error
         replica = next((r for r in self._replicas.alive() if r.recorder == pinned.replica), None)
         if replica is None:
             raise unavailable(f"the replica {pinned.replica!r} that records this rollout is gone")
-        return replica, pinned.job_id
+        return replica, pinned
+
+    async def refusal_of(self, cid: str, pinned: Cid, replica: Replica) -> Response | None:
+        """The recorder's refusal of a credential whose time is over by our clock; None if it may make a call.
+
+        The time that its policy was not given does not count, and the recorder alone knows it.
+        """
+        if pinned.expires > time.time():
+            return None
+        client = self._client()
+        try:
+            answer = await client.http.get(
+                f"{replica.url}/internal/rollouts/credential", params={"cid": cid}, timeout=_ASK_S
+            )
+        except httpx.HTTPError as error:
+            what = f"the replica {replica.id!r} that records this rollout cannot be reached ({error!r})"
+            raise unavailable(what) from error
+        if answer.status_code == 204:
+            return None
+        headers = {name: value for name in _RESPONSE_HEADERS if (value := answer.headers.get(name))}
+        return Response(answer.content, answer.status_code, headers=headers)
 
     async def forward_rollout(self, request: Request, body: bytes, *, cid: str, replica: Replica) -> Response:
         """Answer a rollout's call at the replica that `recorder_of` found for its credential."""

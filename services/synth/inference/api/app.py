@@ -46,6 +46,10 @@ class Router(Protocol):
         """The training policy of a credential, at the version that it pins if any, with the job's sampling."""
         ...
 
+    def org_of(self, cid: Cid) -> str:
+        """The organisation of a credential's job."""
+        ...
+
     def for_model(self, model: str, principal: str) -> AbstractAsyncContextManager[ModelBinding]:
         """A model by its id, on behalf of whoever `authenticate` named. An unknown id is a problem where="model"."""
         ...
@@ -112,6 +116,7 @@ def build_api(
     routes += [Route(f"{prefix}/models", api.models, methods=["GET"]) for prefix in prefixes[:3]]
     routes.append(Route("/internal/rollouts/close", api.close, methods=["POST"]))
     routes.append(Route("/internal/rollouts/stood_still", api.stood_still, methods=["POST"]))
+    routes.append(Route("/internal/rollouts/credential", api.credential, methods=["GET"]))
     routes.append(Route("/internal/teacher/score", api.score, methods=["POST"]))
     return Starlette(routes=[*routes, *extra_routes])
 
@@ -160,7 +165,10 @@ class _Api:
             try:
                 # The credential before the body: nobody's bytes are read.
                 text = cid_of(request)
-                principal = self._recorder.check(text).job_id if text else await self._authenticate(request)
+                if text:
+                    principal = self._router.org_of(self._recorder.check(text))
+                else:
+                    principal = await self._authenticate(request)
                 held = exit_stack.enter_context(self._memory.hold(principal))
                 kept = None if text is None else self._recorder.responses(text)
                 call = await self._decode(await self._body(request, held), principal, read, kept)
@@ -231,6 +239,14 @@ class _Api:
             return error_response(error)
         body = msgspec.json.encode([self._recorder.stood_still(cid) for cid in cids])
         return Response(body, media_type="application/json")
+
+    async def credential(self, request: Request) -> Response:
+        """GET /internal/rollouts/credential?cid=…: 204 if it may make a call now, otherwise what a call would get."""
+        try:
+            self._recorder.check(request.query_params.get("cid", ""))
+        except SynthError as error:
+            return error_response(error)
+        return Response(status_code=204)
 
     async def score(self, request: Request) -> Response:
         """POST /internal/teacher/score {"job_id": …, "token_ids": […]}: `score_tokens` of the job's teacher."""

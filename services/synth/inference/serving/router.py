@@ -67,9 +67,7 @@ class ModelRouter:
     @asynccontextmanager
     async def for_rollout(self, cid: Cid) -> AsyncIterator[ModelBinding]:
         """The live policy of the credential's job, or the version that the credential pins for an evaluation."""
-        job = self.jobs.get(cid.job_id)
-        if job is None:
-            raise Transient(f"the policy of {cid.job_id} is not served here", delay=1)
+        job = self._served(cid.job_id)
         if cid.version is not None:
             async with self.model_pool.lease(
                 pinned_policy_name(cid.job_id, cid.version), org=job.org, pinned_from=cid.job_id
@@ -80,6 +78,10 @@ class ModelRouter:
         if live is None:
             raise Transient(f"the policy of {cid.job_id} is still loading", delay=1)
         yield _binding(live, cid.job_id, job.org, job.sampling)
+
+    def org_of(self, cid: Cid) -> str:
+        """The organisation of a credential's job. Raises `Transient` if its policy is not served here."""
+        return self._served(cid.job_id).org
 
     @asynccontextmanager
     async def for_model(self, model: str, principal: str) -> AsyncIterator[ModelBinding]:
@@ -152,6 +154,12 @@ class ModelRouter:
             return ModelFiles(found.model, found.adapter, lora=job.lora, expects_new_weights=True)
         found = await local_model(job.source, self.blobs, self.cache, hub=self.registry.hub)
         return ModelFiles(found.model, found.adapter, lora=job.source.lora)
+
+    def _served(self, job_id: str) -> ServedJob:
+        job = self.jobs.get(job_id)
+        if job is None:
+            raise Transient(f"the policy of {job_id} is not served here", delay=1)
+        return job
 
     async def _find(self, org: str, model: str) -> ModelRef:
         if not model:

@@ -14,7 +14,7 @@ import pytest
 import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import JSONResponse, StreamingResponse
+from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from synth.api.sse import read_sse
@@ -45,7 +45,9 @@ class Echo:
         self.full = self.breaks = self.cuts = False
         self.waiting, self.hung_up = asyncio.Event(), asyncio.Event()
         paths = ("/v1/chat/completions", "/v1/responses")
-        self.app = Starlette(routes=[Route(path, self.chat, methods=["POST"]) for path in paths])
+        self.open: set[str] = set()
+        routes = [Route(path, self.chat, methods=["POST"]) for path in paths]
+        self.app = Starlette(routes=[*routes, Route("/internal/rollouts/credential", self.credential)])
 
     async def chat(self, request: Request):
         body = json.loads(await request.body())
@@ -65,6 +67,11 @@ class Echo:
             self.hung_up.set()
         heard = {"body": body, "headers": dict(request.headers), "query": str(request.query_params)}
         return JSONResponse(heard | {"path": request.url.path})
+
+    async def credential(self, request: Request):
+        if request.query_params["cid"] in self.open:
+            return Response(status_code=204)
+        return JSONResponse({"error": {"code": "rollout_closed"}}, 401)
 
     async def endless(self) -> AsyncIterator[bytes]:
         try:
@@ -353,6 +360,23 @@ async def test_a_rollout_is_answered_by_the_replica_that_records_it(start_gatewa
     elsewhere = mint_cid(msgspec.structs.replace(cid, replica="records-0"), credentials())
     gone = await user.http.post("/v1/chat/completions", params={"cid": elsewhere}, json={"model": "any"})
     assert gone.status_code == 503
+
+
+async def test_an_expired_credential_opens_nothing(start_gateway, client_of, replica):
+    """Also not the gateway's memory: it is refused before its body."""
+    user = await client_of(await start_gateway(max_request_bytes=1000))
+    echo = await replica("expiring", "tiny-x")
+    await chat_until_ok(user, model="tiny-x")
+    ends = int(time.time()) - 1
+    cid = Cid(rollout_id="job_1_t1_0", nonce=1, replica="expiring-1", version=None, calls=9, ends=ends, expires=ends)
+    over, calls = mint_cid(cid, credentials()), echo.calls
+    for content in (b"{}", b" " * 2000):
+        reply = await user.http.post("/v1/chat/completions", params={"cid": over}, content=content)
+        assert (reply.status_code, reply.json()["error"]["code"]) == (401, "rollout_closed")
+    assert echo.calls == calls
+    # The time that the policy was not given does not count, and the recorder alone knows it.
+    echo.open.add(over)
+    assert (await user.http.post("/v1/chat/completions", params={"cid": over}, json={"model": "x"})).status_code == 200
 
 
 async def test_a_chat_that_names_no_model_is_refused(user):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -97,3 +98,42 @@ async def test_nobodys_body_is_not_read(served: Served, path: str, bearer: str) 
     headers = {"Authorization": f"Bearer {bearer}"}
     assert (await served.http.post(path, content=watched(), headers=headers)).status_code == 401
     assert not read
+
+
+async def test_the_rollouts_of_all_jobs_of_an_organisation_share_its_memory_for_bodies(
+    engine: TransformersEngine, model_dir: Path
+) -> None:
+    chat = ChatFormat(load_tokenizer(model_dir))
+    served = Served(engine, chat, RequestLimits(body=2000, buffered=2000))
+    begun, go_on = asyncio.Event(), asyncio.Event()
+
+    async def halting() -> AsyncIterator[bytes]:
+        yield b" " * 900
+        begun.set()
+        await go_on.wait()
+
+    url = f"/v1/chat/completions?cid={credential('job_1_t0_0')}"
+    first = asyncio.create_task(served.http.post(url, content=halting()))
+    await begun.wait()
+    refused = await served.ask(credential("job_2_t0_0"), user="u" * 200)
+    assert refused.status_code == 503
+    assert "SYNTH_HTTP_BUFFERED_BYTES" in refused.json()["error"]["message"]
+    go_on.set()
+    assert (await first).status_code == 400
+    assert (await served.ask(credential("job_2_t0_1"), user="u" * 200)).status_code == 200
+    await served.http.aclose()
+
+
+async def test_the_recorder_says_whether_a_credential_may_make_a_call(served: Served) -> None:
+    async def check(cid: str) -> int:
+        return (await served.http.get("/internal/rollouts/credential", params={"cid": cid})).status_code
+
+    closed = credential("job_1_t0_7")
+    assert [await check(cid) for cid in (credential(), credential(seconds=-5), closed, "trace_x")] == [
+        204,
+        401,
+        204,
+        401,
+    ]
+    served.recorder.close(closed)
+    assert await check(closed) == 401

@@ -14,6 +14,7 @@ from synth.gateway.chat_proxy.affinity import ChatRoute, NoModel, read_route
 from synth.gateway.chat_proxy.paths import CALL_PATHS
 from synth.gateway.deps import Gateway, GatewayDep
 from synth.gateway.errors import ApiError, not_found
+from synth.gateway.read_model.projection import JobRow
 from synth.http_server.body import HeldBody, read_body
 from synth.http_server.upgrade import refuse_socket
 from synth.ids import OrgId
@@ -92,8 +93,13 @@ async def chat_completions(request: Request, gateway: GatewayDep) -> Response:
     except InvalidKey as error:
         raise ApiError(401, str(error), code="invalid_api_key") from error
     if cid is not None:
-        replica, org = gateway.proxy.recorder_of(cid)
-        with gateway.body_memory.hold(org) as held:
+        replica, pinned = gateway.proxy.recorder_of(cid)
+        # Before its body: an expired credential opens nothing, no memory either.
+        if (refusal := await gateway.proxy.refusal_of(cid, pinned, replica)) is not None:
+            return refusal
+        job = gateway.read_model.find("jobs", JobRow, pinned.job_id)
+        # Jobs that this gateway has not read of yet share one account.
+        with gateway.body_memory.hold("" if job is None else job.org) as held:
             body = await _read_body(request, gateway, held)
             return await gateway.proxy.forward_rollout(request, body, cid=cid, replica=replica)
     org = await authenticate_chat(request)
