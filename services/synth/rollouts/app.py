@@ -11,6 +11,7 @@ from synth.bus.tasks.attempt_logs import AttemptLogs
 from synth.bus.tasks.solitude import SuspicionSettings
 from synth.bus.tasks.worker import TaskWorker
 from synth.graders.python.pool import open_pool
+from synth.outbound.answer_memory import AnswerMemory
 from synth.rollouts.jobs.owner import CollectTaskOwner
 from synth.rollouts.metrics import ConcurrencyMetrics
 from synth.rollouts.settings import RolloutsSettings
@@ -23,8 +24,9 @@ def main() -> int:
 
     async def setup(service: Service) -> None:
         replicas, python = ReplicaTable(service.bus), await open_pool(settings)
+        answers = AnswerMemory(settings.answer_memory_bytes, wait_s=settings.answer_memory_wait_s)
         collect_owner = CollectTaskOwner(
-            service.bus, service.blobs, settings, service.secrets, replicas, service.off_loop, python
+            service.bus, service.blobs, settings, service.secrets, replicas, service.off_loop, answers, python
         )
         REGISTRY.register(ConcurrencyMetrics(collect_owner.collectors))
         worker = TaskWorker(

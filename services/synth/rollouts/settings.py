@@ -6,12 +6,15 @@ from pydantic import Field
 
 from synth.environment_keys import EnvironmentKeySettings
 from synth.graders.python.settings import PythonPoolSettings
+from synth.outbound.answer_memory import AnswerSettings
 from synth.outbound.http_guard import GuardSettings
 from synth.plugins import PluginSettings
 from synth.runtime.settings import ServiceSettings
 
 
-class RolloutsSettings(ServiceSettings, GuardSettings, EnvironmentKeySettings, PythonPoolSettings, PluginSettings):
+class RolloutsSettings(
+    ServiceSettings, GuardSettings, EnvironmentKeySettings, PythonPoolSettings, PluginSettings, AnswerSettings
+):
     """What a collector needs beside the shared settings."""
 
     jobs: int = 16
@@ -25,10 +28,6 @@ class RolloutsSettings(ServiceSettings, GuardSettings, EnvironmentKeySettings, P
     """How long a collector waits for a policy version, or for a process that serves it, before it hands its task back:
     as long as a model may take to load (`SYNTH_LOAD_TIMEOUT_S`). A rollout whose recording was lost is played again
     within it."""
-
-    max_answer_bytes: int = Field(default=64 << 20, ge=1)
-    """The largest answer of a task app to one rollout, before and after decompression; a larger one is an error of the
-    environment."""
 
     max_answer_depth: int = Field(default=100, ge=8, le=200)
     """How deeply the objects and lists of a task app's answer may lie in one another; a deeper one is an error of the

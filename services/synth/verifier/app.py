@@ -11,6 +11,7 @@ from synth.events import JobResumed, JobValidated
 from synth.events.catalogue import Role
 from synth.fairness.slots import FairSlots
 from synth.models import Registry
+from synth.outbound.answer_memory import AnswerMemory
 from synth.outbound.http_guard import guarded_client
 from synth.service import Service, run
 from synth.verifier.handlers import VerifierHandlers
@@ -32,6 +33,7 @@ def main() -> int:
             settings=settings,
             stop=service.stop,
             off_loop=service.off_loop,
+            answers=AnswerMemory(settings.answer_memory_bytes, wait_s=settings.answer_wait_s),
             rendering=Rendering(service.blobs, registry, settings, FairSlots(settings.renders_at_once, spare=1)),
         )
         broker = make_broker(settings, service.name)

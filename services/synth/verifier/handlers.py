@@ -29,6 +29,7 @@ from synth.jobs.job_data import job_from_data
 from synth.jobs.lifecycle import RESUMED, State
 from synth.jobs.resolved import EvalJob, Job, RlJob, SftJob, training_start
 from synth.models import Registry
+from synth.outbound.answer_memory import AnswerMemory
 from synth.runtime import logs
 from synth.runtime.off_loop import OffLoop
 from synth.taskapp.env_names import wrong_env_name
@@ -78,6 +79,7 @@ class VerifierHandlers:
     settings: VerifierSettings
     stop: asyncio.Event
     off_loop: OffLoop
+    answers: AnswerMemory
     rendering: Rendering
     withdrawals: Withdrawals = field(default_factory=Withdrawals)
 
@@ -244,6 +246,7 @@ class VerifierHandlers:
             off_loop=self.off_loop,
             org=org,
             max_answer_bytes=self.settings.max_answer_bytes,
+            answers=self.answers,
         )
         return KeyedTaskApp(self.secrets, check, self.settings, org=org, by=by)
 

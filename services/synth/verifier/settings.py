@@ -6,11 +6,12 @@ from pydantic import Field
 
 from synth.bus.rpc import ANSWER_WITHIN_S
 from synth.environment_keys import EnvironmentKeySettings
+from synth.outbound.answer_memory import AnswerSettings
 from synth.outbound.http_guard import GuardSettings
 from synth.runtime.settings import ServiceSettings
 
 
-class VerifierSettings(ServiceSettings, GuardSettings, EnvironmentKeySettings):
+class VerifierSettings(ServiceSettings, GuardSettings, EnvironmentKeySettings, AnswerSettings):
     """What verifying needs beside the shared settings."""
 
     jobs_at_once: int = 8
@@ -47,11 +48,13 @@ class VerifierSettings(ServiceSettings, GuardSettings, EnvironmentKeySettings):
     """The slowest rendering of a file's rows, in bytes each second: a file has a minute, and its size divided by this.
     Then the job is refused. The time grows with the square of a conversation's turns."""
 
-    max_answer_bytes: int = Field(default=64 << 20, ge=1)
-    """The largest answer of a task app to one call, such as its list of tasks, before and after decompression."""
-
     serve_replicas: int = 1
     """How many inference processes serve a job's policy."""
+
+    @property
+    def answer_wait_s(self) -> float:
+        """How long an answer may wait for memory, within the deadline of its call."""
+        return min(self.answer_memory_wait_s, self.call_deadline_s / 2)
 
     def render_deadline_s(self, size: int) -> float:
         """Return the seconds within which the rows of a file of `size` bytes are rendered."""

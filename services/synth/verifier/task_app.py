@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -24,6 +24,7 @@ from synth.events.catalogue import MAX_EVENT_BODY_BYTES
 from synth.judging.rubric import rubric_from_task_info
 from synth.judging.settings import Rubric
 from synth.keys import without_secrets
+from synth.outbound.answer_memory import AnswerMemory, AnswerRoom
 from synth.outbound.failures import reason_of
 from synth.outbound.http_guard import AddressRefused, Fetched, fetch, origin_of
 from synth.outbound.reply_body import ReplyTooLarge, ReplyUndecodable
@@ -90,8 +91,9 @@ class TaskAppCheck:
     """Asks one task app.
 
     call_deadline_s: of a call. retry_for_s: for how long a call is made again, from when it first failed.
-    max_answer_bytes: of one answer. off_loop: where large answers are read, on behalf of `org`. may_send: applied to a
-    key without an origin before it is sent, once the task app has answered a call without a key.
+    max_answer_bytes: of one answer. answers: the memory that it shares, if any. off_loop: where large answers are read,
+    on behalf of `org`. may_send: applied to a key without an origin before it is sent, once the task app has answered a
+    call without a key.
     """
 
     client: httpx.AsyncClient
@@ -101,6 +103,7 @@ class TaskAppCheck:
     off_loop: OffLoop
     org: str
     max_answer_bytes: int = 64 << 20
+    answers: AnswerMemory | None = None
     may_send: MaySend | None = None
 
     async def run(self, keys: list[EnvironmentKey], *, rubric_of: int | None = None) -> VerifiedTaskApp:
@@ -189,9 +192,10 @@ class TaskAppCheck:
         while True:
             status: int | None = None
             try:
-                reply = await self._call(path, key, seed)
-                if reply.status < 500:
-                    return await self._read(path, reply)
+                with nullcontext() if self.answers is None else self.answers.hold(self.org) as room:
+                    reply = await self._call(path, key, seed, room)
+                    if reply.status < 500:
+                        return await self._read(path, reply)
                 status, trouble = reply.status, f"answers HTTP {reply.status}: {_text(reply.body)}"
             except AddressRefused as error:
                 raise TaskAppUnusable(self._address_refused(error), path=path) from error
@@ -213,7 +217,7 @@ class TaskAppCheck:
             await asyncio.sleep(pause)
             pause *= 2
 
-    async def _call(self, path: str, key: EnvironmentKey | None, seed: int | None) -> Fetched:
+    async def _call(self, path: str, key: EnvironmentKey | None, seed: int | None, room: AnswerRoom | None) -> Fetched:
         url = httpx.URL(under(self.url, path))
         if seed is not None:
             url = url.copy_add_param("seed", seed)
@@ -224,7 +228,7 @@ class TaskAppCheck:
                 raise KeyRefused(reason, path=path, status=None)
             headers = {"X-API-Key": key.key, "X-API-Keys": key.key, "Authorization": f"Bearer {key.key}"}
         limit, deadline = self.max_answer_bytes, self.call_deadline_s
-        reply = await fetch(self.client, url, headers=headers, limit=limit, deadline=deadline)
+        reply = await fetch(self.client, url, headers=headers, limit=limit, deadline=deadline, room=room)
         if key is None:
             return reply
         # Each of its searches is fast, and a thread gives the loop its turn between them.

@@ -5,14 +5,10 @@ Whoever calls it has checked the credential before: nobody's bytes are kept.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Generator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
-
 from starlette.requests import Request
 
 from synth.errors import Problem, Transient, UserError
+from synth.fairness.memory import FairMemory, HeldBytes
 
 #: Of a Content-Length; more digits are no size.
 _SIZE_DIGITS = 18
@@ -26,42 +22,14 @@ class BodyTooLarge(UserError):
         super().__init__(Problem(what=what, expected=f"at most {limit:,} ({setting})", fix=fix, where="body"))
 
 
-@dataclass
-class HeldBody:
-    """The room that one request's body takes."""
+class BodyMemory(FairMemory):
+    """The bodies of requests."""
 
-    owner: str
-    size: int = 0
-
-
-@dataclass
-class BodyMemory:
-    """Bytes of bodies in the memory of this process. limit: of all; one owner may have half."""
-
-    limit: int
-    _total: int = 0
-    _held: Counter[str] = field(default_factory=Counter[str])
-
-    @contextmanager
-    def hold(self, owner: str) -> Generator[HeldBody]:
-        """The room of one request's body, given back at the end. owner: an organisation."""
-        held = HeldBody(owner)
-        try:
-            yield held
-        finally:
-            self._total -= held.size
-            self._held[owner] -= held.size
-            if not self._held[owner]:
-                del self._held[owner]
-
-    def take(self, held: HeldBody, size: int) -> None:
-        """Give `size` more bytes to a body. Raises `Transient` where there is no room now."""
-        if self._total + size > self.limit or self._held[held.owner] + size > self.limit // 2:
+    def take(self, held: HeldBytes, size: int) -> None:
+        """Give `size` more bytes to a body. Raises `Transient` if there is no room now."""
+        if not self.try_take(held, size):
             what = "too many large requests are being read (SYNTH_HTTP_BUFFERED_BYTES); send this one again"
             raise Transient(what, delay=1.0)
-        held.size += size
-        self._total += size
-        self._held[held.owner] += size
 
 
 def declared_size(request: Request) -> int:
@@ -71,7 +39,7 @@ def declared_size(request: Request) -> int:
 
 
 async def read_body(
-    request: Request, memory: BodyMemory, held: HeldBody, *, limit: int, setting: str, fix: str
+    request: Request, memory: BodyMemory, held: HeldBytes, *, limit: int, setting: str, fix: str
 ) -> bytes:
     """The whole body. limit: its bytes; setting, fix: what the refusal of a larger one says.
 

@@ -23,6 +23,7 @@ from pydantic import Field, field_validator
 from pydantic_settings import NoDecode
 
 from synth.errors import SynthError
+from synth.outbound.answer_memory import AnswerRoom
 from synth.outbound.name_lookups import name_lookups
 from synth.outbound.reply_body import read_body
 from synth.outbound.special_addresses import Network, is_loopback, is_metadata, is_public, parse_address
@@ -159,16 +160,22 @@ class Fetched:
 
 
 async def fetch(
-    client: httpx.AsyncClient, url: httpx.URL, *, headers: Mapping[str, str], limit: int, deadline: float
+    client: httpx.AsyncClient,
+    url: httpx.URL,
+    *,
+    headers: Mapping[str, str],
+    limit: int,
+    deadline: float,
+    room: AnswerRoom | None = None,
 ) -> Fetched:
-    """GET at most `limit` bytes within `deadline` seconds in all.
+    """GET at most `limit` bytes within `deadline` seconds in all. room: as in `read_body`.
 
     Raises httpx.HTTPError (with `AddressRefused`, and as `read_body`) and `TimeoutError`.
     """
     # Compression costs more here than it saves; the answer of an app that compresses all the same is read.
     asked = {**headers, "Accept-Encoding": "identity"}
     async with asyncio.timeout(deadline), client.stream("GET", url, headers=asked) as reply:
-        body = await read_body(reply, limit)
+        body = await read_body(reply, limit, room)
         return Fetched(reply.status_code, body, reply.headers.get("location"))
 
 

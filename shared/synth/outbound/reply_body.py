@@ -11,9 +11,14 @@ import zlib
 import httpx
 
 from synth.errors import SynthError
+from synth.outbound.answer_memory import AnswerRoom
 
 # Bytes of output at a time: little beside any limit, so that one that is passed is noticed soon.
 _STEP = 1 << 20
+#: Of a Content-Length; more digits are no size.
+_SIZE_DIGITS = 18
+#: Bytes that one byte of DEFLATE decompresses to, at most.
+_LARGEST_RATIO = 1032
 # As zlib counts: 16 for the header of gzip, the negative for none at all.
 _WINDOWS = {"gzip": zlib.MAX_WBITS | 16, "x-gzip": zlib.MAX_WBITS | 16, "deflate": zlib.MAX_WBITS}
 
@@ -26,10 +31,11 @@ class ReplyUndecodable(httpx.DecodingError, SynthError):
     """The answer has a Content-Encoding that is not read here, or is not encoded as it declares."""
 
 
-async def read_body(reply: httpx.Response, limit: int) -> bytes:
+async def read_body(reply: httpx.Response, limit: int, room: AnswerRoom | None = None) -> bytes:
     """Read a streamed answer, of at most `limit` bytes before and after decompression.
 
-    Raises `ReplyTooLarge`, `ReplyUndecodable`, and httpx.HTTPError where the connection breaks.
+    room: of the answer, if it shares the memory of its process. Raises `ReplyTooLarge`, `ReplyUndecodable`,
+    `AnswerMemoryFull`, and httpx.HTTPError where the connection breaks.
     """
     encodings = [name.strip().lower() for name in reply.headers.get("content-encoding", "").split(",")]
     encodings = [name for name in encodings if name not in ("", "identity")]
@@ -39,15 +45,31 @@ async def read_body(reply: httpx.Response, limit: int) -> bytes:
         )
     inflater = _Inflater(encodings[0], limit) if encodings else None
     body, received = bytearray(), 0
+    # Answers that take their room bit by bit could wait for each other.
+    declared = 0 if inflater is not None else min(_declared_size(reply), limit)
+    if room is not None:
+        await room.resize(declared)
     async for chunk in reply.aiter_raw():
         received += len(chunk)
         if received > limit:
             raise _too_large(limit)
+        if room is not None:
+            # What a chunk decompresses to is known only once it is in memory.
+            grown = len(chunk) * (1 if inflater is None else _LARGEST_RATIO)
+            await room.resize(max(declared, min(len(body) + grown, limit)))
         # zlib releases the interpreter's lock: other requests go on while a large chunk is decompressed.
         body += chunk if inflater is None else await asyncio.to_thread(inflater.feed, chunk)
+        if room is not None:
+            await room.resize(max(declared, len(body)))
     if inflater is not None:
         inflater.finish()
     return bytes(body)
+
+
+def _declared_size(reply: httpx.Response) -> int:
+    """The size that an answer declares; 0 if it declares none."""
+    declared = reply.headers.get("content-length", "")
+    return int(declared) if declared.isascii() and declared.isdigit() and len(declared) <= _SIZE_DIGITS else 0
 
 
 class _Inflater:

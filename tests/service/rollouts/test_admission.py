@@ -15,6 +15,7 @@ from synth.bus.kv.replicas import Announcement, Replica, ReplicaTable
 from synth.bus.server.topology import REPLICAS
 from synth.errors import Transient
 from synth.jobs.rewards import RewardSettings
+from synth.outbound.answer_memory import AnswerMemory
 from synth.outbound.http_guard import GuardPolicy
 from synth.rollouts.clients.recorder import RecorderClient
 from synth.rollouts.clients.task_app import TaskAppClient
@@ -106,6 +107,7 @@ async def runner_at_replicas(bus_as, url: str, versions: PolicyVersions) -> Asyn
             public_url=None,
             transcript_bytes=1 << 20,
             off_loop=OffLoop(),
+            answers=AnswerMemory(1 << 30, wait_s=5),
             org="org_1",
             replica_wait_s=0.2,
             grace_s=1.0,

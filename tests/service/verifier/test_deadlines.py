@@ -15,6 +15,7 @@ from synth.fairness.slots import FairSlots
 from synth.ids import new_org_id
 from synth.jobs.lifecycle import State
 from synth.models import Registry
+from synth.outbound.answer_memory import AnswerMemory
 from synth.outbound.http_guard import guarded_client
 from synth.runtime.off_loop import OffLoop
 from synth.verifier.handlers import VerifierHandlers
@@ -40,7 +41,17 @@ async def verifying(bus_as, models_dir, org: str, job: str, **settings: float):
         secrets = SecretStore(bus, secrets_of("gateway"))
         registry = Registry(models_dir)
         rendering = Rendering(BlobStore.open(options.blob_url), registry, options, FairSlots(1))
-        handlers = VerifierHandlers(bus, secrets, registry, client, options, asyncio.Event(), OffLoop(), rendering)
+        handlers = VerifierHandlers(
+            bus,
+            secrets,
+            registry,
+            client,
+            options,
+            asyncio.Event(),
+            OffLoop(),
+            AnswerMemory(1 << 30, wait_s=5),
+            rendering,
+        )
         following = asyncio.create_task(handlers.withdrawals.follow(bus))
         event = (await read_job(bus, org, job)).facts[1]
         assert isinstance(event.event, JobValidated)

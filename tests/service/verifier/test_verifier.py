@@ -37,6 +37,7 @@ from synth.fairness.slots import FairSlots
 from synth.ids import new_job_id, new_org_id
 from synth.jobs.lifecycle import State
 from synth.models import Registry
+from synth.outbound.answer_memory import AnswerMemory
 from synth.runtime.off_loop import OffLoop
 from synth.validator.validate import validate
 from synth.verifier.rendering import Rendering
@@ -209,7 +210,10 @@ async def test_an_sft_job_that_waited_too_long_for_its_file_is_refused(bus_as, s
         secrets = SecretStore(bus, secrets_of("gateway"))
         registry = Registry(models_dir)
         rendering = Rendering(blobs, registry, settings, FairSlots(1))
-        handlers = VerifierHandlers(bus, secrets, registry, client, settings, asyncio.Event(), OffLoop(), rendering)
+        answers = AnswerMemory(1 << 30, wait_s=5)
+        handlers = VerifierHandlers(
+            bus, secrets, registry, client, settings, asyncio.Event(), OffLoop(), answers, rendering
+        )
         event = (await read_job(bus, org, job)).facts[1]
         assert isinstance(event.event, JobValidated)
         await handlers.job_validated(event, event.event)
@@ -313,7 +317,10 @@ async def test_a_redelivery_queues_what_a_dead_verifier_did_not(bus_as, blobs, m
     async with guarded_client(settings.guard) as client:
         secrets = SecretStore(bus, secrets_of("gateway"))
         rendering = Rendering(blobs, registry, settings, FairSlots(1))
-        handlers = VerifierHandlers(bus, secrets, registry, client, settings, asyncio.Event(), OffLoop(), rendering)
+        answers = AnswerMemory(1 << 30, wait_s=5)
+        handlers = VerifierHandlers(
+            bus, secrets, registry, client, settings, asyncio.Event(), OffLoop(), answers, rendering
+        )
         event = before.facts[1]
         assert isinstance(event.event, JobValidated)
         for _ in range(2):

@@ -12,6 +12,7 @@ import pytest
 from synth.errors import UserError
 from synth.jobs.rewards import RewardSettings
 from synth.judge.api.chat import JudgeChat, ReplyNotJson, read_refusal, read_reply
+from synth.outbound.answer_memory import AnswerMemory
 from synth.outbound.http_guard import GuardPolicy, guarded_client
 from synth.rollouts.jobs.rollout_runner import RolloutRunner
 from synth.rollouts.rewards.scoring import EnvironmentFailed, Rewarded, TaskAppReply, UnreadAnswer
@@ -41,6 +42,7 @@ def runner() -> RolloutRunner:
         grace_s=1,
         transcript_bytes=1 << 20,
         off_loop=OffLoop(),
+        answers=AnswerMemory(1 << 30, wait_s=5),
         org="org_1",
         progress=lambda stage: None,
     )

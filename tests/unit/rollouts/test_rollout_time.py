@@ -12,6 +12,7 @@ import pytest
 
 from synth.errors import Transient
 from synth.jobs.rewards import RewardSettings
+from synth.outbound.answer_memory import AnswerMemory
 from synth.rollouts.jobs.rollout_runner import RolloutRunner
 from synth.rollouts.rewards.scoring import EnvironmentFailed, Rewarded, TaskAppReply, score
 from synth.runtime.off_loop import OffLoop
@@ -59,6 +60,7 @@ def runner(stalling: Any, *, wait_s: float = 60.0) -> RolloutRunner:
         grace_s=0.02,
         transcript_bytes=4096,
         off_loop=OffLoop(),
+        answers=AnswerMemory(1 << 30, wait_s=5),
         org="org_1",
         progress=lambda stage: None,
     )
@@ -67,7 +69,7 @@ def runner(stalling: Any, *, wait_s: float = 60.0) -> RolloutRunner:
 async def play(runner: RolloutRunner) -> TaskAppReply:
     nothing: Any = None
     async with asyncio.timeout(10):
-        return await runner._play_in_time(nothing, nothing, REPLICA, url="http://model", cid="trace_1")
+        return await runner._play_in_time(nothing, nothing, REPLICA, url="http://model", cid="trace_1", room=nothing)
 
 
 async def test_an_app_that_does_not_answer_in_time_and_grace_is_given_up() -> None:

@@ -35,6 +35,7 @@ from synth.images.source import ImageLimits, read_image
 from synth.inference.grammar.compiler import SchemaLimits, check_schema_size
 from synth.jobs.rewards import RewardSettings, RewardWeights, StepRewards
 from synth.models import Registry
+from synth.outbound.answer_memory import AnswerMemory
 from synth.outbound.http_guard import GuardPolicy, guarded_client
 from synth.rollouts.clients.task_app import TaskAppClient
 from synth.rollouts.collection.types import CollectRequest, RolloutSpec
@@ -142,6 +143,7 @@ async def test_a_rollout_is_rewarded_by_a_finite_number_or_the_environments_fail
     rewarded = 0
     async with world() as (server, _):
         settings = msgspec.structs.replace(SETTINGS, task_url=f"{server.url}/play")
+        answers = AnswerMemory(1 << 30, wait_s=5)
         client = TaskAppClient(
             settings,
             job_id="job_1",
@@ -157,7 +159,9 @@ async def test_a_rollout_is_rewarded_by_a_finite_number_or_the_environments_fail
             nonlocal rewarded
             async with asyncio.timeout(PATIENCE_S):
                 # Nobody listens there: the app answers without having asked the model.
-                reply = await client.play(request, spec, inference_url="http://127.0.0.1:9/v1", cid="trace_hostile")
+                with answers.hold("org_1") as room:
+                    url = "http://127.0.0.1:9/v1"
+                    reply = await client.play(request, spec, inference_url=url, cid="trace_hostile", room=room)
             found = score(reply, [RECORD], url=client.url, failure_reward=0.0, rewards=rewards)
             assert isinstance(found, EnvironmentFailed | Rewarded)
             if isinstance(found, Rewarded):

@@ -13,7 +13,8 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from synth.errors import InvalidKey, Problem, SynthError, UserError
-from synth.http_server.body import BodyMemory, HeldBody, read_body
+from synth.fairness.memory import HeldBytes
+from synth.http_server.body import BodyMemory, read_body
 from synth.http_server.upgrade import refuse_socket
 from synth.inference.api.completion import Completion, EventStream
 from synth.inference.api.errors import Rename, error_response
@@ -287,7 +288,7 @@ class _Api:
             return recordings[0].time
         return SamplingTime(self._limits.seconds, over_after_s=self._limits.end_seconds)
 
-    async def _body(self, request: Request, held: HeldBody) -> bytes:
+    async def _body(self, request: Request, held: HeldBytes) -> bytes:
         fix = "shorten the messages, or have the operator raise it"
         body = await read_body(
             request, self._memory, held, limit=self._limits.body, setting="SYNTH_MAX_REQUEST_BYTES", fix=fix

@@ -16,6 +16,7 @@ from synth.graders.python.pool import PythonPool
 from synth.graders.schema import Grader, parse_grader
 from synth.graders.template import Sample
 from synth.jobs.resolved import GradedRows, RolloutSettings
+from synth.outbound.answer_memory import AnswerRoom
 from synth.rollouts.clients.prompt_rows import PromptRows
 from synth.rollouts.collection.types import CollectionBlocked, CollectRequest, EnvironmentBroken, RolloutSpec
 from synth.rollouts.rewards.scoring import TaskAppReply
@@ -57,7 +58,9 @@ class GradedPlayer:
     def url(self) -> str:
         return "grader"
 
-    async def play(self, request: CollectRequest, spec: RolloutSpec, *, inference_url: str, cid: str) -> TaskAppReply:
+    async def play(
+        self, request: CollectRequest, spec: RolloutSpec, *, inference_url: str, cid: str, room: AnswerRoom
+    ) -> TaskAppReply:
         """One try of one rollout.
 
         Raises `CollectionBlocked` where a row or the grader is at fault: another reply of the model in the place of one

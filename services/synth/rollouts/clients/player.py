@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from synth.outbound.answer_memory import AnswerRoom
 from synth.rollouts.collection.types import CollectRequest, RolloutSpec
 from synth.rollouts.rewards.scoring import TaskAppReply
 
@@ -16,8 +17,10 @@ class Player(Protocol):
         """Where it is, for the problems of its answers."""
         ...
 
-    async def play(self, request: CollectRequest, spec: RolloutSpec, *, inference_url: str, cid: str) -> TaskAppReply:
-        """One try of one rollout, answered as a task app does. Whoever calls bounds its time."""
+    async def play(
+        self, request: CollectRequest, spec: RolloutSpec, *, inference_url: str, cid: str, room: AnswerRoom
+    ) -> TaskAppReply:
+        """One try of one rollout, answered as a task app does. Whoever calls bounds its time. room: of the answer."""
         ...
 
     async def aclose(self) -> None:

@@ -9,6 +9,7 @@ import httpx
 
 from synth.base_url import under
 from synth.jobs.resolved import RolloutSettings
+from synth.outbound.answer_memory import AnswerMemoryFull, AnswerRoom
 from synth.outbound.failures import reason_of
 from synth.outbound.http_guard import GuardPolicy, guarded_client
 from synth.outbound.reply_body import ReplyTooLarge, ReplyUndecodable, read_body
@@ -59,17 +60,21 @@ class TaskAppClient:
     def url(self) -> str:
         return self._url
 
-    async def play(self, request: CollectRequest, spec: RolloutSpec, *, inference_url: str, cid: str) -> TaskAppReply:
+    async def play(
+        self, request: CollectRequest, spec: RolloutSpec, *, inference_url: str, cid: str, room: AnswerRoom
+    ) -> TaskAppReply:
         """One try of one rollout. A transport error is a reply of status 0: the environment's fault."""
         body = self._body(request, spec, inference_url=inference_url, cid=cid)
         try:
             client = next(self._next)
             async with client.stream("POST", self._url, json=body) as reply:
-                content = await read_body(reply, self._max_answer_bytes)
+                content = await read_body(reply, self._max_answer_bytes, room)
         except ReplyTooLarge as error:
             return TaskAppReply(0, f"{error} (SYNTH_MAX_ANSWER_BYTES)")
         except ReplyUndecodable as error:
             return TaskAppReply(0, str(error))
+        except AnswerMemoryFull as error:
+            return TaskAppReply(0, str(error), crowded=True)
         except httpx.HTTPError as error:
             return TaskAppReply(0, f"the call failed: {reason_of(error)}")
         unread = UnreadAnswer(content, (cid, *([self._key] if self._key else [])), self._max_answer_depth)

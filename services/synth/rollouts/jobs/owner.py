@@ -29,6 +29,7 @@ from synth.graders.schema import parse_grader, runs_python
 from synth.jobs.job_data import job_from_data
 from synth.jobs.resolved import EvalJob, RlJob, RolloutSettings
 from synth.judging.settings import Rubric
+from synth.outbound.answer_memory import AnswerMemory
 from synth.outbound.service_calls import CallSigner
 from synth.rollouts.clients.environment_key import environment_key
 from synth.rollouts.clients.graded import GradedPlayer
@@ -67,6 +68,7 @@ class CollectTaskOwner:
     secrets: ServiceSecrets
     replicas: ReplicaTable
     off_loop: OffLoop
+    answers: AnswerMemory
     python: PythonPool | None = None
     """Where graders that are code run; None where they do not."""
     collectors: dict[str, Collector] = field(default_factory=dict[str, Collector])
@@ -146,6 +148,7 @@ class CollectTaskOwner:
             grace_s=self._grace_s(rollout_settings),
             transcript_bytes=self.settings.transcript_bytes,
             off_loop=self.off_loop,
+            answers=self.answers,
             org=history.org,
             progress=progress,
         )

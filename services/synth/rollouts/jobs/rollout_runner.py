@@ -19,6 +19,7 @@ from synth.errors import Transient
 from synth.jobs.resolved import RolloutSettings
 from synth.jobs.rewards import RewardSettings
 from synth.keys import Cid, mint_cid
+from synth.outbound.answer_memory import AnswerMemory, AnswerRoom
 from synth.rollouts.clients.player import Player
 from synth.rollouts.clients.recorder import RecorderClient
 from synth.rollouts.collection.deadline import Deadline
@@ -67,13 +68,14 @@ class RolloutRunner:
         grace_s: float,
         transcript_bytes: int,
         off_loop: OffLoop,
+        answers: AnswerMemory,
         org: str,
         progress: Callable[[str], None],
     ) -> None:
         """replica_wait_s: how long a try waits for a replica that can serve it, and for how long it is played again
         when its recording is lost, or its policy is not given its time. grace_s: how long the player may take to answer
         when the rollout's time is over. transcript_bytes: of each transcript. off_loop: where large answers are read,
-        on behalf of `org`.
+        on behalf of `org`. answers: where they are held until then.
 
         progress: called when a stage of a try begins.
         """
@@ -92,6 +94,7 @@ class RolloutRunner:
         # Every stage has a time limit, so its beginning marks the task as alive.
         self._progress = progress
         self._off_loop = off_loop
+        self._answers = answers
         self._org = org
         # A nonce never repeats, over collectors too: a cid must not read what a predecessor left open.
         self._nonces = itertools.count(random.randrange(1, 1 << 40) << 10)
@@ -151,24 +154,25 @@ class RolloutRunner:
         url = f"{base}/v1/chat/completions?cid={cid}"
         deadline.mark_at_app(spec.index)
         self._progress("play")
-        try:
-            reply = await self._play_in_time(request, spec, replica, url=url, cid=cid)
-        except asyncio.CancelledError:
-            # The app may go on: its calls must be refused. What was recorded is kept for people, and is not trained.
-            records = await self._close_credential(replica, cid)
-            cut_off.transcript = transcript_to_bytes(records, None, rewards=[], limit=self._transcript_bytes)
-            raise
-        except Transient:
-            await self._close_credential(replica, cid)
-            raise
-        try:
-            records = await self._recorder.close_rollout(replica, cid)
-        except Transient:
-            self._replicas.forget(replica)
-            raise
-        if retry_if_aborted and reply.status != 200 and any(r.finish_reason == "abort" for r in records):
-            raise Transient("a call was cut off")
-        settled = await self._settle(reply, records, self._is_traced(request, spec))
+        with self._answers.hold(self._org) as room:
+            try:
+                reply = await self._play_in_time(request, spec, replica, url=url, cid=cid, room=room)
+            except asyncio.CancelledError:
+                # The app may go on: its calls must be refused. What was recorded is kept for people, not for training.
+                records = await self._close_credential(replica, cid)
+                cut_off.transcript = transcript_to_bytes(records, None, rewards=[], limit=self._transcript_bytes)
+                raise
+            except Transient:
+                await self._close_credential(replica, cid)
+                raise
+            try:
+                records = await self._recorder.close_rollout(replica, cid)
+            except Transient:
+                self._replicas.forget(replica)
+                raise
+            if retry_if_aborted and reply.status != 200 and any(r.finish_reason == "abort" for r in records):
+                raise Transient("a call was cut off")
+            settled = await self._settle(reply, records, self._is_traced(request, spec))
         # An answer may be large, and is not held beyond this.
         return TryResult(settled.scored, records, _overload(reply), settled.transcript, settled.traced)
 
@@ -194,7 +198,7 @@ class RolloutRunner:
             return await asyncio.to_thread(settle, failed, records, rules, traced)
 
     async def _play_in_time(
-        self, request: CollectRequest, spec: RolloutSpec, replica: Replica, *, url: str, cid: str
+        self, request: CollectRequest, spec: RolloutSpec, replica: Replica, *, url: str, cid: str, room: AnswerRoom
     ) -> TaskAppReply:
         """The player's answer, or that it did not come in the rollout's time and grace.
 
@@ -203,7 +207,7 @@ class RolloutRunner:
         """
         limit = self._rollout_settings.rollout_timeout_s
         left, stood_still, misses = limit + self._grace_s, 0.0, 0
-        playing = asyncio.create_task(self._player.play(request, spec, inference_url=url, cid=cid))
+        playing = asyncio.create_task(self._player.play(request, spec, inference_url=url, cid=cid, room=room))
         try:
             while True:
                 await asyncio.wait([playing], timeout=left)
@@ -281,4 +285,4 @@ def _overload(reply: TaskAppReply) -> Overload | None:
     """The sign of overload in an answer, if there is one."""
     if reply.timed_out:
         return Overload.TIMEOUT
-    return Overload.REJECTED if reply.status in (429, 503) else None
+    return Overload.REJECTED if reply.crowded or reply.status in (429, 503) else None

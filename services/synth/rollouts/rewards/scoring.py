@@ -58,6 +58,7 @@ class TaskAppReply:
     """A task app's answer to `POST /rollout`: its HTTP status and its JSON body (its text where that is not JSON).
 
     status 0: there was no answer, and body says why. timed_out: the reason is that it did not come in time.
+    crowded: that it had no room beside the other answers of its organisation.
     problem: why the environment failed, where whoever played the rollout knows it. unread: a large answer, whose body
     `read` decodes: in a worker process, because decoding may hold the event loop for seconds.
     """
@@ -65,6 +66,7 @@ class TaskAppReply:
     status: int
     body: Any
     timed_out: bool = False
+    crowded: bool = False
     problem: Problem | None = None
     unread: UnreadAnswer | None = None
 

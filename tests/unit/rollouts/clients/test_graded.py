@@ -16,6 +16,7 @@ from synth.graders.python.settings import PythonPoolSettings
 from synth.graders.schema import parse_grader
 from synth.ids import RolloutId
 from synth.jobs.resolved import GradedRows
+from synth.outbound.answer_memory import AnswerMemory
 from synth.rollouts.clients.graded import FAILED, GradedPlayer
 from synth.rollouts.clients.prompt_rows import PromptRows
 from synth.rollouts.collection.types import CollectionBlocked, CollectRequest, RolloutSpec
@@ -78,7 +79,8 @@ async def _played(folder: Path, status: int, answer: dict[str, Any], lines: list
         url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1/chat/completions?cid=trace_a"
         request = CollectRequest(iteration=1, mode="eval", seeds=[1], group_size=1, oldest_version=0)
         spec = RolloutSpec(rollout_id=RolloutId("job_1_e1_0"), index=0, group=0, seed=1)
-        reply = await player.play(request, spec, inference_url=url, cid="trace_a")
+        with AnswerMemory(1 << 30, wait_s=5).hold("org_1") as room:
+            reply = await player.play(request, spec, inference_url=url, cid="trace_a", room=room)
         await player.aclose()
     assert bodies == [{"model": "job_1", "messages": [{"role": "user", "content": "2 + 2?"}]}]
     return reply

@@ -13,6 +13,7 @@ import pytest
 
 from synth.ids import RolloutId
 from synth.jobs.resolved import RolloutSettings, Sampling
+from synth.outbound.answer_memory import AnswerMemory
 from synth.outbound.http_guard import GuardPolicy
 from synth.rollouts.clients.task_app import TaskAppClient
 from synth.rollouts.collection.types import CollectRequest, RolloutSpec
@@ -69,7 +70,9 @@ async def play(
         )
         request = CollectRequest(iteration=1, mode=mode, seeds=[7], group_size=1, oldest_version=0)
         spec = RolloutSpec(rollout_id=RolloutId("job_1_t1_0"), index=0, group=0, seed=7)
-        reply = await client.play(request, spec, inference_url="http://llm/v1?cid=trace_a", cid="trace_a")
+        with AnswerMemory(1 << 30, wait_s=5).hold("org_1") as room:
+            url = "http://llm/v1?cid=trace_a"
+            reply = await client.play(request, spec, inference_url=url, cid="trace_a", room=room)
         await client.aclose()
     return bodies[0], reply.read()
 
@@ -127,3 +130,53 @@ async def test_a_rollout_may_use_as_many_turns_as_the_job_allows():
     body = await asked_for(SETTINGS)
     assert body["ops"] == ["agent", "env", "agent", "env"]
     assert body["policy"]["config"]["max_llm_calls"] == 2
+
+
+async def test_answers_that_hang_fill_their_organisations_share_of_the_memory_and_no_others():
+    """Each sends 300 KiB of blanks and no end; two of them have room in half of 1 MiB."""
+    end, answers = asyncio.Event(), AnswerMemory(1 << 20, wait_s=0.2)
+
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 307202\r\nconnection: close\r\n\r\n" + b" " * 307_200)
+        await end.wait()
+        writer.write(b"{}")
+        writer.close()
+
+    async with await asyncio.start_server(handle, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        client = TaskAppClient(
+            msgspec.structs.replace(SETTINGS, task_url=f"http://127.0.0.1:{port}"),
+            job_id="job_1",
+            key=None,
+            limit=8,
+            max_answer_bytes=1 << 19,
+            max_answer_depth=100,
+            answer_within_s=60.0,
+            guard=GuardPolicy(allow_loopback=True),
+        )
+
+        async def rollout(org: str) -> TaskAppReply:
+            request = CollectRequest(iteration=1, mode="train", seeds=[7], group_size=1, oldest_version=0)
+            spec = RolloutSpec(rollout_id=RolloutId("job_1_t1_0"), index=0, group=0, seed=7)
+            with answers.hold(org) as room:
+                return await client.play(request, spec, inference_url="http://llm/v1", cid="trace_a", room=room)
+
+        loud = [asyncio.create_task(rollout("loud")) for _ in range(5)]
+        async with asyncio.timeout(20):
+            refused: list[TaskAppReply] = []
+            for reply in asyncio.as_completed(loud):
+                refused.append(await reply)
+                if len(refused) == 3:
+                    break
+            assert answers.memory.held_by("loud") == 2 * (307_202 - (64 << 10))
+            quiet = asyncio.create_task(rollout("quiet"))
+            end.set()
+            assert (await quiet).read().body == {}
+            replies = await asyncio.gather(*loud)
+            assert sum(reply.unread is not None and reply.read().body == {} for reply in replies) == 2
+        await client.aclose()
+    assert all((reply.status, reply.crowded) == (0, True) for reply in refused)
+    assert "no room for the answer within 0.2 s (SYNTH_ANSWER_MEMORY_WAIT_S)" in refused[0].body
+    assert "of the 524,288 that one organisation may have (half of SYNTH_ANSWER_MEMORY_BYTES)" in refused[0].body
+    assert answers.memory.held_by("loud") == answers.memory.held_by("quiet") == 0

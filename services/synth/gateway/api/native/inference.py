@@ -8,6 +8,7 @@ from starlette.responses import Response
 from synth.api.limits import MAX_MODEL_ID
 from synth.bus.kv.secrets import ApiKey
 from synth.errors import InvalidKey, Problem
+from synth.fairness.memory import HeldBytes
 from synth.gateway.api.native.models import find_model, is_deleted_model
 from synth.gateway.auth import authenticate_chat, authenticate_url_key
 from synth.gateway.chat_proxy.affinity import ChatRoute, NoModel, read_route
@@ -15,7 +16,7 @@ from synth.gateway.chat_proxy.paths import CALL_PATHS
 from synth.gateway.deps import Gateway, GatewayDep
 from synth.gateway.errors import ApiError, not_found
 from synth.gateway.read_model.projection import JobRow
-from synth.http_server.body import HeldBody, read_body
+from synth.http_server.body import read_body
 from synth.http_server.upgrade import refuse_socket
 from synth.ids import OrgId
 from synth.models import parse_finetuned
@@ -159,7 +160,7 @@ for _path in ("/v1/responses", *(path for path in CALL_PATHS if path.endswith("/
     router.add_api_route(_path, refuse_socket, methods=["GET"], include_in_schema=False)
 
 
-async def _read_body(request: Request, gateway: Gateway, held: HeldBody) -> bytes:
+async def _read_body(request: Request, gateway: Gateway, held: HeldBytes) -> bytes:
     return await read_body(
         request,
         gateway.body_memory,
