@@ -1,13 +1,15 @@
 """A connection's own limits: headers that arrive in time and are of a size, and bodies that advance.
 
 They hold before a request has reached its route, and whatever that does: a client that sends half a request and waits
-costs a socket for some seconds. How long a whole body takes is not limited, only how slowly it may come.
+costs a socket for some seconds. How long a whole body takes is not limited, only how slowly it may come. One that does
+not read its answer is given no more of it than a buffer's size, and is disconnected after a while.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from http import HTTPStatus
 from typing import ClassVar
 
@@ -16,6 +18,9 @@ from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from synth.http_server.settings import HttpSettings
+from synth.keys import masked
+
+log = logging.getLogger(__name__)
 
 
 def http_config(app: ASGIApp, settings: HttpSettings, *, host: str = "127.0.0.1", port: int = 0) -> uvicorn.Config:
@@ -47,6 +52,9 @@ class BoundedProtocol(HttpToolsProtocol):
     _in_body = False
     #: Of the headers that arrive, or of the body within this window.
     _received = 0
+    _reading_clock: asyncio.TimerHandle | None = None
+    #: Bytes of the answer that the client had not taken when the clock was started.
+    _unread = 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)  # type: ignore[arg-type]
@@ -54,7 +62,16 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_clock()
+        self._stop_reading_clock()
         super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._start_reading_clock()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._stop_reading_clock()
 
     def data_received(self, data: bytes) -> None:
         self._received += len(data)
@@ -123,6 +140,29 @@ class BoundedProtocol(HttpToolsProtocol):
             return
         self._received = 0
         self._start_clock(self.limits.http_body_window_s, self._check_body)
+
+    def _start_reading_clock(self) -> None:
+        self._unread = self.transport.get_write_buffer_size()
+        self._reading_clock = self.loop.call_later(self.limits.http_unread_s, self._check_reading)
+
+    def _stop_reading_clock(self) -> None:
+        if self._reading_clock is not None:
+            self._reading_clock.cancel()
+            self._reading_clock = None
+
+    def _check_reading(self) -> None:
+        unread = self.transport.get_write_buffer_size()
+        if unread < self._unread:
+            self._start_reading_clock()
+            return
+        log.warning(
+            "disconnected a client that read none of %s for %g s (SYNTH_HTTP_UNREAD_S); %d bytes were kept for it",
+            masked(self.scope["path"]),
+            self.limits.http_unread_s,
+            unread,
+        )
+        # A close would wait until the rest is taken.
+        self.transport.abort()
 
     def _refuse(self, status: int, message: str) -> None:
         """Answer for the route, where it has not begun to, and end the connection."""

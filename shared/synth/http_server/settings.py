@@ -25,6 +25,11 @@ class HttpSettings(Settings):
     http_body_bytes_per_s: int = Field(default=512, ge=1)
     """The slowest that a body may come, on average over a window."""
 
+    http_unread_s: float = Field(default=60.0, gt=0)
+    """A client that takes no byte of an answer for so long is disconnected, with a line in the log. Until then 256 KiB
+    of the answer are kept for it at most, or one event that is larger, beside the system's own buffer of the socket. An
+    event stream goes on from the last `id` that the client has."""
+
     http_buffered_bytes: int = Field(default=1 << 30, ge=1 << 20)
     """Bytes of bodies that a process holds in memory at a time: more is a 503, to be sent again. One organisation may
     have half of it, so that no one fills it. Files are written as they come, and do not count."""
