@@ -106,7 +106,7 @@ class Gateway:
 
 @asynccontextmanager
 async def gateway(folder: Path) -> AsyncIterator[Gateway]:
-    """The gateway, alone on its bus. A watcher that has 50 events waiting has lagged."""
+    """The gateway, alone on its bus. A watcher that is more than 100 kB behind has lagged."""
     bus = Bus(folder)
     bus.start()
     buses: dict[str, Connection] = {}
@@ -118,9 +118,11 @@ async def gateway(folder: Path) -> AsyncIterator[Gateway]:
         settings = bus.settings("gateway")
         secrets = SecretStore(buses["gateway"], settings.secrets_of("gateway"))
         org = (await secrets.ensure_api_key(key)).org
-        own = {"SYNTH_READ_MODEL_PATH": str(folder / "gateway.db"), "SYNTH_STREAM_BUFFER": "50"}
+        own = {"SYNTH_READ_MODEL_PATH": str(folder / "gateway.db"), "SYNTH_STREAM_BUFFER_BYTES": "100000"}
         # A heartbeat is no step; without it the streams hold what is measured, and nothing else.
         own["SYNTH_HEARTBEAT_AFTER_S"] = "3600"
+        # The stalled ones stay until all else is over.
+        own["SYNTH_HTTP_UNREAD_S"] = "3600"
         with running("gateway", settings, folder / "gateway.log", port=port, **own):
             yield Gateway(f"http://127.0.0.1:{port}", port, key, org, buses)
     finally:

@@ -96,7 +96,7 @@ async def setup(service: Service) -> ASGIApp:
     secrets = SecretStore(service.bus, service.secrets)
     model = ReadModel(settings.read_model_path)
     stream_end = await _wait_for_bus(service, settings, secrets, model)
-    hub = Hub(service.bus, model, stream_end=stream_end, stream_buffer=settings.stream_buffer)
+    hub = Hub(service.bus, model, stream_end=stream_end, stream_buffer=settings.stream_buffer_bytes)
     disks = [settings.work_dir, *service.blobs.local_folders()]
     capacity = Capacity(disks, settings.disk_reserve_bytes, settings.log_reserve)
     replicas = ReplicaTable(service.bus)
@@ -126,6 +126,7 @@ async def setup(service: Service) -> ASGIApp:
     queue = JobQueue(settings.pool)
     service.checks["queue"] = queue.check
     service.run("watchdog", run_until(service.stop, watch_jobs(service.bus, hub, queue, service.blobs, settings)))
+    service.run("memory of ended streams", run_until(service.stop, hub.ended_streams.return_memory()))
     service.run("streams", _close_streams(service, hub, proxy))
     return build_api(
         Gateway(

@@ -13,6 +13,7 @@ LATENCY = Histogram(
 )
 STREAMS_OPEN = Gauge("synth_gateway_streams_open", "Open event streams")
 STREAMS_LAGGED = Counter("synth_gateway_streams_lagged", "Times that a slow watcher was sent back to the log")
+STREAM_READS = Counter("synth_gateway_stream_reads", "Reads of the log for event streams, which watchers share")
 PROJECTOR_LAG = Gauge("synth_gateway_projector_lag_events", "Events of the log that are not in the read model")
 NEWER_EVENTS = Counter("synth_gateway_newer_events", "Events that only a newer version of the gateway can read")
 PROJECTED = Counter("synth_gateway_projected_events", "Events projected into the read model")

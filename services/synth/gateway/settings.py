@@ -131,8 +131,13 @@ class GatewaySettings(ServiceSettings, PythonPoolSettings, LimitSettings, Subscr
     projection_wait_s: float = 5.0
     """How long a request waits for a gateway that still projects the log, before it is answered with a 503."""
 
-    stream_buffer: int = 2000
-    """Events queued for one watcher; a slower one is sent back to the log."""
+    stream_buffer_bytes: int = Field(default=64 << 20, ge=0)
+    """Bytes of events that are kept in memory for all watchers: the newest ones of watched jobs, and what was just read
+    of their past. A watcher that needs what was dropped reads the log again."""
+
+    stream_reads_waiting: int = Field(default=500, ge=1)
+    """Reads of the log that may wait for others on behalf of event streams, a few seconds of them: meanwhile one more
+    stream is refused at once, with a 503 that says when to come again. Watchers of one job share their reads."""
 
     ping_s: float = Field(default=15.0, gt=0, le=15)
     """Silence on an event stream after which a comment is sent, so that proxies keep it open. 15 at most: a watcher

@@ -135,10 +135,10 @@ def test_down_ends_what_a_killed_supervisor_left(shell: Shell):
 
 
 def test_a_service_that_cannot_start_is_named_with_the_end_of_its_log(shell: Shell):
-    done = up(shell, SYNTH_STREAM_BUFFER="many")
+    done = up(shell, SYNTH_STREAM_BUFFER_BYTES="many")
     assert done.returncode == 1
     assert "gateway cannot start" in done.stderr
-    assert "SYNTH_STREAM_BUFFER" in done.stderr
+    assert "SYNTH_STREAM_BUFFER_BYTES" in done.stderr
     assert shell.alive() == []
 
 

@@ -1,29 +1,34 @@
-"""Event streams: the past from the log, then the present from the hub, with no gap and no repeat."""
+"""Event streams: what a reader of a feed reads, the past and then the present, with no gap and no repeat."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import ExitStack
 
 from starlette.requests import Request
 from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from synth.api.limits import MAX_EVENTS
+from synth.api.sse import data_of
 from synth.bus.kv.secrets import ApiKey
+from synth.bus.recorded import Recorded
 from synth.errors import Problem, Transient
 from synth.gateway.deps import Gateway
-from synth.gateway.errors import ApiError
-from synth.gateway.read_model.event_log import MAX_SEQUENCE_DIGITS, read_page
-from synth.gateway.read_model.hub import Frame, to_frame
+from synth.gateway.errors import ApiError, unavailable
+from synth.gateway.read_model.event_log import MAX_SEQUENCE_DIGITS, to_view
+from synth.gateway.streams.feed import Frame, Reader
 from synth.runtime import logs
 
 log = logs.get("sse")
 
 #: Milliseconds after which a client connects again. Those that lose their streams at one moment come back one by one.
 _RETRY_MS = (500, 3000)
+#: Seconds after which those that were refused in one moment come back, one by one.
+_REFUSED_S = (2, 10)
 PING = b": ping\n\n"
+#: Bytes that are given to a connection at a time; it holds as many again, and what the system has taken.
+_PIECE = 64 << 10
 _END = b"event: end\ndata: {}\n\n"
 _HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 
@@ -63,8 +68,12 @@ def stream_response(gateway: Gateway, caller: ApiKey, *, job_id: str | None, aft
 def sse_response(gateway: Gateway, caller: ApiKey, chunks: AsyncIterator[bytes]) -> StreamingResponse:
     """A response of server-sent events, with headers that keep proxies from buffering it.
 
-    Raises a 429 where the caller's organisation has too many of them open.
+    Raises a 429 where the caller's organisation has too many of them open, and a 503 where too many wait for the log.
     """
+    waiting, most = gateway.hub.past_reads_waiting, gateway.settings.stream_reads_waiting
+    if waiting >= most:
+        what = f"{waiting:,} event streams wait to read the log (at most {most:,}: SYNTH_STREAM_READS_WAITING)"
+        raise unavailable(f"{what}; come again later", retry_after=random.randint(*_REFUSED_S))
     place = ExitStack()
     place.enter_context(gateway.admission.stream(caller.org))
     return _EventStream(chunks, place)
@@ -82,57 +91,40 @@ class _EventStream(StreamingResponse):
             await super().__call__(scope, receive, send)
 
 
+async def follow(gateway: Gateway, caller: ApiKey, reader: Reader) -> AsyncIterator[Sequence[Frame] | None]:
+    """Yield what a reader reads until its feed or the caller's key ends; None after a silence."""
+    while not (reader.closed or not gateway.keys.still_valid(caller)):
+        try:
+            frames = await reader.read(gateway.settings.ping_s)
+        except Transient as error:
+            # The client comes back with its cursor, which is the retry.
+            log.warning("stream ends, the log cannot be read", org=caller.org, after=reader.position, error=str(error))
+            return
+        if not reader.closed and gateway.keys.still_valid(caller):
+            yield frames
+
+
+def pieces(chunk: bytes) -> Iterator[bytes]:
+    """Cut what is sent, so that the buffer of a connection that is not read is small."""
+    for start in range(0, len(chunk), _PIECE):
+        yield chunk[start : start + _PIECE]
+
+
 async def _stream(gateway: Gateway, caller: ApiKey, *, job_id: str | None, after: int) -> AsyncIterator[bytes]:
-    subject, cursor = f"*.*.{caller.org}.{job_id or '*'}", after
     yield _opening()
-    with gateway.hub.subscribe(caller.org, job_id) as subscriber:
-
-        def is_over() -> bool:
-            return subscriber.closed or not gateway.keys.still_valid(caller)
-
-        while not is_over():
-            # Queue first, read the log second: what falls between the two is in both, and is skipped once.
-            subscriber.reset()
-            more = True
-            while more and not is_over():
-                try:
-                    page = await read_page(gateway.bus, subject, after=cursor, limit=MAX_EVENTS)
-                except Transient as error:
-                    # The client comes back with its cursor, which is the retry.
-                    log.warning("stream ends, the log cannot be read", subject=subject, error=str(error))
-                    return
-                more = page.more
-                # Who asks for the job of an event that it has seen gets it as the event left it.
-                while page.events and not is_over():
-                    try:
-                        await gateway.hub.wait_until_applied(page.events[-1].seq, timeout=gateway.settings.ping_s)
-                        break
-                    except TimeoutError:
-                        yield PING
-                if is_over():
-                    return
-                cursor, chunk, ended = _join_frames([to_frame(event) for event in page.events], cursor, job_id)
-                if chunk:
-                    yield chunk
-                if ended:
-                    return
-            while not subscriber.lagged and not is_over():
-                cursor, chunk, ended = _join_frames(subscriber.drain(), cursor, job_id)
-                if chunk:
-                    yield chunk
-                if ended:
-                    return
-                if not await subscriber.wait(gateway.settings.ping_s):
-                    yield PING
+    with gateway.hub.watch(caller.org, job_id, after=after, words="native", encode=_encode) as reader:
+        async for frames in follow(gateway, caller, reader):
+            if frames is None:
+                yield PING
+                continue
+            end = next((n for n, frame in enumerate(frames, 1) if frame.ends and job_id is not None), None)
+            for piece in pieces(b"".join(frame.data for frame in frames[:end])):
+                yield piece
+            if end is not None:
+                yield _END
+                return
 
 
-def _join_frames(frames: list[Frame], cursor: int, job_id: str | None) -> tuple[int, bytes, bool]:
-    """Join the frames after the cursor, up to the job's terminal one: the new cursor, the chunk, whether it ended."""
-    chunk: list[bytes] = []
-    for frame in frames:
-        if frame.seq > cursor:
-            cursor = frame.seq
-            chunk.append(frame.data)
-            if frame.ends and job_id is not None:
-                return cursor, b"".join([*chunk, _END]), True
-    return cursor, b"".join(chunk), False
+def _encode(event: Recorded) -> bytes:
+    """The server-sent event of an event: `id` is its sequence, `event` its type, `data` its JSON on one line."""
+    return b"id: %d\nevent: %s\ndata: %s\n\n" % (event.seq, event.type.encode(), data_of(to_view(event)))

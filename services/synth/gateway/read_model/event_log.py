@@ -54,16 +54,26 @@ def to_view(recorded: Recorded) -> EventView:
     )
 
 
-async def read_page(bus: Connection, subject: str, *, after: int, limit: int, since: datetime | None = None) -> Page:
+async def read_page(
+    bus: Connection,
+    subject: str,
+    *,
+    after: int,
+    limit: int,
+    since: datetime | None = None,
+    max_bytes: int | None = None,
+) -> Page:
     """Read up to `limit` events on `subject` after a sequence, or from a time on.
 
-    Raises `Transient` when the bus does not answer.
+    max_bytes: of all of them; one that is larger comes alone. Raises `Transient` when the bus does not answer.
     """
     if after >= _SEQUENCE_LIMIT:
         return Page([], more=False)
     start: dict[str, object] = (
         {"seq": after + 1} if since is None else {"start_time": since.astimezone(UTC).isoformat()}
     )
+    if max_bytes is not None:
+        start["max_bytes"] = max_bytes
     try:
         found, end = await read_across_reconnects(
             bus, lambda: _batch(bus, start | {"next_by_subj": subject, "batch": limit})

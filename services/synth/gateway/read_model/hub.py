@@ -1,9 +1,9 @@
 """The hub: this process's one reader of the whole log. It projects every event, then fans it out in memory.
 
 Invariants. An event reaches a subscriber only when the read model has it, and once: a model that is made anew from its
-snapshot or the log, because its file was damaged, is silent until it is where it was. A subscriber's queue is bounded:
-a slow one loses its queue, is told so, and reads the log again from its own cursor, so nobody waits for it and it
-misses nothing. A thousand subscribers cost the bus one consumer.
+snapshot or the log, because its file was damaged, is silent until it is where it was. The watchers of a job share one
+feed: a slow one reads the log again from its own position, so nobody waits for it and it misses nothing. A thousand
+watchers cost the bus one consumer, and one read of each part of the log that they begin with.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 import time
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import NamedTuple
+from functools import partial
 
-from synth.api.sse import data_of
+from synth.api.limits import MAX_EVENTS
 from synth.bus.connection import Connection
 from synth.bus.recorded import Recorded
 from synth.bus.replay import follow
@@ -24,10 +24,11 @@ from synth.errors import Permanent, Transient
 from synth.gateway import metrics
 from synth.gateway.background import run_until
 from synth.gateway.read_model.database_file import is_no_space
-from synth.gateway.read_model.event_log import LogSize, holds_log_of, read_size, to_view
+from synth.gateway.read_model.event_log import LogSize, holds_log_of, read_page, read_size
 from synth.gateway.read_model.snapshot import begin_anew
 from synth.gateway.read_model.store import ReadModel
-from synth.jobs.lifecycle import TERMINAL_FACTS
+from synth.gateway.streams.feed import Encode, EventFeed, Reader
+from synth.gateway.streams.memory import EndedStreams, StreamMemory
 from synth.runtime import logs
 
 log = logs.get("hub")
@@ -41,76 +42,28 @@ _NO_SPACE_PAUSE_S = 1.0
 _ASKED_S = 60.0
 #: Checks of the file that requests ask for take this part of the time at most.
 _CHECKING_SHARE = 0.1
-
-
-class Frame(NamedTuple):
-    """An event as it goes over the wire. ends: it is its job's terminal fact."""
-
-    seq: int
-    data: bytes
-    ends: bool
-
-
-class Subscriber:
-    """One client's queue of frames not sent yet."""
-
-    def __init__(self, limit: int) -> None:
-        self.lagged = False
-        self.closed = False
-        self._limit = limit
-        self._frames: deque[Frame] = deque()
-        self._wakeup = asyncio.Event()
-
-    def enqueue(self, frame: Frame) -> None:
-        """Queue a frame; a full queue is dropped, and the subscriber has lagged."""
-        if self.lagged:
-            return
-        if len(self._frames) >= self._limit:
-            self._frames.clear()
-            self.lagged = True
-            metrics.STREAMS_LAGGED.inc()
-        else:
-            self._frames.append(frame)
-        self._wakeup.set()
-
-    def reset(self) -> None:
-        """Start queueing anew. Call it before reading the log again, so that no event falls between the two."""
-        self._frames.clear()
-        self.lagged = False
-
-    def drain(self) -> list[Frame]:
-        """Take every queued frame."""
-        frames = list(self._frames)
-        self._frames.clear()
-        self._wakeup.clear()
-        return frames
-
-    def close(self) -> None:
-        """End the subscription, and wake the client's stream."""
-        self.closed = True
-        self._wakeup.set()
-
-    async def wait(self, timeout: float) -> bool:
-        """Wait for a frame, a lag or the end; False when none came in time."""
-        try:
-            async with asyncio.timeout(timeout):
-                await self._wakeup.wait()
-        except TimeoutError:
-            return False
-        return True
+#: Of the log that a stream reads at a time, or one event that is larger.
+BLOCK_BYTES = 64 << 10
+#: Reads of the log for event streams at one time: each has the bus's attention before its deadline.
+_PAST_READS = 16
 
 
 class Hub:
     """Reads the log, projects it into the read model, and fans events out; a write waits here for its own event."""
 
     def __init__(self, bus: Connection, model: ReadModel, *, stream_end: int, stream_buffer: int) -> None:
-        """stream_end: the log's last sequence now; until it is projected the hub is behind."""
+        """stream_end: the log's last sequence now; until it is projected the hub is behind. stream_buffer: bytes of
+        events that all event streams keep in memory."""
         self.model = model
         self._bus = bus
         self._stream_end = stream_end
-        self._buffer = stream_buffer
+        self._stream_memory = StreamMemory(stream_buffer)
+        self.ended_streams = EndedStreams()
         self._unprojected: asyncio.Queue[Recorded] = asyncio.Queue(_MAX_BEHIND)
-        self._subscribers: defaultdict[tuple[str, str | None], set[Subscriber]] = defaultdict(set)
+        self._feeds: defaultdict[tuple[str, str | None], dict[str, EventFeed]] = defaultdict(dict)
+        self._past_reads = asyncio.Semaphore(_PAST_READS)
+        self.past_reads_waiting = 0
+        """Reads of the log for event streams that wait for others."""
         self._asked: dict[str, float] = {}
         self._fanned_out = 0
         self._advanced = asyncio.Event()
@@ -239,19 +192,52 @@ class Hub:
                 await self._advanced.wait()
 
     @contextmanager
-    def subscribe(self, org: str, key: str | None) -> Iterator[Subscriber]:
-        """Subscribe to an organisation's events, with `key` to one job's, from now on."""
-        subscriber, address = Subscriber(self._buffer), (org, key)
-        subscriber.closed = self._closed
-        self._subscribers[address].add(subscriber)
+    def watch(self, org: str, key: str | None, *, after: int, words: str, encode: Encode) -> Iterator[Reader]:
+        """Read an organisation's events behind a sequence, with `key` one job's, and those that come.
+
+        words: the name of the encoding; the watchers that have the same one share a feed.
+        """
+        address = (org, key)
+        feed = self._feeds[address].get(words)
+        if feed is None:
+            read_log = partial(self._read_past, f"*.*.{org}.{key or '*'}")
+            passed_on = max(self._fanned_out, self.model.applied)
+            feed = self._feeds[address][words] = EventFeed(read_log, encode, self._stream_memory, after=passed_on)
+            feed.closed = self._closed
+        feed.readers += 1
         metrics.STREAMS_OPEN.inc()
         try:
-            yield subscriber
+            yield Reader(feed, after)
         finally:
             metrics.STREAMS_OPEN.dec()
-            self._subscribers[address].discard(subscriber)
-            if not self._subscribers[address]:
-                del self._subscribers[address]
+            self.ended_streams.note()
+            feed.readers -= 1
+            if not feed.readers:
+                feed.close()
+                del self._feeds[address][words]
+                if not self._feeds[address]:
+                    del self._feeds[address]
+
+    async def _read_past(self, subject: str, after: int) -> tuple[list[Recorded], bool]:
+        """Read a block of the log. Who asks for the job of an event in it gets the job as the event left it.
+
+        Raises `Transient`, also when the gateway ends.
+        """
+        self.past_reads_waiting += 1
+        try:
+            await self._past_reads.acquire()
+        finally:
+            self.past_reads_waiting -= 1
+        metrics.STREAM_READS.inc()
+        try:
+            page = await read_page(self._bus, subject, after=after, limit=MAX_EVENTS, max_bytes=BLOCK_BYTES)
+        finally:
+            self._past_reads.release()
+        while page.events and self.model.applied < page.events[-1].seq:
+            if self._closed:
+                raise Transient("the gateway ends")
+            await self._advanced.wait()
+        return page.events, page.more
 
     def note_asked(self, job_id: str) -> None:
         """Note that a client has asked for a page of this job's events: it may ask again, and wait for news so."""
@@ -261,15 +247,15 @@ class Hub:
         """The jobs whose events somebody follows here, by a stream or by asking again and again."""
         since = time.monotonic() - _ASKED_S
         self._asked = {id: at for id, at in self._asked.items() if at > since}
-        return {key for _, key in self._subscribers if key is not None} | self._asked.keys()
+        return {key for _, key in self._feeds if key is not None} | self._asked.keys()
 
     def close(self) -> None:
         """End every open stream, and each that is opened from now on."""
         self._closed = True
         self._wake_waiters()
-        for subscribers in self._subscribers.values():
-            for subscriber in subscribers:
-                subscriber.close()
+        for feeds in self._feeds.values():
+            for feed in feeds.values():
+                feed.close()
 
     def _wake_waiters(self) -> None:
         self._advanced.set()
@@ -317,16 +303,6 @@ class Hub:
         if event.seq <= self._fanned_out:
             return
         self._fanned_out = event.seq
-        subscribers = [
-            s for address in ((event.org, event.key), (event.org, None)) for s in self._subscribers.get(address, ())
-        ]
-        if subscribers:
-            frame = to_frame(event)
-            for subscriber in subscribers:
-                subscriber.enqueue(frame)
-
-
-def to_frame(event: Recorded) -> Frame:
-    """The server-sent event of an event: `id` is its sequence, `event` its type, `data` its JSON on one line."""
-    text = b"id: %d\nevent: %s\ndata: %s\n\n" % (event.seq, event.type.encode(), data_of(to_view(event)))
-    return Frame(event.seq, text, event.type in TERMINAL_FACTS)
+        for address in ((event.org, event.key), (event.org, None)):
+            for feed in self._feeds.get(address, {}).values():
+                feed.append(event)

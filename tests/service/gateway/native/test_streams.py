@@ -8,6 +8,7 @@ import random
 
 import pytest
 
+from synth.gateway.read_model import hub
 from tests.service.gateway import job_histories
 
 SSE = {"Accept": "text/event-stream"}
@@ -152,3 +153,52 @@ async def test_open_streams_do_not_hold_up_the_end(start_gateway, client_of, pat
     await asyncio.wait_for(opened.wait(), 10)
     await asyncio.wait_for(running.stop(), 5)
     await asyncio.wait(subscribers, timeout=5)
+
+
+def stream_reads(text: str) -> float:
+    """The reads of the log for event streams that a gateway has counted."""
+    return next(float(line.split()[1]) for line in text.splitlines() if line.startswith("synth_gateway_stream_reads_t"))
+
+
+async def test_watchers_that_connect_at_once_share_the_reads_of_a_jobs_past(user, bus_as):
+    id = await finished_job(user, bus_as, steps=50)
+    alone = await read_events(user, f"/api/jobs/{id}/events")
+    before = stream_reads((await user.http.get("/metrics")).text)
+    many = await asyncio.gather(*(read_events(user, f"/api/jobs/{id}/events") for _ in range(40)))
+    assert many == [alone] * 40
+    # Watchers that come after the last of the others has left begin with a read of their own.
+    assert stream_reads((await user.http.get("/metrics")).text) - before < 10
+
+
+async def test_a_stream_is_refused_while_too_many_wait_for_the_log(start_gateway, client_of, monkeypatch):
+    running = await start_gateway(stream_reads_waiting=3)
+    user = await client_of(running)
+    jobs = [(await user.submit())["id"] for _ in range(25)]
+    go_on, read_page = asyncio.Event(), hub.read_page
+
+    async def read_later(*args, **kwargs):
+        await go_on.wait()
+        return await read_page(*args, **kwargs)
+
+    monkeypatch.setattr(hub, "read_page", read_later)
+
+    async def first_event(job: str) -> int:
+        async with user.http.stream("GET", f"/api/jobs/{job}/events", headers=SSE) as stream:
+            if stream.status_code == 503:
+                assert 2 <= int(stream.headers["Retry-After"]) <= 10
+                assert b"SYNTH_STREAM_READS_WAITING" in await stream.aread()
+            else:
+                async for line in stream.aiter_lines():
+                    if line.startswith("id: "):
+                        break
+            return stream.status_code
+
+    async with asyncio.timeout(60):
+        streams = [asyncio.create_task(first_event(job)) for job in jobs]
+        refused, _ = await asyncio.wait(streams, return_when=asyncio.FIRST_COMPLETED)
+        assert {task.result() for task in refused} == {503}
+        go_on.set()
+        statuses = await asyncio.gather(*streams)
+    # As many as read at one time are answered, and the three that wait.
+    assert statuses.count(200) >= 16 + 3
+    assert statuses.count(200) + statuses.count(503) == len(jobs)

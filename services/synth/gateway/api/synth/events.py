@@ -15,16 +15,13 @@ from starlette.responses import StreamingResponse
 from synth.api.sse import data_event
 from synth.bus.kv.secrets import ApiKey
 from synth.bus.recorded import Recorded
-from synth.errors import Transient
-from synth.gateway.api.sse import PING, sse_response
+from synth.gateway.api.sse import PING, follow, pieces, sse_response
 from synth.gateway.api.synth.schemas import SynthEvent
 from synth.gateway.api.synth.views import event_view
 from synth.gateway.deps import Gateway
 from synth.gateway.read_model.event_log import read_page
 from synth.gateway.read_model.projection import JobRow
-from synth.runtime import logs
-
-log = logs.get("synth api")
+from synth.gateway.streams.feed import Frame
 
 _BATCH = 500
 
@@ -86,26 +83,34 @@ def stream_events(gateway: Gateway, caller: ApiKey, row: JobRow, span: Span) -> 
 
 async def _stream(gateway: Gateway, caller: ApiKey, row: JobRow, span: Span) -> AsyncIterator[bytes]:
     yield PING
-    with gateway.hub.subscribe(row.org, row.job.id) as subscriber:
-        while not subscriber.closed and gateway.keys.still_valid(caller):
-            # What comes while the log is read wakes the next turn.
-            subscriber.reset()
-            subscriber.drain()
-            try:
-                row = await gateway.job(row.org, row.job.id)
-                events = await read_events(gateway, row, span, limit=_BATCH)
-            except Transient as error:
-                # The client comes back with its cursor, which is the retry.
-                log.warning("stream ends, the log cannot be read", job=row.job.id, error=str(error))
+
+    def encode(event: Recorded) -> bytes:
+        view = event_view(event, row.job.kind)
+        return b"" if view is None else data_event(view)
+
+    if _has_ended(gateway, row, at=span.after):
+        return
+    with gateway.hub.watch(row.org, row.job.id, after=span.after, words="synth", encode=encode) as reader:
+        async for frames in follow(gateway, caller, reader):
+            if frames is None:
+                yield PING
+                continue
+            for piece in pieces(b"".join(frame.data for frame in frames if _is_within(frame, span))):
+                yield piece
+            if any(frame.ends for frame in frames) and _has_ended(gateway, row, at=reader.position):
                 return
-            if events:
-                span = replace(span, after=events[-1].seq, since=None)
-                yield b"".join(map(data_event, events))
-            if len(events) < _BATCH:
-                if row.ended_seq is not None or span.before is not None:
-                    return
-                if not await subscriber.wait(gateway.settings.ping_s):
-                    yield PING
+            if span.before is not None and (reader.at_present or reader.position >= span.before - 1):
+                return
+
+
+def _has_ended(gateway: Gateway, row: JobRow, *, at: int) -> bool:
+    """Return whether the job's end is not behind this sequence. One that failed may have been resumed since."""
+    now = gateway.read_model.job(row.org, row.job.id)
+    return now is None or (now.ended_seq is not None and now.ended_seq <= at)
+
+
+def _is_within(frame: Frame, span: Span) -> bool:
+    return (span.before is None or frame.seq < span.before) and (span.since is None or frame.time >= span.since)
 
 
 async def _events(gateway: Gateway, row: JobRow, subject: str, span: Span) -> AsyncIterator[Recorded]:
