@@ -14,7 +14,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
-from synth.blobs import BlobMissing
+from synth.blobs import BlobCorrupt, BlobMissing
 from synth.errors import Conflict, InvalidKey, Problem, Transient, UserError, shorten_problems
 from synth.http_server.body import BodyTooLarge
 from synth.keys import masked
@@ -35,6 +35,8 @@ _TYPES = {
 }
 #: What the command line has a list of.
 _LISTED = ("job", "file", "model", "key", "org")
+#: Until a client tries again to read what only an operator can mend.
+_DAMAGED_S = 60
 #: Below these a request that is not valid is a 400, as a client of the OpenAI API expects.
 _OPENAI = ("/v1/", "/api/v1/fine_tuning/")
 
@@ -125,6 +127,7 @@ KNOWN_ERRORS: tuple[type[Exception], ...] = (
     Conflict,
     InvalidKey,
     BlobMissing,
+    BlobCorrupt,
     BodyTooLarge,
     RequestValidationError,
     HTTPException,
@@ -189,6 +192,8 @@ def _to_api_error(error: Exception, request: Request) -> ApiError:
             return ApiError(409, str(error))
         case BlobMissing():
             return ApiError(410, str(error), type="gone")
+        case BlobCorrupt():
+            return unavailable(f"{error}: the operator can restore it from a backup", retry_after=_DAMAGED_S)
         case Transient():
             return unavailable(str(error), retry_after=max(1, round(error.delay or 2)))
         case NatsError() | JetStreamError() | TimeoutError():

@@ -97,7 +97,10 @@ async def content(file_id: str, caller: CurrentKey, gateway: GatewayDep) -> Resp
 
 
 async def blob_response(blobs: BlobStore, ref: BlobRef, name: str) -> Response:
-    """A response that streams a blob. Raises `BlobMissing` before the first byte is sent."""
+    """A response that streams a blob; of one that is damaged it lacks the end.
+
+    Raises `BlobMissing`, and `BlobCorrupt` for a small one, before the first byte is sent.
+    """
     pieces = blobs.stream(ref)
     first = await anext(pieces, b"")
 
