@@ -5,6 +5,7 @@ PORT ?= 8000
 ENGINE ?= transformers
 MINUTES ?= 3
 FAULTS ?= 200
+DAMAGES ?= 200
 BIN := .venv/bin
 # Python compiles what it imports, and keeps it: to compile all that is installed takes half as long as to install it.
 unexport PYTHONDONTWRITEBYTECODE
@@ -14,7 +15,7 @@ PINNED := $(PIP) --no-deps --require-hashes
 # Our own package, with what is installed already: nothing is fetched to build it.
 OURS := $(PIP) --no-deps --no-build-isolation --editable .
 .DEFAULT_GOAL := help
-.PHONY: help install install-vllm install-synth-ai demo demo-vision test lint unit service test-clients test-docs test-vllm-engine test-vllm-cluster long chaos storm soak hostile environments contracts digests pins precommit tax clean
+.PHONY: help install install-vllm install-synth-ai demo demo-vision test lint unit service test-clients test-docs test-vllm-engine test-vllm-cluster long chaos storm soak hostile damage environments contracts digests pins precommit tax clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
@@ -110,11 +111,15 @@ storm: .venv/installed ## three minutes of seeded faults on two of every service
 
 soak: .venv/installed .venv-vllm/installed $(CLIENTS:%=.venv-clients/%/installed) ## 200 seeded faults on two of every service and three bus servers, a check of all that the log says; and what takes minutes to learn
 	@$(BIN)/python -m tests.soak --faults $(FAULTS) --seed $(SEED)
+	@$(BIN)/python -m tests.soak.damage --damages $(DAMAGES) --seed $(SEED)
 	@$(BIN)/pytest tests/e2e tests/chaos tests/service tests/clients tests/docs -m soak
 	@.venv-vllm/bin/python -m pytest tests/vllm -m soak
 
 hostile: .venv/installed ## 10,000 inputs that no friend would send, and the most costly ones, at services that run
 	@$(BIN)/python -m tests.soak.hostile --seed $(SEED)
+
+damage: .venv/installed ## 200 damaged bytes, one at a time, in a stopped cluster that has trained: none may be silent (DAMAGES=n SEED=n)
+	@$(BIN)/python -m tests.soak.damage --damages $(DAMAGES) --seed $(SEED)
 
 contracts: .venv/installed ## write the generated documents of docs/
 	@$(BIN)/python -m contracts

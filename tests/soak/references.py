@@ -18,7 +18,7 @@ from tests.soak.history import Violation
 async def check_blobs(facts: Sequence[Recorded], blobs: BlobStore) -> list[Violation]:
     """What the log names and the store has not, or has otherwise."""
     expired = {uri for fact in facts if isinstance(fact.event, BlobExpired) for uri in fact.event.uris}
-    named = {ref.uri: (ref, fact.key) for fact in facts for ref in _references(fact.event) if ref.uri not in expired}
+    named = {ref.uri: (ref, fact.key) for fact in facts for ref in references(fact.event) if ref.uri not in expired}
     found: list[Violation] = []
     for ref, job in named.values():
         async for what in _missing(ref, blobs):
@@ -44,15 +44,16 @@ async def _missing(ref: BlobRef, blobs: BlobStore) -> AsyncIterator[str]:
                 yield what
 
 
-def _references(value: Any) -> Iterator[BlobRef]:
+def references(value: Any) -> Iterator[BlobRef]:
+    """Every blob that an event refers to."""
     if isinstance(value, BlobRef):
         yield value
     elif isinstance(value, msgspec.Struct):
         for name in value.__struct_fields__:
-            yield from _references(getattr(value, name))
+            yield from references(getattr(value, name))
     elif isinstance(value, list | tuple):
         for part in value:
-            yield from _references(part)
+            yield from references(part)
     elif isinstance(value, dict):
         for part in value.values():
-            yield from _references(part)
+            yield from references(part)

@@ -1,0 +1,63 @@
+"""Where a byte of a stopped cluster may be damaged, and a draw among these."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from synth.bus.server.topology import EVENTS, SECRET_BUCKETS
+
+#: Of this many damages, so many hit the place.
+SHARES = {"log": 7, "buckets": 6, "blobs": 3, "checkpoints": 4}
+#: Of what a stream is made of, most damages hit messages.
+_OF_MESSAGES = 0.7
+_STREAMS = Path("nats/store/jetstream/streams/streams")
+
+
+@dataclass(frozen=True)
+class Damage:
+    """One byte of a file, below the cluster's data folder, that becomes another one. mask: its bits that change."""
+
+    place: str
+    file: Path
+    offset: int
+    mask: int
+
+    def strike(self, data: Path) -> None:
+        """Damage the file of this data folder."""
+        with (data / self.file).open("r+b") as file:
+            file.seek(self.offset)
+            (byte,) = file.read(1)
+            file.seek(self.offset)
+            file.write(bytes([byte ^ self.mask]))
+
+
+def draw(rng: random.Random, data: Path) -> Damage:
+    """Draw a place, a file of it, and a byte of that."""
+    (place,) = rng.choices([*SHARES], [*SHARES.values()])
+    files = files_of(place, data)
+    if place in ("log", "buckets"):
+        blocks = [file for file in files if file.suffix == ".blk"]
+        files = blocks if rng.random() < _OF_MESSAGES else [file for file in files if file not in blocks]
+    file = rng.choice(files)
+    return Damage(place, file, rng.randrange((data / file).stat().st_size), rng.randrange(1, 256))
+
+
+def files_of(place: str, data: Path) -> Sequence[Path]:
+    """The files of a place that are not empty, below the data folder."""
+    if place in ("log", "buckets"):
+        names = [EVENTS] if place == "log" else [f"KV_{bucket}" for bucket in SECRET_BUCKETS]
+        # A stream's queues are apart: what a service has taken from them is taken again.
+        folders = [data / _STREAMS / name for name in names]
+        found = [path for folder in folders for path in (*folder.glob("meta.*"), *folder.glob("msgs/*"))]
+    else:
+        is_wanted = place == "checkpoints"
+        found = [path for path in (data / "blobs").rglob("*") if (is_checkpoint(path) is is_wanted)]
+    return sorted(path.relative_to(data) for path in found if path.is_file() and path.stat().st_size)
+
+
+def is_checkpoint(path: Path) -> bool:
+    """Whether a blob is a file or the manifest of a checkpoint."""
+    return any(part.startswith("checkpoint-") for part in path.parts)
