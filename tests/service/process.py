@@ -39,18 +39,26 @@ def environment(settings: ServiceSettings, **extra: str) -> dict[str, str]:
 
 @contextmanager
 def running(
-    name: str, settings: ServiceSettings, log: Path, *, port: int = 0, ends: str = "0", **extra: str
+    name: str,
+    settings: ServiceSettings,
+    log: Path,
+    *,
+    port: int = 0,
+    ends: str = "0",
+    probe: str = "/healthz",
+    **extra: str,
 ) -> Iterator[subprocess.Popen[bytes]]:
     """A healthy service; ended with SIGTERM, which it must obey within seconds. port: a free one when it is 0.
 
-    ends: the code that it must end with, by itself or when it is told to.
+    ends: the code that it must end with, by itself or when it is told to. probe: the path that answers 200 once it is
+    up.
     """
     port = port or free_port()
     env = environment(settings, SYNTH_PORT=str(port), **extra)
     with log.open("wb") as out:
         process = subprocess.Popen([sys.executable, "-m", "synth.synthd", name], env=env, stdout=out, stderr=out)
     try:
-        _wait_healthy(process, port, log)
+        _wait_healthy(process, port, log, probe)
         yield process
         process.send_signal(signal.SIGTERM)
         code = str(process.wait(_END_S.get(name, 15)))
@@ -60,11 +68,11 @@ def running(
         process.wait(10)
 
 
-def _wait_healthy(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
+def _wait_healthy(process: subprocess.Popen[bytes], port: int, log: Path, probe: str) -> None:
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline and process.poll() is None:
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}/healthz", timeout=1):
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}{probe}", timeout=1):
                 return
         except (urllib.error.URLError, ConnectionError, TimeoutError):
             with suppress(subprocess.TimeoutExpired):

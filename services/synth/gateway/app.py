@@ -7,6 +7,7 @@ import shutil
 import time
 from collections.abc import Sequence
 from datetime import timedelta
+from pathlib import Path
 
 from fastapi import Depends, FastAPI
 from nats.errors import Error as NatsError
@@ -19,7 +20,7 @@ from synth.bus.kv.replicas import ReplicaTable
 from synth.bus.kv.secrets import SecretStore
 from synth.bus.publish import Publisher
 from synth.bus.server.account_key import AccountKey
-from synth.bus.server.topology import EVENTS
+from synth.bus.server.topology import DAMAGE, EVENTS
 from synth.errors import Permanent, Transient
 from synth.gateway import errors
 from synth.gateway.api import openapi
@@ -56,9 +57,12 @@ from synth.gateway.capacity import Capacity
 from synth.gateway.chat_proxy.proxy import InferenceProxy
 from synth.gateway.commands.multipart import UPLOADS
 from synth.gateway.deps import Gateway
+from synth.gateway.ledger.file import LedgerFile
+from synth.gateway.ledger.watch import LedgerWatch
 from synth.gateway.limits.admission import Admission
 from synth.gateway.middleware.completeness import Completeness
 from synth.gateway.middleware.gate import Gate
+from synth.gateway.middleware.intact import Intact
 from synth.gateway.middleware.request_metrics import RequestMetrics
 from synth.gateway.read_model.event_log import has_any_at, has_event
 from synth.gateway.read_model.hub import Hub
@@ -95,7 +99,10 @@ async def setup(service: Service) -> ASGIApp:
     shutil.rmtree(settings.work_dir / UPLOADS, ignore_errors=True)
     secrets = SecretStore(service.bus, service.secrets)
     model = ReadModel(settings.read_model_path)
-    stream_end = await _wait_for_bus(service, settings, secrets, model)
+    ledger = LedgerWatch(
+        service.bus, LedgerFile(Path(f"{settings.read_model_path}.ledger")), check_s=settings.ledger_check_s
+    )
+    stream_end = await _wait_for_bus(service, settings, secrets, model, ledger)
     hub = Hub(service.bus, model, stream_end=stream_end, stream_buffer=settings.stream_buffer_bytes)
     disks = [settings.work_dir, *service.blobs.local_folders()]
     capacity = Capacity(disks, settings.disk_reserve_bytes, settings.log_reserve)
@@ -105,11 +112,14 @@ async def setup(service: Service) -> ASGIApp:
     calls = CallSigner(service.secrets[Purpose.GATEWAY_CALLS], lasts_s=settings.call_token_s)
     proxy = InferenceProxy(replicas, secrets=service.secrets, calls=calls, timeout_s=settings.inference_timeout_s)
     service.checks["read model"] = hub.check
+    service.checks[DAMAGE] = ledger.check
     service.checks["version"] = model.newer_problem
     service.run("log reader", run_until(service.stop, hub.read_log()))
     service.run("projector", run_until(service.stop, hub.project()))
     service.run("check of the log", run_until(service.stop, hub.check_log(capacity.note_log)))
     service.run("check of the read model", run_until(service.stop, hub.check_file(settings.read_model_check_s)))
+    service.run("comparison with the ledger", run_until(service.stop, ledger.run()))
+    service.on_close(ledger.close)
     copying = keep_snapshot(model, lambda: hub.complete, every=settings.read_model_snapshot_events)
     service.run("snapshots of the read model", run_until(service.stop, copying))
     service.run("replica table", run_until(service.stop, replicas.follow()))
@@ -125,7 +135,9 @@ async def setup(service: Service) -> ASGIApp:
         service.run("ends of bus keys", run_until(service.stop, watch_ends(service.bus, key_cache, settings)))
     queue = JobQueue(settings.pool)
     service.checks["queue"] = queue.check
-    service.run("watchdog", run_until(service.stop, watch_jobs(service.bus, hub, queue, service.blobs, settings)))
+    service.run(
+        "watchdog", run_until(service.stop, watch_jobs(service.bus, hub, queue, service.blobs, settings, ledger))
+    )
     service.run("memory of ended streams", run_until(service.stop, hub.ended_streams.return_memory()))
     service.run("streams", _close_streams(service, hub, proxy))
     return build_api(
@@ -137,6 +149,7 @@ async def setup(service: Service) -> ASGIApp:
             hub=hub,
             read_model=model,
             queue=queue,
+            ledger=ledger,
             publisher=publisher,
             secrets=secrets,
             keys=key_cache,
@@ -164,6 +177,7 @@ def build_api(gateway: Gateway) -> ASGIApp:
         memory=gateway.body_memory,
         off_loop=gateway.service.off_loop,
     )
+    app.add_middleware(Intact, ledger=gateway.ledger)
     app.add_middleware(Completeness, hub=gateway.hub, wait_s=gateway.settings.projection_wait_s)
     return RequestMetrics(app, gateway.audit)
 
@@ -197,13 +211,21 @@ def describe_api(observability: Sequence[BaseRoute] = ()) -> FastAPI:
     return app
 
 
-async def _wait_for_bus(service: Service, settings: GatewaySettings, secrets: SecretStore, model: ReadModel) -> int:
-    """Wait for a provisioned bus, make the bootstrap keys, open the read model; returns the log's last sequence."""
+async def _wait_for_bus(
+    service: Service, settings: GatewaySettings, secrets: SecretStore, model: ReadModel, ledger: LedgerWatch
+) -> int:
+    """Wait for a provisioned bus, compare it with the ledger, make the bootstrap keys, open the read model.
+
+    Returns the log's last sequence.
+    """
     deadline = time.monotonic() + _BUS_READY_WITHIN_S
     while True:
         try:
             info = await service.bus.js.stream_info(EVENTS)
-            await _bootstrap(settings, secrets)
+            await ledger.begin()
+            if not ledger.damage:
+                # A key whose record is lost would be given a new, empty organisation.
+                await _bootstrap(settings, secrets)
             mark = model.mark()
             # What was not read and is no longer there may have been noted in the snapshot too.
             left_out = model.first_left_out()

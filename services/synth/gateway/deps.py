@@ -22,6 +22,7 @@ from synth.gateway.base_files import BaseFiles
 from synth.gateway.capacity import Capacity
 from synth.gateway.chat_proxy.proxy import InferenceProxy
 from synth.gateway.errors import not_found
+from synth.gateway.ledger.watch import LedgerWatch
 from synth.gateway.limits.admission import Admission
 from synth.gateway.read_model.event_log import read_last
 from synth.gateway.read_model.hub import Hub
@@ -51,6 +52,7 @@ class Gateway:
     hub: Hub
     read_model: ReadModel
     queue: JobQueue
+    ledger: LedgerWatch
     publisher: Publisher
     secrets: SecretStore
     keys: ApiKeyCache

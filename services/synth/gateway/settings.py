@@ -30,6 +30,11 @@ class GatewaySettings(ServiceSettings, PythonPoolSettings, LimitSettings, Subscr
     """After how many events the read model's file is copied beside itself, so that after damage only what came since is
     projected again. The copy takes as much of the disk as the file. 0: no copy is made."""
 
+    ledger_check_s: float = Field(default=6 * 3600.0, gt=0)
+    """Every how many seconds all that the bus holds of the log and of the secrets is compared with the ledger, a file
+    beside the read model's (`.ledger`): also at each start. A comparison reads the whole log. What the bus has lost
+    stops all writing."""
+
     disk_reserve_bytes: int = Field(default=1 << 30, ge=0)
     """New jobs and files are refused when the disk of the blob store, or that of `SYNTH_WORK_DIR`, has no more than
     this left: it is for jobs that run. A remote blob store has no such limit."""

@@ -20,6 +20,7 @@ from synth.bus.publish import Publisher
 from synth.events import Heartbeat, QueueWaiting
 from synth.gateway.commands.delete import empty_trash
 from synth.gateway.commands.expire import expire_checkpoints, expire_traces
+from synth.gateway.ledger.watch import LedgerWatch
 from synth.gateway.limits.device_limit import pause_beyond_limit
 from synth.gateway.read_model.hub import Hub
 from synth.gateway.read_model.live_jobs import WAITING, JobQueue, live_jobs
@@ -55,14 +56,16 @@ def slot_of(waited_s: float, *, after_s: float) -> int:
     return int(waited_s / after_s).bit_length()
 
 
-async def watch_jobs(bus: Connection, hub: Hub, queue: JobQueue, blobs: BlobStore, settings: GatewaySettings) -> None:
-    """Watch over all live jobs, for ever."""
+async def watch_jobs(
+    bus: Connection, hub: Hub, queue: JobQueue, blobs: BlobStore, settings: GatewaySettings, ledger: LedgerWatch
+) -> None:
+    """Watch over all live jobs, for ever, while the bus has lost nothing."""
     publisher = Publisher(bus)
     traces_due = look_due = 0.0
     while True:
-        if not hub.caught_up:
+        if not hub.caught_up or ledger.damage:
             await asyncio.sleep(_CATCH_UP_S)
-            continue  # in an old view every job looks silent
+            continue  # in an old view every job looks silent, and in a damaged one nothing needs a blob
         try:
             await say_heartbeats(hub.model, hub.watched_jobs(), publisher, settings, datetime.now(UTC))
             if (begun := time.monotonic()) >= look_due:

@@ -8,8 +8,8 @@ from typing import Literal
 import msgspec
 
 #: login: a key that is unknown or has ended. refusal: of a key that lacks a scope. change: to keys, or a deletion.
-#: operator: whatever a key with the scope `operator` did.
-AuditKind = Literal["login", "refusal", "change", "operator"]
+#: operator: whatever a key with the scope `operator` did. erasure: messages that `synthd bus` erased from a stream.
+AuditKind = Literal["login", "refusal", "change", "operator", "erasure"]
 
 #: In place of what differs between requests that one record counts together, because there were too many.
 OTHERS = "*"

@@ -9,6 +9,7 @@ import hashlib
 import json
 from pathlib import Path
 from typing import Any, cast
+from uuid import uuid4
 
 import msgspec
 from nats.aio.msg import Msg
@@ -17,6 +18,8 @@ from nats.errors import Error as NatsError
 from synth.bus.connection import Connection
 from synth.errors import Permanent, Transient
 
+#: In the metadata of a stream that was restored: the id of that restore. It is then another one than a reader knows.
+RESTORED = "synth.restored"
 #: Of a piece of a snapshot: well below the largest message of the bus.
 _CHUNK = 1 << 20
 #: Longer than a server may need to read one piece, or to make a stream of the last one.
@@ -79,7 +82,8 @@ async def load_stream(bus: Connection, saved: StreamFile, path: Path, *, replica
 
     replicas: on how many servers. deny_delete: whether nobody may delete a message of it.
     """
-    config = saved.config | {"num_replicas": replicas, "deny_delete": deny_delete}
+    metadata = cast(dict[str, str], saved.config.get("metadata") or {}) | {RESTORED: uuid4().hex}
+    config = saved.config | {"num_replicas": replicas, "deny_delete": deny_delete, "metadata": metadata}
     asked = json.dumps({"config": config, "state": saved.state}).encode()
     reply = await _request(bus, f"{bus.nc.api}.STREAM.RESTORE.{saved.name}", asked)
     target = str(reply["deliver_subject"])

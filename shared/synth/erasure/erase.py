@@ -26,6 +26,7 @@ from synth.bus.kv.secrets import SecretStore
 from synth.bus.recorded import delivery_numbers
 from synth.bus.replay import read_stream
 from synth.bus.server.topology import AUDIT, DEAD, EVENTS, SECRET_BUCKETS, audit_subject
+from synth.erasure.records import record_erasure
 from synth.errors import Problem, Transient, UserError
 from synth.ids import OrgId
 
@@ -179,6 +180,8 @@ async def erase_message(bus: Connection, stream: str, seq: int) -> bool:
 
 async def _erase(bus: Connection, stream: str, sequences: list[int], report: Report) -> int:
     """Have the server overwrite these messages, the newest last: until then the erasure can be seen not to be done."""
+    if stream not in (DEAD, AUDIT):
+        await record_erasure(bus, stream, sequences)
     for first in range(0, len(sequences), _AT_ONCE):
         await asyncio.gather(*(erase_message(bus, stream, seq) for seq in sequences[first : first + _AT_ONCE]))
         if first and first % (_AT_ONCE * 64) == 0:

@@ -14,6 +14,7 @@ from synth.bus.recorded import UnknownEvent, from_delivery
 from synth.bus.replay import read_stream
 from synth.bus.server.topology import EVENTS
 from synth.erasure.erase import erase_message
+from synth.erasure.records import record_erasure
 
 
 @dataclass(frozen=True)
@@ -43,4 +44,5 @@ async def find_newer_events(bus: Connection) -> list[NewerEvent]:
 
 async def drop_newer_events(bus: Connection, events: list[NewerEvent]) -> int:
     """Remove them from the log; returns how many were still there. What their writers said with them is lost."""
+    await record_erasure(bus, EVENTS, [event.seq for event in events])
     return sum([await erase_message(bus, EVENTS, event.seq) for event in events])

@@ -56,7 +56,18 @@ async def test_a_gateway_that_is_ahead_of_its_log_begins_anew(own_bus, tmp_path)
     shutil.rmtree(tmp_path / "store")
     shutil.copytree(tmp_path / "saved", tmp_path / "store")
     own_bus.start()
-    # Behind: the log ends before the model does.
+    # Behind: the log ends before the ledger does.
+    with running("gateway", own_bus.settings("gateway"), log, port=port, probe="/livez", **extra):
+        async with client() as http:
+            refused = await http.post("/api/jobs", json={"config": "x"})
+            read = await http.get("/api/jobs")
+            health = (await http.get("/healthz")).json()["unhealthy"]["damage"]
+        assert (refused.status_code, read.status_code, "5 events" in refused.text) == (503, 200, True)
+        assert refused.headers["retry-after"]
+        assert "5 events of the log (4-8)" in health
+        assert "synthctl restore" in health
+    ledger = tmp_path / "g.db.ledger"
+    ledger.unlink()
     with running("gateway", own_bus.settings("gateway"), log, port=port, **extra):
         assert await listed() == sorted(kept)
         lost = await submit(2)
@@ -69,6 +80,7 @@ async def test_a_gateway_that_is_ahead_of_its_log_begins_anew(own_bus, tmp_path)
         "gateway", own_bus.settings("gateway"), log, port=port, SYNTH_READ_MODEL_PATH=str(tmp_path / "other.db")
     ):
         new = await submit(4)
+    ledger.unlink()
     with running("gateway", own_bus.settings("gateway"), log, port=port, **extra):
         assert await listed() == sorted(kept + new)
         assert not set(lost) & set(await listed())

@@ -205,7 +205,10 @@ class Supervisor:
                 end_group(pid, signal.SIGKILL)
 
     async def _drain(self, runners: list[asyncio.Task[None]]) -> None:
-        await self._end(self.supervised[1:], _DRAIN_S)
+        # The gateway after the others, as its ledger takes in what they have stored last.
+        gateways = [s for s in self.supervised if s.spec.name == "gateway"]
+        await self._end([s for s in self.supervised[1:] if s not in gateways], _DRAIN_S)
+        await self._end(gateways, _DRAIN_S)
         await self._end(self.supervised[:1], _NATS_GRACE_S)
         for task in runners:
             task.cancel()

@@ -8,7 +8,7 @@ from synth.gateway.errors import error_response, unavailable
 from synth.gateway.read_model.hub import Hub
 
 #: What an observer asks, and the document of the API.
-_OPEN = frozenset({"/livez", "/healthz", "/metrics", "/openapi.json"})
+OPEN = frozenset({"/livez", "/healthz", "/metrics", "/openapi.json"})
 
 
 class Completeness:
@@ -23,7 +23,7 @@ class Completeness:
         self._wait_s = wait_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and not self._hub.complete and scope["path"] not in _OPEN:
+        if scope["type"] == "http" and not self._hub.complete and scope["path"] not in OPEN:
             try:
                 await self._hub.wait_until_complete(timeout=self._wait_s)
             except TimeoutError:

@@ -34,6 +34,8 @@ SECRETS = {
     "judge": JUDGE_KEYS,
 }
 SECRET_BUCKETS = (API_KEYS, ENVIRONMENT_KEYS, JUDGE_KEYS)
+#: The check of a gateway's health that fails when the bus has lost what it had acknowledged.
+DAMAGE = "damage"
 JUDGING = "judging"
 TASK_FAILURES = "task_failures"
 EVENT_TRIES = "event_tries"

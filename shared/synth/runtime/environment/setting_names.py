@@ -93,6 +93,7 @@ NAMES = frozenset(
         "SYNTH_JUDGE_WORK_S",
         "SYNTH_KV_BUDGET_BYTES",
         "SYNTH_KV_SHARE",
+        "SYNTH_LEDGER_CHECK_S",
         "SYNTH_LIST_CONDITIONS",
         "SYNTH_LIST_TIMEOUT_S",
         "SYNTH_LOAD_TIMEOUT_S",

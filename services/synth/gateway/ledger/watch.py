@@ -1,0 +1,287 @@
+"""Compares what the bus holds with the ledger, and keeps the ledger: at the start, and again every so often.
+
+nats-server drops a damaged message, or all that follow it in its file, and goes on as if they had never been there.
+Reading a message has the server compare it with its own checksum, so what is read is whole, and what is not read is
+missing. The buckets of secrets are compared before anything is answered; the log, which may be long, beside the
+requests: only where it ends is looked at before. What is missing is looked for twice: a server that has just become
+the leader may not know all yet.
+"""
+
+# nats-py annotates parts of itself not at all.
+# pyright: reportUnknownMemberType=false
+from __future__ import annotations
+
+import asyncio
+import time
+import zlib
+from array import array
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import dataclass, field
+
+from nats.aio.msg import Msg
+from nats.errors import Error as NatsError
+from nats.js.api import StreamInfo
+from nats.js.errors import Error as JetStreamError
+
+from synth.backup.streams import RESTORED
+from synth.bus.connection import Connection
+from synth.bus.kv.bucket import key_of
+from synth.bus.reading import read_across_reconnects
+from synth.bus.recorded import MSG_ID, TTL, delivery_numbers
+from synth.bus.replay import read_stream
+from synth.bus.server.topology import EVENTS, SECRET_BUCKETS
+from synth.erasure.records import read_erasures
+from synth.errors import Transient
+from synth.gateway.ledger.file import BLOCK, KnownStream, LedgerFile, Revision
+from synth.runtime import logs
+
+log = logs.get("ledger")
+
+_BUCKETS = [f"KV_{bucket}" for bucket in SECRET_BUCKETS]
+#: Between two looks whether the bus has more than the ledger.
+_RECORD_S = 5.0
+_AGAIN_S = 1.0
+#: Without a message in the middle of a stream.
+_STALL_S = 10.0
+_NAMED = 5
+#: Characters of a hash in a key.
+_HASH = 64
+
+
+@dataclass
+class Damage:
+    """What the bus has acknowledged and does not hold. keys: of each bucket, with the number of those that it had."""
+
+    events: list[int] = field(default_factory=list[int])
+    keys: dict[str, tuple[list[str], int]] = field(default_factory=dict[str, tuple[list[str], int]])
+
+    def __bool__(self) -> bool:
+        return bool(self.events or self.keys)
+
+    @property
+    def counts(self) -> str:
+        """What is missing, in numbers: for whoever calls."""
+        parts = [f"{len(self.events)} events"] if self.events else []
+        return ", ".join([*parts, *(f"{len(lost)} of {of} {bucket}" for bucket, (lost, of) in self.keys.items())])
+
+    def text(self) -> str:
+        """What is missing, by name: for the operator."""
+        parts = [f"{len(self.events)} events of the log ({_some(_ranges(self.events))})"] if self.events else []
+        for bucket, (lost, of) in self.keys.items():
+            parts.append(f"{len(lost)} of {of} {bucket} ({_some([_short(key) for key in lost])})")
+        return "; ".join(parts)
+
+
+class LedgerWatch:
+    """Keeps one gateway's ledger, and says what the bus has lost."""
+
+    def __init__(self, bus: Connection, file: LedgerFile, *, check_s: float) -> None:
+        """check_s: seconds between two comparisons with all that the bus holds."""
+        self.damage = Damage()
+        self._bus = bus
+        self._file = file
+        self._check_s = check_s
+
+    def check(self) -> str | None:
+        """What is missing, for `/healthz`; None when nothing is."""
+        if not self.damage:
+            return None
+        return (
+            f"the bus has lost what it had acknowledged: {self.damage.text()}. The gateway takes no write. Restore a "
+            "backup (synthctl restore, synthd bus restore); or, to go on with what is left, stop the gateway and "
+            f"delete {self._file.path}"
+        )
+
+    async def begin(self) -> None:
+        """Compare the buckets, and where the log ends. Raises `Transient` when the bus does not answer."""
+        for stream in (EVENTS, *_BUCKETS):
+            info = await self._info(stream)
+            known, restored = self._file.stream(stream), (info.config.metadata or {}).get(RESTORED, "")
+            if known is None or (restored and restored != known.restored):
+                self._file.begin(stream, KnownStream(restored))
+        await self.look(log_too=False)
+
+    async def run(self) -> None:
+        """Compare the log, then record what comes, and compare everything again when it is time; for ever."""
+        due = 0.0
+        while True:
+            try:
+                if time.monotonic() >= due:
+                    await self.look(log_too=True)
+                    due = time.monotonic() + self._check_s
+                await self.record()
+            except (Transient, NatsError, JetStreamError, TimeoutError) as error:
+                log.warning("the bus cannot be compared with the ledger now", error=repr(error))
+            await asyncio.sleep(_RECORD_S)
+
+    async def close(self) -> None:
+        """Take in what came last, and close the file."""
+        try:
+            if self._bus.nc.is_connected:
+                await self.record()
+        except (Transient, NatsError, JetStreamError, TimeoutError) as error:
+            log.warning("the ledger lacks what came last", error=repr(error))
+        self._file.close()
+
+    async def record(self) -> None:
+        """Take what the bus has got since into the ledger."""
+        for stream in (EVENTS, *_BUCKETS):
+            known = self._file.stream(stream)
+            if known is None or (await self._info(stream)).state.last_seq <= known.reached:
+                continue
+            if stream == EVENTS:
+                await self._read_log(after=known.reached)
+            else:
+                await self._read_bucket(stream, after=known.reached)
+
+    async def look(self, *, log_too: bool) -> None:
+        """Compare the buckets with the ledger, and the log or where it ends; note what is missing."""
+        damage = await self._compare(log_too)
+        if damage:
+            await asyncio.sleep(_AGAIN_S)
+            damage = await self._compare(log_too)
+        if damage:
+            log.error("the bus has lost what it had acknowledged", missing=damage.text(), ledger=str(self._file.path))
+        self.damage = damage
+
+    async def _compare(self, log_too: bool) -> Damage:
+        found = Damage(await self._compare_log() if log_too else await self._compare_end())
+        for stream in _BUCKETS:
+            known = self._file.keys(stream)
+            lost = await self._read_bucket(stream, after=0)
+            if lost:
+                erased = await read_erasures(self._bus, stream)
+                gone = [subject for subject in lost if known[subject].seq in erased]
+                self._file.put_keys(stream, {}, gone=gone, reached=0)
+                lost = [subject for subject in lost if subject not in gone]
+            if lost:
+                found.keys[stream.removeprefix("KV_")] = (sorted(map(key_of, lost)), len(known))
+        return found
+
+    async def _compare_end(self) -> list[int]:
+        """The events of the ledger that lie behind the log's end."""
+        last, lost = (await self._info(EVENTS)).state.last_seq, list[int]()
+        known = self._file.stream(EVENTS)
+        first = (last + 1) // BLOCK * BLOCK
+        while known is not None and first <= known.reached:
+            lost += [seq for seq, digest in enumerate(self._file.block(first), first) if digest and seq > last]
+            first += BLOCK
+        return await self._without_erased(lost)
+
+    async def _compare_log(self) -> list[int]:
+        return await self._without_erased(await self._read_log(after=0))
+
+    async def _without_erased(self, lost: list[int]) -> list[int]:
+        if not lost:
+            return lost
+        erased = await read_erasures(self._bus, EVENTS)
+        for first in sorted({seq // BLOCK * BLOCK for seq in lost if seq in erased}):
+            block = self._file.block(first)
+            for seq in erased.intersection(range(first, first + BLOCK)):
+                block[seq - first] = 0
+            self._file.put_block(first, block, reached=0)
+        return [seq for seq in lost if seq not in erased]
+
+    async def _read_log(self, *, after: int) -> list[int]:
+        """Read the log behind a sequence and record what is new; returns the events that are not as they were."""
+        known = self._file.stream(EVENTS)
+        assert known is not None
+        last, lost = after, list[int]()
+        first = (after + 1) // BLOCK * BLOCK
+        seen = array("I", bytes(4 * BLOCK))
+
+        def close_block() -> None:
+            nonlocal first, seen
+            block = self._file.block(first)
+            for at in range(BLOCK) if seen != block else ():
+                seq = first + at
+                if seq > known.reached:
+                    block[at] = seen[at]
+                elif seq > after and block[at] and block[at] != seen[at]:
+                    lost.append(seq)
+            if last > known.reached:
+                self._file.put_block(first, block, reached=min(last, first + BLOCK - 1))
+            first, seen = first + BLOCK, array("I", bytes(4 * BLOCK))
+
+        async with aclosing(self._messages(EVENTS, after)) as messages:
+            async for msg in messages:
+                seq = delivery_numbers(msg.reply)[0]
+                while seq >= first + BLOCK:
+                    close_block()
+                last, seen[seq - first] = seq, _digest(msg)
+        while first <= max(last, known.reached):
+            close_block()
+        return lost
+
+    async def _read_bucket(self, stream: str, *, after: int) -> list[str]:
+        """Read a bucket behind a sequence and record what is new; returns the subjects that are not as they were."""
+        known, seen, last = self._file.keys(stream), dict[str, Revision](), after
+        async with aclosing(self._messages(stream, after)) as messages:
+            async for msg in messages:
+                last = delivery_numbers(msg.reply)[0]
+                seen[msg.subject] = Revision(last, _digest(msg))
+        lost = [
+            subject
+            for subject, was in (known.items() if after == 0 else ())
+            if was.digest and (now := seen.get(subject)) != was and (now is None or now.seq <= was.seq)
+        ]
+        changed = {subject: now for subject, now in seen.items() if subject not in lost and known.get(subject) != now}
+        if changed:
+            self._file.put_keys(stream, changed, reached=last)
+        return lost
+
+    async def _messages(self, stream: str, after: int) -> AsyncGenerator[Msg]:
+        """Yield what the stream has behind a sequence, up to where the server reads no further.
+
+        A server that knows of a message and cannot read it delivers neither it nor an end.
+        """
+        async with aclosing(read_stream(self._bus.nc, [">"], stream=stream, after=after, headers_only=True)) as reading:
+            while True:
+                try:
+                    async with asyncio.timeout(_STALL_S):
+                        msg = await anext(reading)
+                except StopAsyncIteration:
+                    return
+                except TimeoutError as error:
+                    if not self._bus.nc.is_connected:
+                        raise Transient(f"the bus went away while {stream} was read") from error
+                    log.warning("the bus reads no further", stream=stream)
+                    return
+                yield msg
+
+    async def _info(self, stream: str) -> StreamInfo:
+        try:
+            return await read_across_reconnects(self._bus, lambda: self._bus.js.stream_info(stream))
+        except (TimeoutError, NatsError) as error:
+            raise Transient(f"the bus did not answer: {error!r}") from error
+
+
+def _digest(msg: Msg) -> int:
+    """Of a message's place, name, time and size; 0 of one that expires."""
+    headers = msg.headers or {}
+    if TTL in headers:
+        return 0
+    nanoseconds = delivery_numbers(msg.reply)[2]
+    text = f"{msg.subject} {nanoseconds} {headers.get(MSG_ID, '')} {headers.get('Nats-Msg-Size', '')}"
+    return zlib.crc32(text.encode()) or 1
+
+
+def _ranges(sequences: list[int]) -> list[str]:
+    """Sequences in order, with those that follow each other as `first-last`."""
+    ranges: list[tuple[int, int]] = []
+    for seq in sequences:
+        if ranges and ranges[-1][1] == seq - 1:
+            ranges[-1] = (ranges[-1][0], seq)
+        else:
+            ranges.append((seq, seq))
+    return [str(first) if first == last else f"{first}-{last}" for first, last in ranges]
+
+
+def _short(key: str) -> str:
+    """A key of a bucket without most of its hashes."""
+    return ".".join(part if len(part) < _HASH else f"{part[:8]}…" for part in key.split("."))
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} more" if len(names) > _NAMED else "")
