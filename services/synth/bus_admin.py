@@ -7,7 +7,7 @@ import sys
 from collections.abc import Awaitable, Callable
 from datetime import timedelta
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 from nats.errors import Error as NatsError
 from nats.js.errors import Error as JetStreamError
@@ -29,6 +29,7 @@ from synth.bus.server.topology import AUDIT_DAYS, AUDIT_RECORDS, DEFAULT_POOL, B
 from synth.erasure.erase import erase_job, erase_organisation
 from synth.erasure.newer_events import drop_newer_events, find_newer_events
 from synth.erasure.orphans import delete_orphans, find_orphans
+from synth.erasure.sweep import Sweeper
 from synth.errors import SynthError, UserError
 from synth.events.catalogue import SERVICES
 from synth.ids import OrgId
@@ -58,6 +59,8 @@ def run(argv: list[str]) -> int | None:
             return asyncio.run(_tidy(lambda parts: _archive(parts, Path(folder), org, *job)))
         case ["bus", "erase", org, *job] if len(job) < 2:
             return asyncio.run(_tidy(lambda parts: _erase(parts, org, *job)))
+        case ["bus", "sweep"]:
+            return asyncio.run(_tidy(_sweep))
         case ["bus", "reseal"]:
             return asyncio.run(_tidy(_reseal))
         case ["secrets", *service] if service in ([], *([name] for name in NEEDS)):
@@ -98,7 +101,7 @@ class BusSettings(ServiceSettings):
     bears none: what is written needs more than half of them.
     `synthd bus init` adds replicas to what is there, and never takes any away."""
 
-    log_max_bytes: int | None = Field(default=None, ge=1 << 20)
+    log_max_bytes: int | None = Field(default=None, ge=16 << 20)
     """What the log may take on each server's disk. The server sets it aside, so that a full log leaves room for the
     rest; the gateways refuse new jobs and files before (`SYNTH_LOG_RESERVE`). Without it, what the server has."""
 
@@ -203,6 +206,10 @@ async def _erase(parts: _Parts, org: str, job: str | None = None) -> str:
         done = await erase_organisation(parts.bus, parts.blobs, secrets, OrgId(org), report=_report)
     kept = f"{done.keys} keys, {done.records} audit records, {done.blobs} blobs"
     return f"erased: {done.events} events, {done.letters} dead letters, {kept}"
+
+
+async def _sweep(parts: _Parts) -> NoReturn:
+    await Sweeper(parts.bus, parts.blobs).run()
 
 
 async def _reseal(parts: _Parts) -> str:

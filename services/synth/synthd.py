@@ -5,10 +5,10 @@
 proves itself.
 `synthd bus backup DIR` saves the log, the keys and the blobs of a running cluster; `synthd bus restore DIR` puts them
 into an empty one. `synthd bus archive DIR ORG [JOB]` copies what there is of an organisation or of a job that has ended
-into a folder, to be kept; `synthd bus erase ORG [JOB]` erases from the log what was deleted. `synthd bus orphans
-[--delete]` lists the blobs that nothing refers to. `synthd bus newer [--drop]` lists the events that only a newer
-version could read, and drops them where there is none. `synthd bus reseal` seals every stored secret with the current
-one.
+into a folder, to be kept; `synthd bus erase ORG [JOB]` erases from the log what was deleted, `synthd bus sweep`
+does so for each job and file that is deleted, for ever. `synthd bus orphans [--delete]` lists the blobs that nothing
+refers to. `synthd bus newer [--drop]` lists the events that only a newer version could read, and drops them where there
+is none. `synthd bus reseal` seals every stored secret with the current one.
 `synthd secrets SERVICE` prints what one service needs of the cluster's secrets, `synthd secrets` that of all.
 """
 
@@ -27,7 +27,7 @@ from synth.runtime.startup import collector_off
 _USAGE = f"usage: synthd {{{'|'.join(SERVICES)}}}  |  synthd bus init|check|config|issuer|nkey USER"
 _USAGE += "  |  synthd bus backup DIR|restore DIR  |  synthd bus archive DIR ORG [JOB]  |  synthd bus erase ORG [JOB]"
 _USAGE += "  |  synthd bus orphans [--delete]  |  synthd bus newer [--drop]"
-_USAGE += "  |  synthd bus reseal  |  synthd secrets [SERVICE]"
+_USAGE += "  |  synthd bus sweep  |  synthd bus reseal  |  synthd secrets [SERVICE]"
 
 
 def program() -> NoReturn:

@@ -64,7 +64,7 @@ from synth.gateway.middleware.completeness import Completeness
 from synth.gateway.middleware.gate import Gate
 from synth.gateway.middleware.intact import Intact
 from synth.gateway.middleware.request_metrics import RequestMetrics
-from synth.gateway.read_model.event_log import has_any_at, has_event
+from synth.gateway.read_model.event_log import has_any_at, has_event, read_size
 from synth.gateway.read_model.hub import Hub
 from synth.gateway.read_model.live_jobs import JobQueue
 from synth.gateway.read_model.snapshot import holds_snapshot_of, keep_snapshot
@@ -106,6 +106,7 @@ async def setup(service: Service) -> ASGIApp:
     hub = Hub(service.bus, model, stream_end=stream_end, stream_buffer=settings.stream_buffer_bytes)
     disks = [settings.work_dir, *service.blobs.local_folders()]
     capacity = Capacity(disks, settings.disk_reserve_bytes, settings.log_reserve)
+    capacity.note_log(await read_size(service.bus))
     replicas = ReplicaTable(service.bus)
     key_cache = ApiKeyCache(service.bus, secrets, ended_kept_s=max(3600.0, watched_s(settings)))
     publisher = Publisher(service.bus)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -19,13 +20,20 @@ class Capacity:
     """The cluster's room. folders: on the disks that files and what jobs make go to.
 
     reserve_bytes: of each of these disks; log_reserve: the share of the log's bytes; both are for jobs that run.
-    log: as it was looked at last.
+    log: as it was looked at last. coming: the bytes of the log that commands under way at this gateway may take, by
+    organisation.
     """
 
     folders: list[Path]
     reserve_bytes: int
     log_reserve: float
     log: LogSize = field(default_factory=lambda: LogSize(0, None))
+    coming: Counter[str] = field(default_factory=Counter[str])
+
+    @property
+    def log_share(self) -> int | None:
+        """The bytes of the log that one organisation may take by default; None if the log has no limit."""
+        return None if self.log.most is None else int(self.log.most * (1 - self.log_reserve) / 2)
 
     def note_log(self, size: LogSize) -> None:
         """Take in how large the log is, and may be."""

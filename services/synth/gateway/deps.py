@@ -28,7 +28,7 @@ from synth.gateway.read_model.event_log import read_last
 from synth.gateway.read_model.hub import Hub
 from synth.gateway.read_model.live_jobs import JobQueue
 from synth.gateway.read_model.projection import FileRow, JobRow
-from synth.gateway.read_model.store import ReadModel
+from synth.gateway.read_model.store import JobTexts, ReadModel
 from synth.gateway.settings import GatewaySettings
 from synth.graders.python.pool import PythonPool
 from synth.http_server.body import BodyMemory
@@ -86,6 +86,16 @@ class Gateway:
         """The job as it is once the read model has our own event `seq`: what a write answers with."""
         await self.hub.wait_until_applied(seq)
         return await self.job(org, id)
+
+    async def texts(self, id: str) -> JobTexts | None:
+        """A job's long texts, its configuration from the blob store where it is there.
+
+        Raises `BlobMissing`, `BlobCorrupt`.
+        """
+        texts = self.read_model.texts(id)
+        if texts is None or texts.config_blob is None:
+            return texts
+        return texts._replace(config=(await self.blobs.get_bytes(texts.config_blob)).decode())
 
     async def file(self, org: str, id: str) -> FileRow:
         """A file of this organisation, also one that another gateway took a moment ago.

@@ -82,6 +82,9 @@ class GatewaySettings(ServiceSettings, PythonPoolSettings, LimitSettings, Subscr
     max_json_bytes: int = 8 << 20
     """The largest body of any other request."""
 
+    config_inline_bytes: int = Field(default=16 << 10, ge=0)
+    """The longest configuration of a job that is written into the event log; a longer one is a blob of the job."""
+
     max_json_values: int = Field(default=100_000, ge=1)
     """The most JSON values in such a body: to decode as many takes some 20 ms, in which no other request goes on. Eight
     escapes in a text count as a value, and a long number as several."""

@@ -18,7 +18,7 @@ from synth.blobs import BlobStore
 from synth.bus.connection import Connection
 from synth.bus.publish import Publisher
 from synth.events import Heartbeat, QueueWaiting
-from synth.gateway.commands.delete import empty_trash
+from synth.gateway.commands.delete import count_erased, empty_trash
 from synth.gateway.commands.expire import expire_checkpoints, expire_traces
 from synth.gateway.ledger.watch import LedgerWatch
 from synth.gateway.limits.device_limit import pause_beyond_limit
@@ -74,6 +74,7 @@ async def watch_jobs(
                 await say_waiting(hub.model, queue, publisher, settings, datetime.now(UTC), watched=watched)
                 await pause_beyond_limit(bus, hub.model, settings, now=time.time())
                 await empty_trash(hub.model, blobs)
+                await count_erased(bus, hub.model)
                 hub.model.remove_leftovers()
                 took = time.monotonic() - begun
                 look_due = time.monotonic() + min(took / _LOOKING_SHARE, _LOOKING_EVERY_S)

@@ -20,6 +20,7 @@ def main() -> int:
     async def setup(service: Service) -> None:
         handlers = ValidatorHandlers(
             service.bus,
+            service.blobs,
             Registry(settings.models_dir),
             trainer=settings.trainer,
             python_graders=settings.python_graders,

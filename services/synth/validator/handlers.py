@@ -8,6 +8,8 @@ from functools import partial
 
 import msgspec
 
+from synth.blobs import BlobMissing, BlobStore
+from synth.blobs.configs import with_config
 from synth.bus.connection import Connection
 from synth.bus.history.job_log import JobHistory, append_decided
 from synth.bus.history.model_leases import lease_models
@@ -37,6 +39,7 @@ class ValidatorHandlers:
     """
 
     bus: Connection
+    blobs: BlobStore
     registry: Registry
     trainer: TrainerDevice | None = None
     python_graders: bool = False
@@ -45,7 +48,13 @@ class ValidatorHandlers:
     off_loop: OffLoop = field(default_factory=OffLoop)
 
     async def job_created(self, event: Recorded, created: JobCreated) -> None:
-        verdict = await self._validate(created, org=event.org)
+        try:
+            whole = await with_config(self.blobs, created)
+        except BlobMissing as error:
+            # It was withdrawn and deleted meanwhile, or the store has lost it.
+            await self.give_up(event, _lost_config(error))
+            return
+        verdict = await self._validate(whole, org=event.org)
         if isinstance(verdict, JobValidated):
             try:
                 job, origins, goes_on = job_from_data(verdict.job), verdict.origins, created.continues
@@ -97,3 +106,11 @@ class ValidatorHandlers:
             return JobRejected(problems=[problem]) if history.state is State.CREATED else None
 
         await append_decided(self.bus, event.org, event.key, decide)
+
+
+def _lost_config(error: BlobMissing) -> Problem:
+    return Problem(
+        what=f"the job's configuration is not in the blob store ({error})",
+        expected="the file as it was submitted",
+        fix="submit it again",
+    )

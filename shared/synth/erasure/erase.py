@@ -33,7 +33,7 @@ from synth.ids import OrgId
 Report = Callable[[str], None]
 
 #: Facts that stay: they say that something was there, and nothing of it.
-_TOMBSTONES = frozenset({"job.deleted", "file.deleted"})
+TOMBSTONES = frozenset({"job.deleted", "file.deleted"})
 _BEGINNINGS = frozenset({"job.created", "file.uploaded"})
 _AT_ONCE = 32
 _READ_S = 600.0
@@ -57,15 +57,15 @@ class Erased:
 async def erase_job(bus: Connection, blobs: BlobStore, org: str, job: str, *, report: Report) -> Erased:
     """Erase a deleted job. Raises `UserError` where it is not deleted, and while blobs of it are there or needed."""
     await _require_erasable(bus)
-    subjects = await _read_subjects(bus, EVENTS, [f"*.*.{org}.{job}"])
+    subjects = await read_subjects(bus, EVENTS, [f"*.*.{org}.{job}"])
     if not subjects:
         raise _refused(f"the log has no job {job} of {org}", expected="ids as `synthctl jobs ls` has them", where=job)
     _require_deleted(subjects, where=job)
     await _require_no_blobs(blobs, [f"jobs/{job}"], where=job)
-    letters = await _read_subjects(bus, DEAD, ["dead.>"])
+    letters = await read_subjects(bus, DEAD, ["dead.>"])
     return Erased(
-        events=await _erase(bus, EVENTS, _without_tombstones(subjects), report),
-        letters=await _erase(bus, DEAD, _naming(letters, {org, job}), report),
+        events=await erase_messages(bus, EVENTS, _without_tombstones(subjects), report),
+        letters=await erase_messages(bus, DEAD, _naming(letters, {org, job}), report),
     )
 
 
@@ -84,27 +84,27 @@ async def erase_organisation(
             fix="revoke them: synthctl keys revoke ID",
             where=org,
         )
-    subjects = await _read_subjects(bus, EVENTS, [f"*.*.{org}.*"])
+    subjects = await read_subjects(bus, EVENTS, [f"*.*.{org}.*"])
     _require_deleted(subjects, where=org)
     jobs = {subject.split(".")[3] for subject in subjects.values() if subject.startswith("job.")}
     await _require_no_blobs(blobs, [f"orgs/{org}/files", *(f"jobs/{job}" for job in sorted(jobs))], where=org)
-    letters = await _read_subjects(bus, DEAD, ["dead.>"])
-    records = await _read_subjects(bus, AUDIT, [audit_subject(org, "*")])
+    letters = await read_subjects(bus, DEAD, ["dead.>"])
+    records = await read_subjects(bus, AUDIT, [audit_subject(org, "*")])
     # Pictures of files that are gone, and what its judges were asked: no event names them.
     unnamed = [uri for folder in (f"orgs/{org}", f"judging/{org}") for uri in await blobs.uris_below(folder)]
     await blobs.delete(unnamed)
     return Erased(
-        events=await _erase(bus, EVENTS, _without_tombstones(subjects), report),
-        letters=await _erase(bus, DEAD, _naming(letters, {org}), report),
+        events=await erase_messages(bus, EVENTS, _without_tombstones(subjects), report),
+        letters=await erase_messages(bus, DEAD, _naming(letters, {org}), report),
         keys=sum([await _erase_keys(bus, bucket, org, report) for bucket in SECRET_BUCKETS]),
-        records=await _erase(bus, AUDIT, sorted(records), report),
+        records=await erase_messages(bus, AUDIT, sorted(records), report),
         blobs=len(unnamed),
     )
 
 
 async def _erase_keys(bus: Connection, bucket: str, org: OrgId, report: Report) -> int:
     stream = f"KV_{bucket}"
-    return await _erase(bus, stream, _naming(await _read_subjects(bus, stream, [">"]), {org}), report)
+    return await erase_messages(bus, stream, _naming(await read_subjects(bus, stream, [">"]), {org}), report)
 
 
 async def _require_erasable(bus: Connection) -> None:
@@ -124,12 +124,12 @@ def _require_deleted(subjects: dict[int, str], *, where: str) -> None:
     begun: dict[str, int] = {}
     deleted: dict[str, int] = {}
     for seq, subject in subjects.items():
-        type_, key = _type(subject), subject.split(".")[3]
+        type_, key = type_of(subject), subject.split(".")[3]
         if key.startswith(("job_", "file_")):
             begun.setdefault(key, 0)
         if type_ in _BEGINNINGS:
             begun[key] = max(begun[key], seq)
-        elif type_ in _TOMBSTONES:
+        elif type_ in TOMBSTONES:
             deleted[key] = max(deleted.get(key, 0), seq)
     there = [key for key, seq in begun.items() if deleted.get(key, -1) < seq]
     if there:
@@ -152,7 +152,7 @@ async def _require_no_blobs(blobs: BlobStore, folders: Collection[str], *, where
         )
 
 
-async def _read_subjects(bus: Connection, stream: str, filters: list[str]) -> dict[int, str]:
+async def read_subjects(bus: Connection, stream: str, filters: list[str]) -> dict[int, str]:
     """The subject of each message, by its sequence. Raises `Transient` when the bus does not answer."""
     found: dict[int, str] = {}
     try:
@@ -178,7 +178,7 @@ async def erase_message(bus: Connection, stream: str, seq: int) -> bool:
     return True
 
 
-async def _erase(bus: Connection, stream: str, sequences: list[int], report: Report) -> int:
+async def erase_messages(bus: Connection, stream: str, sequences: list[int], report: Report) -> int:
     """Have the server overwrite these messages, the newest last: until then the erasure can be seen not to be done."""
     if stream not in (DEAD, AUDIT):
         await record_erasure(bus, stream, sequences)
@@ -190,7 +190,7 @@ async def _erase(bus: Connection, stream: str, sequences: list[int], report: Rep
 
 
 def _without_tombstones(subjects: dict[int, str]) -> list[int]:
-    return sorted(seq for seq, subject in subjects.items() if _type(subject) not in _TOMBSTONES)
+    return sorted(seq for seq, subject in subjects.items() if type_of(subject) not in TOMBSTONES)
 
 
 def _naming(subjects: dict[int, str], tokens: set[str]) -> list[int]:
@@ -198,7 +198,7 @@ def _naming(subjects: dict[int, str], tokens: set[str]) -> list[int]:
     return sorted(seq for seq, subject in subjects.items() if tokens <= set(subject.split(".")))
 
 
-def _type(subject: str) -> str:
+def type_of(subject: str) -> str:
     return ".".join(subject.split(".", 2)[:2])
 
 

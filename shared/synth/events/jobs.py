@@ -30,9 +30,11 @@ class Continuation(msgspec.Struct, frozen=True, kw_only=True):
     tree: BlobRef
 
 
-@event("job.created", by=Role.GATEWAY, reads={Role.VALIDATOR: Reading.QUEUE}, write=Write.CAS)
+@event("job.created", by=Role.GATEWAY, reads={Role.VALIDATOR: Reading.QUEUE}, write=Write.CAS, version=2)
 class JobCreated(Event, frozen=True, kw_only=True):
     """A job was submitted. config: the whole configuration as sent. body_sha256: of the request, for idempotency.
+
+    config_blob: the configuration where it is too long for an event; `config` is "" then.
 
     config_format: "toml" as in the file, or "json" from a client that sends it parsed. kind: "sft", "rl" or "eval"
     where the client's request already says it. metadata: the client's own, given back with the job. name: of the job;
@@ -43,6 +45,7 @@ class JobCreated(Event, frozen=True, kw_only=True):
     config: str
     config_name: str
     body_sha256: str
+    config_blob: BlobRef | None = None
     config_format: str = "toml"
     kind: str | None = None
     metadata: dict[str, Any] = msgspec.field(default_factory=dict[str, Any])

@@ -48,6 +48,8 @@ async def test_a_log_with_little_room_takes_no_new_job_and_events_of_those_that_
     gateway = await dial("gateway")
     org = (await SecretStore(gateway, secrets_of("gateway")).ensure_api_key(key)).org
     extra = {"SYNTH_READ_MODEL_PATH": str(tmp_path / "g.db"), "SYNTH_LOG_RESERVE": "0.5"}
+    # One organisation may take all of it here.
+    extra |= {"SYNTH_ORG_LOG_BYTES": str(1 << 40), "SYNTH_CONFIG_INLINE_BYTES": "100000"}
     headers = {"Authorization": f"Bearer {key}"}
     client = httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", headers=headers, timeout=30)
     with running("gateway", own_bus.settings("gateway"), tmp_path / "gateway.log", port=port, **extra):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from synth.blobs import BlobStore
 from synth.bus.history.job_log import append_decided, read_job
 from synth.bus.replay import replay
 from synth.events import JobCreated, JobRejected, JobValidated, JobWithdrawn
@@ -83,7 +84,7 @@ async def test_text_that_is_no_job_is_rejected_and_not_retried(validator, bus_as
     assert all(p.where for p in found.problems)
 
 
-async def test_a_redelivered_event_of_a_job_that_went_on_changes_nothing(validator, bus_as):
+async def test_a_redelivered_event_of_a_job_that_went_on_changes_nothing(validator, bus_as, tmp_path):
     org, job = new_org_id(), new_job_id()
     gateway = await bus_as("gateway")
     await create(gateway, org, job, SFT)
@@ -96,7 +97,8 @@ async def test_a_redelivered_event_of_a_job_that_went_on_changes_nothing(validat
     created = before[0]
     assert isinstance(created, Recorded)
     assert isinstance(created.event, JobCreated)
-    handlers = ValidatorHandlers(await bus_as("validator"), Registry(None))
+    blobs = BlobStore.open(f"file:{tmp_path}")
+    handlers = ValidatorHandlers(await bus_as("validator"), blobs, Registry(None))
     await handlers.job_created(created, created.event)
     after = await read_job(gateway, org, job)
     assert [f.seq for f in after.facts] == [f.seq for f in before]

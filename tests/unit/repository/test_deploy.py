@@ -23,7 +23,9 @@ ROOT = Path(__file__).parents[3]
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
 DOCKERFILE = (ROOT / "deploy/Dockerfile").read_text()
 EXTRAS: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-OURS = {name: service for name, service in COMPOSE["services"].items() if name not in ("nats", "bus-init")}
+#: What has the user `bus`, who may do everything.
+BUS = ("bus-init", "bus-sweep")
+OURS = {name: service for name, service in COMPOSE["services"].items() if name not in ("nats", *BUS)}
 
 
 def test_the_compose_file_keeps_to_the_compose_specification():
@@ -197,7 +199,7 @@ def test_the_deployed_bus_has_the_users_and_permissions_of_the_catalogue():
 
 
 def test_every_user_of_the_bus_has_a_password_of_its_own():
-    containers = {"bus-init": COMPOSE["services"]["bus-init"], **OURS}
+    containers = {name: COMPOSE["services"][name] for name in (*BUS, *OURS)}
     for service in containers.values():
         variable = password_variable(service["environment"]["SYNTH_NATS_USER"])
         assert service["environment"]["SYNTH_NATS_PASSWORD"] == f"${{{variable}}}"

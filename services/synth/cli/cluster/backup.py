@@ -58,13 +58,13 @@ async def back_up(data: Path, target: Path, *, report: Report) -> BackupManifest
         shutil.copy(aliases, target / ALIASES_FILE)
     blobs = BlobStore.open(f"file:{data / 'blobs'}")
     if is_alive(state.supervisor_pid, state.supervisor_started):
-        bus = await _connect(state, next(p.port for p in state.processes if p.name == "nats"))
+        bus = await connect_as_bus(state, next(p.port for p in state.processes if p.name == "nats"))
         try:
             return await save_cluster(bus, blobs, folder, report=report)
         finally:
             await bus.close()
     with file.locked(), _bus_alone(state, data) as port:
-        bus = await _connect(state, port)
+        bus = await connect_as_bus(state, port)
         try:
             return await save_cluster(bus, blobs, folder, report=report)
         finally:
@@ -88,7 +88,7 @@ async def restore(data: Path, source: Path, *, pools: tuple[str, ...], report: R
     with file.locked():
         state = file.read() or ClusterState()
         with _bus_alone(state, data) as port:
-            bus = await _connect(state, port)
+            bus = await connect_as_bus(state, port)
             try:
                 await check_target(bus, folder)
                 for name in ("cluster_secret", "cluster_secret_earlier", "api_key", "environment_key"):
@@ -129,7 +129,8 @@ def _bus_alone(state: ClusterState, data: Path) -> Iterator[int]:
             process.wait()
 
 
-async def _connect(state: ClusterState, port: int) -> Connection:
+async def connect_as_bus(state: ClusterState, port: int) -> Connection:
+    """Connect to the bus of a cluster as the user that may do everything. port: of nats-server."""
     settings = ServiceSettings(
         nats_url=f"nats://127.0.0.1:{port}",
         nats_user="bus",

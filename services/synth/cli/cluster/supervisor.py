@@ -94,14 +94,17 @@ class Supervisor:
         nats, services = self.supervised[0], self.supervised[1:]
         async with open_local_http(timeout=2.0) as http:
             probes = asyncio.create_task(self._probe_all(http))
-            runners = [asyncio.create_task(self._keep_running(nats))]
+            runners, erasing = [asyncio.create_task(self._keep_running(nats))], None
             try:
                 await self._processes.prepare(self.plan.services)
                 if await self._bus_is_ready(nats):
                     runners += [asyncio.create_task(self._keep_running(s)) for s in services]
+                    erasing = asyncio.create_task(self._keep_erasing())
                 await self.stop.wait()
             finally:
                 self.stop.set()
+                if erasing is not None:
+                    erasing.cancel()
                 await self._drain(runners)
                 await self._processes.close()
                 probes.cancel()
@@ -156,6 +159,18 @@ class Supervisor:
             self.report(f"{s.spec.name} ended ({_reason(code)}); restarting in {delay:.1f} s")
             self._save()
             await _wait_at_most(self.stop, delay)
+
+    async def _keep_erasing(self) -> None:
+        """Erase the events of what is deleted, until the stop."""
+        # Imported here: whoever looks at a cluster needs no client of its bus.
+        from synth.cli.cluster.eraser import erase_deleted
+
+        while True:
+            try:
+                await erase_deleted(self.state, self.plan.data)
+            except Exception as error:  # noqa: BLE001 - whatever it is, the services go on without it
+                self.report(f"what is deleted cannot be erased now: {error!r}")
+                await asyncio.sleep(_LAST_DELAY_S)
 
     def _record_death(self, s: SupervisedProcess, code: int) -> float:
         settled = s.healthy_since is not None and time.monotonic() - s.healthy_since >= _SETTLED_AFTER_S

@@ -13,6 +13,8 @@ from synth.service_secrets import CLUSTER_SECRET, CLUSTER_SECRET_EARLIER, NEEDS
 #: A network of more addresses than this is not one of task apps alone.
 _WIDE = {4: 11, 6: 32}
 _EVERYTHING = {4: 0, 6: 0}
+#: What has the user `bus`: it provisions, and it erases what is deleted. Neither has a port.
+_OF_BUS = ("bus-init", "bus-sweep")
 #: Switches that trust everybody who has a key, with what they open.
 _SWITCHES = (
     ("SYNTH_PYTHON_GRADERS", "graders run users' code, without a sandbox", "who has a key runs code"),
@@ -61,7 +63,7 @@ def _secrets(place: str, services: list[SeenService]) -> list[Finding]:
     secrets = (CLUSTER_SECRET, CLUSTER_SECRET_EARLIER)
     holders = [s.name for s in services if any(s.environment.get(name) for name in secrets)]
     if not holders:
-        needing = [s for s in services if s.name != "bus-init" and NEEDS.get(s.environment.get("SYNTH_NATS_USER", ""))]
+        needing = [s for s in services if s.name not in _OF_BUS and NEEDS.get(s.environment.get("SYNTH_NATS_USER", ""))]
         if lacking := [s.name for s in needing if not s.environment.get("SYNTH_SECRETS")]:
             found = f"no SYNTH_SECRETS: {', '.join(lacking)}"
             fix = "`synthd secrets` prints them, where the cluster's secret is"
@@ -88,7 +90,7 @@ def _logins(place: str, services: list[SeenService]) -> list[Finding]:
         else:
             open_.append(service.name)
     shared = sorted(name for names in users.values() if len(names) > 1 for name in names)
-    admins = [s.name for s in services if s.environment.get("SYNTH_NATS_USER") == "bus" and s.name != "bus-init"]
+    admins = [s.name for s in services if s.environment.get("SYNTH_NATS_USER") == "bus" and s.name not in _OF_BUS]
     fix = "a password for each user (deploy/env.example), or `synthd bus nkey SERVICE`"
     problems = (
         (f"one login for {', '.join(shared)}", shared),

@@ -9,12 +9,13 @@ from datetime import UTC, datetime
 
 import msgspec
 
+from synth.blobs.configs import with_config
 from synth.bus.history.job_log import JobHistory, append_decided
 from synth.bus.kv.secrets import ApiKey
 from synth.errors import Problem
 from synth.events import Continuation, JobCancelRequested, JobCreated, JobPauseRequested, JobResumed, JobWithdrawn
 from synth.events.catalogue import Event
-from synth.gateway.commands.quotas import check_gpu_seconds
+from synth.gateway.commands.quotas import check_gpu_seconds, log_room
 from synth.gateway.commands.submit import submit_job
 from synth.gateway.deps import Gateway
 from synth.gateway.errors import ApiError
@@ -26,6 +27,8 @@ from synth.jobs.lifecycle import TERMINAL, State
 _OWNED = (State.STARTED, State.PAUSING, State.CANCELLING)
 #: A cancellation that is asked for again so soon is the same one: a double click, or a client's retry.
 _SAME_REQUEST_S = 1.0
+#: Of one more fact of a job, about.
+_EVENT_BYTES = 1 << 10
 _WAITING = (State.CREATED, State.VALIDATED, State.VERIFIED)
 
 #: The name of a state in the words of the API that the caller speaks.
@@ -58,6 +61,10 @@ async def cancel_job(gateway: Gateway, caller: ApiKey, id: str, *, named: StateN
 
     done = TERMINAL - {State.CANCELLED}
     refusal = _CommandRefusal(lambda state: state in done, named, expected="a job that has not ended")
+    if (await gateway.job(caller.org, id)).job.state is State.CANCELLING:
+        # The first request stands; more of them could fill the log.
+        with log_room(gateway, caller.org, _EVENT_BYTES):
+            return await _append_decision(gateway, caller, id, decide, refusal)
     return await _append_decision(gateway, caller, id, decide, refusal)
 
 
@@ -86,13 +93,20 @@ async def resume_job(gateway: Gateway, caller: ApiKey, id: str, *, named: StateN
     """Make a paused job's tasks due again, or submit a job that goes on from the last checkpoint of a failed one.
 
     Returns the job that goes on. Of a job that already goes on it changes nothing; else it is a 409. Raises a 429 where
-    the organisation's jobs may take no more GPU-seconds.
+    the organisation's jobs may take no more GPU-seconds, or its events no more of the log.
     """
     row = await gateway.job(caller.org, id)
     if row.job.state is State.FAILED:
         return await _continue_job(gateway, caller, row)
     if row.job.state is State.PAUSED:
         check_gpu_seconds(gateway, caller.org)
+        with log_room(gateway, caller.org, _EVENT_BYTES):
+            return await _append_resumed(gateway, caller, id, named)
+    return await _append_resumed(gateway, caller, id, named)
+
+
+async def _append_resumed(gateway: Gateway, caller: ApiKey, id: str, named: StateName) -> JobRow:
+    """Append `job.resumed` if the job is paused."""
 
     def decide(history: JobHistory) -> Event | None:
         return JobResumed(requested_by=caller.key_id) if history.state is State.PAUSED else None
@@ -133,7 +147,8 @@ async def _continue_job(gateway: Gateway, caller: ApiKey, failed: JobRow) -> Job
         raise ApiError(409, problem.text(), problems=[problem])
     known = checkpoint.checkpoint
     continues = Continuation(job=id, model=known.model, step=known.step, version=known.step, tree=checkpoint.tree)
-    again = msgspec.structs.replace(created.event, continues=continues, created_by=caller.key_id, body_sha256="")
+    whole = await with_config(gateway.blobs, created.event)
+    again = msgspec.structs.replace(whole, continues=continues, created_by=caller.key_id, body_sha256="")
     row, _ = await submit_job(gateway, org, again, route=route, key=str(number))
     return row
 

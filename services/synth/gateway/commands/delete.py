@@ -13,25 +13,36 @@ import msgspec
 from obstore.exceptions import BaseError
 
 from synth.blobs import BlobCorrupt, BlobMissing, BlobStore
+from synth.bus.connection import Connection
+from synth.bus.dead_letters import publish_dead_letter
 from synth.bus.kv.secrets import ApiKey
+from synth.bus.recorded import encode
 from synth.errors import Problem, SynthError
 from synth.events import BlobRef, FileDeleted, JobDeleted, ModelDeleted
+from synth.events.catalogue import subject_of
 from synth.gateway.deps import Gateway
 from synth.gateway.errors import ApiError, not_found
+from synth.gateway.read_model.event_log import is_erased, read_size
 from synth.gateway.read_model.live_jobs import live_jobs
 from synth.gateway.read_model.projection import FileRow, JobRow, Trash
 from synth.gateway.read_model.store import ReadModel
+from synth.gateway.read_model.tables import org_totals
 from synth.jobs.lifecycle import TERMINAL, State
 from synth.runtime import logs
 
 log = logs.get("deleting")
+
+#: Of a deletion, at most.
+_EVENT_BYTES = 4 << 10
+#: Deleted jobs and files that are looked for in the log at a time.
+_AT_ONCE = 64
 
 
 async def delete_file(gateway: Gateway, caller: ApiKey, id: str) -> FileRow:
     """Delete a file of the caller's organisation; returns what it was. Raises a 404."""
     row = await gateway.file(caller.org, id)
     event = FileDeleted(requested_by=caller.key_id, uploaded_seq=row.created_seq)
-    seq = await gateway.publisher.once(event, org=caller.org, key=id, id=str(row.created_seq))
+    seq = await _append_deletion(gateway, event, org=caller.org, key=id, id=str(row.created_seq))
     await gateway.hub.wait_until_applied(seq)
     return row
 
@@ -49,8 +60,17 @@ async def delete_job(gateway: Gateway, caller: ApiKey, id: str) -> None:
             where=id,
         )
     event = JobDeleted(requested_by=caller.key_id)
-    seq = await gateway.publisher.once(event, org=caller.org, key=id, id="deleted")
+    seq = await _append_deletion(gateway, event, org=caller.org, key=id, id="deleted")
     await gateway.hub.wait_until_applied(seq)
+
+
+async def _append_deletion(gateway: Gateway, event: FileDeleted | JobDeleted, *, org: str, key: str, id: str) -> int:
+    """Append a deletion, also to a full log: what erases deleted events makes room for it (`erasure.sweep`)."""
+    size = await read_size(gateway.bus)
+    if size.most is not None and size.used + _EVENT_BYTES > size.most:
+        reason = "the log is full"
+        await publish_dead_letter(gateway.bus, subject_of(event, org, key), encode(event), reason=reason)
+    return await gateway.publisher.once(event, org=org, key=key, id=id)
 
 
 async def delete_model(gateway: Gateway, caller: ApiKey, id: str) -> None:
@@ -107,6 +127,13 @@ class _Needs:
     def has_data(self, item: Trash) -> bool:
         """Whether a job that came before the deletion was verified with a blob of it."""
         return any(self.data.get(uri, item.deleted_seq + 1) <= item.deleted_seq for uri in item.uris)
+
+
+async def count_erased(bus: Connection, model: ReadModel) -> None:
+    """Count the events of what was deleted no longer, once they are erased from the log."""
+    for org, id, deleted in org_totals.unerased(model.db, limit=_AT_ONCE):
+        if await is_erased(bus, f"*.*.{org}.{id}", before=deleted):
+            org_totals.note_erased(model.db, id, deleted=deleted)
 
 
 async def empty_trash(model: ReadModel, blobs: BlobStore) -> None:

@@ -3,15 +3,27 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Generator
+from contextlib import contextmanager
 
 from synth.api.schemas import Limit
+from synth.events.catalogue import MAX_EVENT_BODY_BYTES
 from synth.gateway.deps import Gateway
 from synth.gateway.limits.admission import limit_reached
 from synth.gateway.read_model.tables.device_time import DAY_S
-from synth.gateway.read_model.usage import count_jobs, gpu_seconds, pending_files, stored_bytes
+from synth.gateway.read_model.usage import (
+    count_jobs,
+    count_unvalidated,
+    event_bytes,
+    gpu_seconds,
+    pending_files,
+    stored_bytes,
+)
 
 _JOB_RETRY_S = 30
 _KEPT_RETRY_S = 60
+#: What the validation of a job may take of a limit of the log at most, as its share.
+_VALIDATION_SHARE = 8
 #: What each limit counts.
 _WHAT = {
     "request_burst": "requests at once",
@@ -20,6 +32,7 @@ _WHAT = {
     "jobs_live": "jobs that have not ended",
     "jobs_queued": "jobs that nobody has started yet",
     "file_bytes": "bytes of files and logs",
+    "log_bytes": "bytes of the event log",
     "files_pending": "files that are not checked yet",
     "keys": "live API keys",
     "bus_keys": "live bus keys",
@@ -36,6 +49,7 @@ async def list_limits(gateway: Gateway, org: str) -> list[Limit]:
         "jobs_live": jobs.live,
         "jobs_queued": jobs.queued,
         "file_bytes": stored_bytes(model, org),
+        "log_bytes": event_bytes(model, org),
         "files_pending": pending_files(model, org),
         "keys": len(live),
         "bus_keys": sum(key.bus for key in live),
@@ -46,7 +60,7 @@ async def list_limits(gateway: Gateway, org: str) -> list[Limit]:
             name=name,
             what=what if name != "gpu_seconds" else f"{what} in {limits.gpu_days} days",
             used=used[name],
-            limit=getattr(limits, name),
+            limit=getattr(limits, name) if name != "log_bytes" else _log_quota(gateway, org),
             setting=f"SYNTH_ORG_{name.upper()}",
             at="gateway" if name in _AT_GATEWAY else "cluster",
         )
@@ -98,6 +112,44 @@ def check_file_bytes(gateway: Gateway, org: str, more: int) -> None:
             fix="delete files that are done with, or have the operator raise the limit",
             wait=False,
         )
+
+
+@contextmanager
+def log_room(gateway: Gateway, org: str, size: int, *, job: bool = False) -> Generator[None]:
+    """Take room in the log for the events of a command that is under way. Raises a 429 if the organisation has none.
+
+    size: their bytes. job: whether a job comes with them, which is then to be validated.
+    """
+    quota, coming = _log_quota(gateway, org), gateway.capacity.coming
+    if quota is not None:
+        each = min(MAX_EVENT_BODY_BYTES, quota // _VALIDATION_SHARE)
+        size += each if job else 0
+        unvalidated = count_unvalidated(gateway.read_model, org)
+        used, expected = event_bytes(gateway.read_model, org), unvalidated * each + coming[org]
+        if used + expected + size > quota:
+            raise limit_reached(
+                f"your organisation's events take {used:,} bytes of the log, {unvalidated:,} jobs that are not "
+                f"validated yet and requests under way up to {expected:,} more, and this request up to {size:,}",
+                setting="SYNTH_ORG_LOG_BYTES",
+                quota=quota,
+                policy="log_bytes",
+                retry_after=_JOB_RETRY_S if expected else _KEPT_RETRY_S,
+                fix="delete jobs that have ended and files that are done with (synthctl jobs rm JOB, synthctl files rm "
+                "FILE), which gives their bytes back within a minute, or have the operator raise the limit",
+                wait=used + size <= quota,
+            )
+    coming[org] += size
+    try:
+        yield
+    finally:
+        coming[org] -= size
+        if not coming[org]:
+            del coming[org]
+
+
+def _log_quota(gateway: Gateway, org: str) -> int | None:
+    quota = gateway.settings.limits_of(org).log_bytes
+    return gateway.capacity.log_share if quota is None else quota
 
 
 def check_files_pending(gateway: Gateway, org: str) -> None:

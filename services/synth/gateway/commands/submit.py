@@ -8,10 +8,11 @@ import uuid
 import msgspec
 
 from synth.api.limits import MAX_METADATA_BYTES
+from synth.blobs.configs import put_config
 from synth.errors import Conflict, Problem
 from synth.events import JobCreated
 from synth.events.catalogue import MAX_EVENT_BYTES
-from synth.gateway.commands.quotas import check_gpu_seconds, check_jobs
+from synth.gateway.commands.quotas import check_gpu_seconds, check_jobs, log_room
 from synth.gateway.deps import Gateway
 from synth.gateway.errors import ApiError
 from synth.gateway.read_model.event_log import read_last
@@ -20,6 +21,8 @@ from synth.ids import OrgId, job_id_for, new_job_id
 
 #: Half of what an event may have: what is made of a configuration is longer than it.
 _MAX_BYTES = MAX_EVENT_BYTES // 2
+#: Of the other facts of a job until its start, and of those that end and delete it, about.
+_FACTS_BYTES = 4 << 10
 
 
 async def submit_job(
@@ -29,7 +32,7 @@ async def submit_job(
 
     key: the caller's idempotency key; the same key on the same route with the same submission is the same job, with
     another one a 422. `body_sha256` is computed here. A submission that no event could carry is a 413; one for which
-    there is no room, a 503.
+    the cluster has no room, a 503; one for which its organisation has none, a 429.
     """
     digest = _digest(created)
     _check_size(created)
@@ -38,9 +41,19 @@ async def submit_job(
     known = gateway.read_model.texts(id)
     if known is not None:
         return await _existing_job(gateway, org, id, known.body_sha256 == digest)
+    if gateway.read_model.is_deleted(org, id):
+        raise _was_deleted(id)
     check_jobs(gateway, org)
     check_gpu_seconds(gateway, org)
     gateway.capacity.check()
+    inline = gateway.settings.config_inline_bytes
+    in_log = min(len(msgspec.json.encode(created)), inline + MAX_METADATA_BYTES)
+    with log_room(gateway, org, in_log + _FACTS_BYTES, job=True):
+        created = await put_config(gateway.blobs, id, created, inline_bytes=inline)
+        return await _append(gateway, org, created, id=id)
+
+
+async def _append(gateway: Gateway, org: OrgId, created: JobCreated, *, id: str) -> tuple[JobRow, bool]:
     try:
         # The id is this request's own, so that its retries are known as ours and another request's are not.
         seq = await gateway.publisher.lifecycle(created, org=org, key=id, id=uuid.uuid4().hex, after=0)
@@ -51,13 +64,15 @@ async def submit_job(
         if earlier is None or not isinstance(earlier.event, JobCreated):
             raise
         await gateway.hub.wait_until_applied(earlier.seq)
-        return await _existing_job(gateway, org, id, earlier.event.body_sha256 == digest)
+        return await _existing_job(gateway, org, id, earlier.event.body_sha256 == created.body_sha256)
     return await gateway.job_at(org, id, seq), True
 
 
 def _digest(created: JobCreated) -> str:
     """A digest of the submission, the same whichever key of the organisation sends it."""
-    submission = msgspec.structs.replace(created, body_sha256="", created_by="")
+    submission = msgspec.to_builtins(msgspec.structs.replace(created, body_sha256="", created_by=""))
+    # It is made here. Without it, the digests of the version that had no such blobs are the same.
+    del submission["config_blob"]
     return hashlib.sha256(msgspec.json.encode(submission, order="sorted")).hexdigest()
 
 

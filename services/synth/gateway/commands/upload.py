@@ -9,12 +9,15 @@ from fastapi import Request
 from synth.errors import Transient
 from synth.events import FileDeleted, FileRejected, FileUploaded
 from synth.gateway.commands.multipart import UPLOADS, ReceivedForm, receive_form, too_large, upload_error
-from synth.gateway.commands.quotas import check_file_bytes, check_files_pending
+from synth.gateway.commands.quotas import check_file_bytes, check_files_pending, log_room
 from synth.gateway.deps import Gateway
 from synth.gateway.read_model.event_log import read_last
 from synth.gateway.read_model.projection import FileRow
 from synth.http_server.body import declared_size
 from synth.ids import OrgId, file_id_for
+
+#: Of the events of one file, about: its upload, its check, its deletion.
+_EVENT_BYTES = 8 << 10
 
 
 async def upload_file(
@@ -32,7 +35,7 @@ async def upload_file(
     gateway.capacity.check(declared)
     check_file_bytes(gateway, org, declared)
     check_files_pending(gateway, org)
-    with gateway.admission.upload(org):
+    with gateway.admission.upload(org), log_room(gateway, org, _EVENT_BYTES):
         return await _receive(request, gateway, org, limit, check)
 
 

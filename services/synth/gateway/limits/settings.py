@@ -25,6 +25,7 @@ class OrgLimits(BaseModel):
     jobs_live: _Count
     jobs_queued: _Count
     file_bytes: _Count
+    log_bytes: Annotated[int | None, Field(ge=0)]
     files_pending: _Count
     keys: _Count
     bus_keys: _Count
@@ -58,6 +59,13 @@ class LimitSettings(Settings):
     org_file_bytes: int = Field(default=1 << 40, ge=0)
     """Bytes of the files that one organisation has uploaded and not deleted, and of stored logs of its jobs. Checked
     before an upload, so that uploads at the same time may exceed it by their sizes."""
+
+    org_log_bytes: int | None = Field(default=None, ge=0)
+    """Bytes of the event log that the events of one organisation may take: at it, no job is submitted or resumed and no
+    file is uploaded. A job that runs writes what it needs. Deleted jobs and files count until their events are erased,
+    a few seconds later. A job that is not validated yet counts with what its validation may add: 1 MB, or an eighth of
+    this limit. Unset: half of what `SYNTH_LOG_MAX_BYTES` leaves beside `SYNTH_LOG_RESERVE`, so that one organisation
+    cannot take the reserve; any number where the log has no limit. Counted as jobs are."""
 
     org_files_pending: int = Field(default=500, ge=0)
     """Files of one organisation that are uploaded and not checked yet. The files service is given 5,000 of all

@@ -8,12 +8,17 @@ from typing import Protocol, TypeVar
 
 import msgspec
 
+from synth.bus.recorded import Recorded
+from synth.events import FileDeleted, JobDeleted
 from synth.gateway.read_model.artifacts import ModelRow
 from synth.gateway.read_model.projection import FileRow, JobRow
 from synth.gateway.read_model.tables import device_time, org_totals
 from synth.jobs.lifecycle import TERMINAL
 
 Row = TypeVar("Row", JobRow, FileRow, ModelRow)
+
+
+_Sized = TypeVar("_Sized", JobRow, FileRow)
 
 
 class _Find(Protocol):
@@ -42,6 +47,26 @@ class Batch:
             self._stored.append(row)
         return self.files[id]
 
+    def count_file(self, before: FileRow | None, event: Recorded) -> None:
+        """Count the bytes of an event of a file. before: the file without it."""
+        row = self.files[event.key]
+        if row is None:
+            self.count_absent(before, event)
+        else:
+            self.files[event.key] = add_size(row, event)
+
+    def count_absent(self, before: JobRow | FileRow | None, event: Recorded) -> None:
+        """Count the bytes of an event after which its job or file is not there. before: without it."""
+        if not isinstance(event.event, JobDeleted | FileDeleted):
+            size = 0 if event.expires else event.size
+            org_totals.add_unerased(self._db, event.org, event.key, size=size)
+            return
+        # This event is never erased.
+        org_totals.add(self._db, event.org, event_bytes=event.size)
+        size = 0 if before is None else before.event_bytes
+        org_totals.add_unerased(self._db, event.org, event.key, size=size)
+        org_totals.note_deleted(self._db, event.key, event.seq)
+
     def write(self) -> None:
         """Write the rows, and what they change of the totals of their organisations."""
         self.sightings.enter()
@@ -67,3 +92,10 @@ class Batch:
             else:
                 values = (id, file.org, file.created_seq, file.file.purpose, msgspec.json.encode(file))
                 self._db.execute("INSERT OR REPLACE INTO files VALUES (?, ?, ?, ?, ?)", values)
+
+
+def add_size(row: _Sized, event: Recorded) -> _Sized:
+    """Count an event's bytes; those of one that the log forgets by itself count nothing."""
+    if event.expires:
+        return row
+    return msgspec.structs.replace(row, event_bytes=row.event_bytes + event.size)

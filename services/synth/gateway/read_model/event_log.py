@@ -21,12 +21,15 @@ from synth.bus.reading import read_across_reconnects
 from synth.bus.recorded import Recorded, UnknownEvent, from_parts
 from synth.bus.server.topology import EVENTS
 from synth.errors import Transient
+from synth.events import FileDeleted, JobDeleted
 from synth.events.catalogue import Event, subject_of
 from synth.gateway.read_model.projected_file import Mark, ProjectedFile
 
 #: Digits of the longest sequence that a client may name: each number of so many fits into 64 bits.
 MAX_SEQUENCE_DIGITS = 18
 _TIMEOUT_S = 5.0
+#: Deletions of one file that are read at a time.
+_ERASED_PAGE = 16
 #: No log is so long; the server takes 64 bits.
 _SEQUENCE_LIMIT = 1 << 63
 
@@ -109,6 +112,22 @@ async def _batch(bus: Connection, request: dict[str, object]) -> tuple[list[Reco
             return found, await ended
     finally:
         await subscription.unsubscribe()
+
+
+async def is_erased(bus: Connection, subject: str, *, before: int) -> bool:
+    """Whether all events on `subject` before a sequence are erased but those that say that something was deleted.
+
+    Raises `Transient` when the bus does not answer.
+    """
+    after = 0
+    while True:
+        page = await read_page(bus, subject, after=after, limit=_ERASED_PAGE)
+        events = [event for event in page.events if event.seq < before]
+        if not all(isinstance(event.event, JobDeleted | FileDeleted) for event in events):
+            return False
+        if not page.more or len(events) < len(page.events):
+            return True
+        after = page.events[-1].seq
 
 
 async def read_last(bus: Connection, kind: type[Event], org: str, key: str) -> Recorded | None:

@@ -58,7 +58,7 @@ class JobRow(msgspec.Struct, frozen=True, kw_only=True):
     clock: how long it was queued and ran. waiting: what was said of its place in the queue, since its last other fact.
     data_uris: the blobs of the files that it was verified with. source_trees: the manifests of the model that it was
     verified with, and of those below it. continued_tree: the manifest of the checkpoint that it goes on from.
-    log_bytes: of the stored logs of services about it.
+    log_bytes: of the stored logs of services about it. event_bytes: of its events in the log.
     """
 
     job: Job
@@ -74,21 +74,25 @@ class JobRow(msgspec.Struct, frozen=True, kw_only=True):
     source_trees: list[str] = []
     continued_tree: str | None = None
     log_bytes: int = 0
+    event_bytes: int = 0
 
     @property
     def kept(self) -> dict[str, int]:
         """What it adds to the totals of its organisation (`tables.org_totals`)."""
-        return {"log_bytes": self.log_bytes}
+        return {"log_bytes": self.log_bytes, "event_bytes": self.event_bytes}
 
 
 class FileRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A file and where its bytes are. rewritten: its rows as they are trained on; created_seq: of its upload."""
+    """A file and where its bytes are. rewritten: its rows as they are trained on; created_seq: of its upload.
+    event_bytes: of its events in the log.
+    """
 
     file: File
     blob: BlobRef
     rewritten: BlobRef | None = None
     org: str
     created_seq: int
+    event_bytes: int = 0
 
     @property
     def uris(self) -> list[str]:
@@ -98,7 +102,8 @@ class FileRow(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def kept(self) -> dict[str, int]:
         """What it adds to the totals of its organisation (`tables.org_totals`)."""
-        return {"file_bytes": self.file.bytes, "files_pending": int(self.file.status == "processing")}
+        pending = int(self.file.status == "processing")
+        return {"file_bytes": self.file.bytes, "files_pending": pending, "event_bytes": self.event_bytes}
 
 
 class Trash(msgspec.Struct, frozen=True, kw_only=True):

@@ -17,10 +17,19 @@ import msgspec
 
 from synth.api.schemas import Checkpoint, Point
 from synth.bus.recorded import Recorded
-from synth.events import BlobExpired, JobCreated, JobDeleted, JobValidated, Logged, ModelDeleted, ModelPublished
+from synth.events import (
+    BlobExpired,
+    BlobRef,
+    JobCreated,
+    JobDeleted,
+    JobValidated,
+    Logged,
+    ModelDeleted,
+    ModelPublished,
+)
 from synth.gateway.read_model import database_file
 from synth.gateway.read_model.artifacts import CheckpointRow, ModelRow, project_checkpoint, project_model
-from synth.gateway.read_model.batch import Batch, Row
+from synth.gateway.read_model.batch import Batch, Row, add_size
 from synth.gateway.read_model.filters import JobFilter
 from synth.gateway.read_model.projected_file import ProjectedFile
 from synth.gateway.read_model.projection import FileRow, JobRow, Trash, apply_to_file, apply_to_job
@@ -36,7 +45,7 @@ from synth.gateway.read_model.tables import (
 from synth.jobs.lifecycle import State
 from synth.models import parse_finetuned
 
-_VERSION = 20
+_VERSION = 21
 _SCHEMA = f"""
 CREATE TABLE jobs (
     id TEXT PRIMARY KEY, org TEXT NOT NULL, created INTEGER NOT NULL, state TEXT NOT NULL, kind TEXT,
@@ -45,7 +54,9 @@ CREATE TABLE jobs (
 CREATE INDEX jobs_of_org ON jobs (org, created);
 CREATE INDEX live_jobs ON jobs (created) WHERE live;
 CREATE INDEX live_jobs_of_org ON jobs (org, state) WHERE live;
-CREATE TABLE texts (id TEXT PRIMARY KEY, config TEXT NOT NULL, body_sha256 TEXT NOT NULL, validated BLOB) WITHOUT ROWID;
+CREATE TABLE texts (
+    id TEXT PRIMARY KEY, config TEXT NOT NULL, config_blob BLOB NOT NULL, body_sha256 TEXT NOT NULL, validated BLOB
+) WITHOUT ROWID;
 CREATE TABLE files (
     id TEXT PRIMARY KEY, org TEXT NOT NULL, created INTEGER NOT NULL, purpose TEXT NOT NULL, row BLOB NOT NULL
 ) WITHOUT ROWID;
@@ -64,13 +75,18 @@ CREATE TABLE checkpoints (
 {job_metrics.SCHEMA}{traces.SCHEMA}{judged_rewards.SCHEMA}{newer_events.SCHEMA}{device_time.SCHEMA}
 {job_pairs.SCHEMA}{org_totals.SCHEMA}"""
 _OF_JOB = ("uses", "pairs", "checkpoints", "metrics", "traces", "judged", "device_time")
-_TABLES = ("jobs", "texts", "files", "deleted", "trash", "models", "newer", "device_days", "org_totals", *_OF_JOB)
+_OF_ORG = ("device_days", "org_totals", "unerased")
+_TABLES = ("jobs", "texts", "files", "deleted", "trash", "models", "newer", *_OF_ORG, *_OF_JOB)
 
 
 class JobTexts(NamedTuple):
-    """A job's long texts, kept apart from what changes at every event. validated: `job` and `origins`."""
+    """A job's long texts, kept apart from what changes at every event. validated: `job` and `origins`.
+
+    config_blob: where its configuration is, if it is not in the log.
+    """
 
     config: str
+    config_blob: BlobRef | None
     body_sha256: str
     validated: dict[str, Any] | None
 
@@ -113,10 +129,13 @@ class ReadModel(ProjectedFile):
 
     def texts(self, id: str) -> JobTexts | None:
         """A job's configuration as sent, and as validated."""
-        found = self._db.execute("SELECT config, body_sha256, validated FROM texts WHERE id = ?", (id,)).fetchone()
-        if not found:
+        query = "SELECT config, config_blob, body_sha256, validated FROM texts WHERE id = ?"
+        row = self._db.execute(query, (id,)).fetchone()
+        if not row:
             return None
-        return JobTexts(found[0], found[1], msgspec.json.decode(found[2]) if found[2] else None)
+        config, blob, digest, validated = row
+        blob = msgspec.json.decode(blob, type=BlobRef | None)
+        return JobTexts(config, blob, digest, msgspec.json.decode(validated) if validated else None)
 
     def jobs(self, org: str, *, limit: int, wanted: JobFilter, before: int | None = None) -> list[JobRow]:
         """Jobs of this organisation, newest first. before: only those created before this sequence."""
@@ -283,16 +302,19 @@ class ReadModel(ProjectedFile):
             if before is not None and after is None:
                 self.note_deletion()
                 self.put_trash(Trash(uris=before.uris, org=event.org, deleted_seq=event.seq))
+            batch.count_file(before, event)
             return
         if isinstance(event.event, JobDeleted):
             self._delete_job(batch, event)
             return
         batch.jobs[event.key] = row = apply_to_job(batch.job(event.key), event)
         if row is None:
+            batch.count_absent(None, event)
             if isinstance(event.event, Logged):
                 # It was written while the job was deleted.
                 self.put_trash(Trash(folder=f"jobs/{event.key}", org=event.org, deleted_seq=event.seq))
             return
+        batch.jobs[event.key] = row = add_size(row, event)
         device_time.record_holding(self._db, event, batch.sightings, state=row.job.state)
         fact = event.event
         if isinstance(fact, JobCreated | JobValidated | ModelPublished):
@@ -300,8 +322,8 @@ class ReadModel(ProjectedFile):
             named = {*named, row.job.linked_job_id} - {None}
             self._db.executemany("INSERT OR IGNORE INTO uses VALUES (?, ?)", [(what, event.key) for what in named])
         if isinstance(fact, JobCreated):
-            values = (event.key, fact.config, fact.body_sha256)
-            self._db.execute("INSERT OR IGNORE INTO texts VALUES (?, ?, ?, NULL)", values)
+            values = (event.key, fact.config, msgspec.json.encode(fact.config_blob), fact.body_sha256)
+            self._db.execute("INSERT OR IGNORE INTO texts VALUES (?, ?, ?, ?, NULL)", values)
         elif isinstance(fact, JobValidated):
             validated = msgspec.json.encode({"job": fact.job, "origins": fact.origins})
             self._db.execute("UPDATE texts SET validated = ? WHERE id = ?", (validated, event.key))
@@ -332,7 +354,8 @@ class ReadModel(ProjectedFile):
     def _delete_job(self, batch: Batch, event: Recorded) -> None:
         """Drop a job with all that it made; a model of it is then deleted too."""
         self.note_deletion()
-        batch.job(event.key)  # what it adds to the totals of its organisation is taken away
+        # What it adds to the totals of its organisation is taken away.
+        batch.count_absent(batch.job(event.key), event)
         made = "org = ? AND json_extract(CAST(row AS TEXT), '$.model.job_id') = ?"
         models = self._db.execute(f"SELECT id FROM models WHERE {made}", (event.org, event.key)).fetchall()
         saved = self._db.execute("SELECT model FROM checkpoints WHERE job = ?", (event.key,)).fetchall()

@@ -30,6 +30,17 @@ def stored_bytes(model: ReadModel, org: str) -> int:
     return org_totals.stored_bytes(model.db, org)
 
 
+def event_bytes(model: ReadModel, org: str) -> int:
+    """`org_totals.event_bytes`: bytes of an organisation's events in the log."""
+    return org_totals.event_bytes(model.db, org)
+
+
+def count_unvalidated(model: ReadModel, org: str) -> int:
+    """Count an organisation's jobs that the validator has not decided on."""
+    query = "SELECT COUNT(*) FROM jobs WHERE live AND org = ? AND state = ?"
+    return model.db.execute(query, (org, State.CREATED)).fetchone()[0]
+
+
 def pending_files(model: ReadModel, org: str) -> int:
     """`org_totals.pending_files`: how many of an organisation's files are not checked yet."""
     return org_totals.pending_files(model.db, org)

@@ -80,7 +80,7 @@ def replaced(before: str, after: str, *, name: str = "docker-compose.yml") -> Ca
         (replaced('  pids_limit: "${SYNTH_SERVICE_PIDS:-1024}"\n', ""), "containers", "validator"),
         (replaced('["127.0.0.1:${SYNTH_PUBLISHED_PORT:-8000}:', '["80:'), "ports", "gateway publishes 80:8000"),
         (replaced("    image: nats", '    ports: ["8222:8222"]\n    image: nats'), "ports", "nats publishes 8222:8222"),
-        (whole_store, "volumes", "orgs is whole in bus-init, gateway"),
+        (whole_store, "volumes", "orgs is whole in bus-init, bus-sweep, gateway"),
         (replaced('"127.0.0.1:8222"', '"0.0.0.0:8222"', name="deploy/nats.conf"), "bus monitor", "0.0.0.0:8222"),
         (replaced("SYNTH_SECRETS: ${SYNTH_SECRETS_JUDGE}", "SYNTH_CLUSTER_SECRET: all"), "secrets", "judge"),
         (

@@ -79,7 +79,7 @@ async def submit(
     created = _created(submission, caller)
     row, new = await submit_job(gateway, caller.org, created, route=_ROUTE, key=idempotency_key)
     repeats = gateway.read_model.first_equal(caller.org, row.job.id, within_s=_REPEATED_S) if new else None
-    answer = SubmittedJob(**msgspec.structs.asdict(_with_config(gateway, row)), repeats=repeats)
+    answer = SubmittedJob(**msgspec.structs.asdict(await _with_config(gateway, row)), repeats=repeats)
     return json_response(answer, 201 if new else 200)
 
 
@@ -124,7 +124,7 @@ async def list_jobs(
 @router.get("/{job_id}", summary="One job, with its configuration", responses=returns(JobWithConfig))
 async def get_job(job_id: str, caller: CurrentKey, gateway: GatewayDep) -> Response:
     """The job, with `config` (the TOML as sent), `resolved` (every default applied) and `origins` (of each value)."""
-    return _job_response(gateway, await gateway.job(caller.org, job_id))
+    return await _job_response(gateway, await gateway.job(caller.org, job_id))
 
 
 @router.get("/{job_id}/logs", summary="What the services logged about a job", responses=returns_list(LoggedLine))
@@ -155,13 +155,13 @@ async def delete(job_id: str, caller: CurrentKey, gateway: GatewayDep) -> Respon
 @router.post("/{job_id}/cancel", status_code=202, summary="Cancel a job", responses=_CHANGED)
 async def cancel(job_id: str, caller: CurrentKey, gateway: GatewayDep) -> Response:
     """Withdraw a job that nobody owns yet, or ask its owner to stop. Repeating it changes nothing."""
-    return _job_response(gateway, await cancel_job(gateway, caller, job_id), 202)
+    return await _job_response(gateway, await cancel_job(gateway, caller, job_id), 202)
 
 
 @router.post("/{job_id}/pause", status_code=202, summary="Pause a job that runs", responses=_CHANGED)
 async def pause(job_id: str, caller: CurrentKey, gateway: GatewayDep) -> Response:
     """Its owner lets go of it, and its workers are free for others. Repeating it changes nothing."""
-    return _job_response(gateway, await pause_job(gateway, caller, job_id), 202)
+    return await _job_response(gateway, await pause_job(gateway, caller, job_id), 202)
 
 
 @router.post("/{job_id}/resume", status_code=202, summary="Resume a paused or failed job", responses=_CHANGED)
@@ -170,7 +170,7 @@ async def resume(job_id: str, caller: CurrentKey, gateway: GatewayDep) -> Respon
 
     Of a failed job a new one goes on, which is the answer: with the same configuration, and `linked_job_id`.
     """
-    return _job_response(gateway, await resume_job(gateway, caller, job_id), 202)
+    return await _job_response(gateway, await resume_job(gateway, caller, job_id), 202)
 
 
 @router.get("/{job_id}/checkpoints", summary="A job's checkpoints, newest first", responses=returns_list(Checkpoint))
@@ -207,12 +207,12 @@ def _tags(wanted: list[str]) -> dict[str, str]:
     return tags
 
 
-def _job_response(gateway: Gateway, row: JobRow, status: int = 200) -> Response:
-    return json_response(_with_config(gateway, row), status)
+async def _job_response(gateway: Gateway, row: JobRow, status: int = 200) -> Response:
+    return json_response(await _with_config(gateway, row), status)
 
 
-def _with_config(gateway: Gateway, row: JobRow) -> JobWithConfig:
-    texts = gateway.read_model.texts(row.job.id)
+async def _with_config(gateway: Gateway, row: JobRow) -> JobWithConfig:
+    texts = await gateway.texts(row.job.id)
     validated = (texts.validated if texts else None) or {}
     return JobWithConfig(
         **msgspec.structs.asdict(gateway.queue.show(row)),

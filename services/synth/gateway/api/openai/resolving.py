@@ -9,6 +9,7 @@ import msgspec
 
 from synth.api.fine_tuning.request import FineTuningRequest
 from synth.api.fine_tuning.translate import translate_request
+from synth.blobs import BlobMissing
 from synth.errors import NewerVersion, Problem, UserError
 from synth.gateway.api.openai.places import place_in_request
 from synth.gateway.deps import Gateway
@@ -68,9 +69,13 @@ async def resolve_rows(gateway: Gateway, org: str, rows: Sequence[JobRow]) -> li
     jobs: list[SftJob | RlJob | None] = []
     waiting: dict[int, str] = {}
     for i, row in enumerate(rows):
-        texts = gateway.read_model.texts(row.job.id)
+        waits = row.job.state is State.CREATED and row.job.name == CONFIG_NAME
+        try:
+            texts = await gateway.texts(row.job.id) if waits else gateway.read_model.texts(row.job.id)
+        except BlobMissing:
+            texts = None  # the validator rejects it, or it was deleted just now
         jobs.append(_validated(texts))
-        if texts is not None and row.job.state is State.CREATED and row.job.name == CONFIG_NAME:
+        if texts is not None and waits:
             waiting[i] = texts.config
     if waiting:
         configs = [*waiting.values()]

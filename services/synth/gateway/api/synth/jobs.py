@@ -88,13 +88,13 @@ def _job_route(method: str, path: str, summary: str, answer: type | None = None)
 @_job_route("GET", "", "One job", SynthJob)
 async def get_job(job_id: str, caller: CurrentKey, gateway: GatewayDep) -> Response:
     """The job, with its configuration as it was sent."""
-    return _job_response(gateway, await gateway.job(caller.org, job_id))
+    return await _job_response(gateway, await gateway.job(caller.org, job_id))
 
 
 @_job_route("POST", "/start", "Start a job", SynthJob)
 async def start_job(job_id: str, caller: CurrentKey, gateway: GatewayDep) -> Response:
     """A job starts when it is created: this changes nothing, however often it is called."""
-    return _job_response(gateway, await gateway.job(caller.org, job_id))
+    return await _job_response(gateway, await gateway.job(caller.org, job_id))
 
 
 @_job_route("POST", "/cancel", "Cancel a job", SynthJob)
@@ -102,7 +102,7 @@ async def cancel(job_id: str, caller: CurrentKey, gateway: GatewayDep) -> Respon
     """Repeating it changes nothing; a job that has ended otherwise is a 409."""
     row = await cancel_job(gateway, caller, job_id, named=lambda state: STATUS[state].synth)
     ended = row.job.state is State.CANCELLED
-    return _job_response(
+    return await _job_response(
         gateway, row, message="the job is cancelled" if ended else "the job stops after its current step"
     )
 
@@ -118,7 +118,7 @@ async def get_status(job_id: str, caller: CurrentKey, gateway: GatewayDep) -> Re
 async def get_config(job_id: str, caller: CurrentKey, gateway: GatewayDep) -> Response:
     """As it was sent, and `resolved`: with every default applied, once it is validated."""
     row = await gateway.job(caller.org, job_id)
-    texts = gateway.read_model.texts(row.job.id)
+    texts = await gateway.texts(row.job.id)
     resolved = (texts.validated or {}).get("job") if texts else None
     return json_response({"config": as_sent(texts.config if texts else None), "resolved": resolved})
 
@@ -218,8 +218,8 @@ async def _run(gateway: Gateway, row: JobRow, name: str) -> RunBounds:
     return run
 
 
-def _job_response(gateway: Gateway, row: JobRow, *, message: str | None = None) -> Response:
-    texts = gateway.read_model.texts(row.job.id)
+async def _job_response(gateway: Gateway, row: JobRow, *, message: str | None = None) -> Response:
+    texts = await gateway.texts(row.job.id)
     return json_response(job_view(row, texts.config if texts else None, message=message))
 
 

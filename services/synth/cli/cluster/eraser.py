@@ -1,0 +1,23 @@
+"""Erases the events of what is deleted from the log of the embedded cluster, in the supervisor's process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NoReturn
+
+from synth.blobs import BlobStore
+from synth.cli.cluster.backup import connect_as_bus
+from synth.cli.cluster.state import ClusterState
+from synth.erasure.sweep import Sweeper
+from synth.runtime import logs
+
+
+async def erase_deleted(state: ClusterState, data: Path) -> NoReturn:
+    """Erase for ever what is deleted. data: the folder of the cluster, which runs."""
+    # The supervisor shows the user what happens; this says no more than what is wrong.
+    logs.configure("sweep", level="error")
+    bus = await connect_as_bus(state, next(p.port for p in state.processes if p.name == "nats"))
+    try:
+        await Sweeper(bus, BlobStore.open(f"file:{data / 'blobs'}")).run()
+    finally:
+        await bus.close()
