@@ -6,6 +6,7 @@ names things that are there.
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -20,10 +21,12 @@ from schemathesis.core.result import Ok
 from schemathesis.generation import GenerationMode
 from schemathesis.schemas import APIOperation
 
-from synth.bus.connection import Connection
+from synth.bus.connection import Connection, connect
+from synth.bus.kv.secrets import SecretStore
 from synth.bus.server.embedded import free_port
 from synth.gateway.app import describe_api
 from synth.keys import new_api_key
+from synth.runtime.settings import ServiceSettings
 from tests.service.process import running
 
 pytestmark = pytest.mark.timeout(1200)
@@ -75,11 +78,18 @@ class Backend:
 def backend(settings_of: Any, bus_admin: Connection, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Backend]:
     key, port, folder = new_api_key(), free_port(), tmp_path_factory.mktemp("any-request")
     own = {"SYNTH_BOOTSTRAP_API_KEY": key, "SYNTH_READ_MODEL_PATH": str(folder / "gateway.db")}
+    asyncio.run(_make_organisation(settings_of("gateway"), key))
     with running("gateway", settings_of("gateway"), folder / "gateway.log", port=port, **own):
         http = requests.Session()
         http.headers["Authorization"] = f"Bearer {key}"
         url = f"http://127.0.0.1:{port}"
         yield Backend(url, http, _things(url, http))
+
+
+async def _make_organisation(settings: ServiceSettings, key: str) -> None:
+    bus = await connect(settings, "gateway")
+    await SecretStore(bus, settings.secrets_of("gateway")).ensure_api_key(key)
+    await bus.close()
 
 
 def _things(url: str, http: requests.Session) -> dict[str, list[str]]:

@@ -15,13 +15,14 @@ from nats.js.errors import Error as JetStreamError
 from starlette.routing import BaseRoute
 from starlette.types import ASGIApp
 
+from synth.bus.connection import Connection
 from synth.bus.kv.chat_grants import ChatGrant
 from synth.bus.kv.replicas import ReplicaTable
 from synth.bus.kv.secrets import SecretStore
 from synth.bus.publish import Publisher
 from synth.bus.server.account_key import AccountKey
-from synth.bus.server.topology import DAMAGE, EVENTS
-from synth.errors import Permanent, Transient
+from synth.bus.server.topology import API_KEYS, DAMAGE, EVENTS
+from synth.errors import Permanent, Problem, Transient, UserError
 from synth.gateway import errors
 from synth.gateway.api import openapi
 from synth.gateway.api.native import (
@@ -84,6 +85,8 @@ from synth.service_secrets import Purpose
 log = logs.get("gateway")
 
 _BUS_READY_WITHIN_S = 60.0
+#: Whose its key is, the key and the organisation.
+_FIRST_KEY_RECORDS = 3
 
 
 def main() -> int:
@@ -226,7 +229,7 @@ async def _wait_for_bus(
             await ledger.begin()
             if not ledger.damage:
                 # A key whose record is lost would be given a new, empty organisation.
-                await _bootstrap(settings, secrets)
+                await _bootstrap(service.bus, settings, secrets, log_used=info.state.last_seq > 0)
             mark = model.mark()
             # What was not read and is no longer there may have been noted in the snapshot too.
             left_out = model.first_left_out()
@@ -245,9 +248,11 @@ async def _wait_for_bus(
             await asyncio.sleep(0.5)
 
 
-async def _bootstrap(settings: GatewaySettings, secrets: SecretStore) -> None:
+async def _bootstrap(bus: Connection, settings: GatewaySettings, secrets: SecretStore, *, log_used: bool) -> None:
+    """Make the bootstrap keys. log_used: whether anything was ever appended to the log."""
     if settings.bootstrap_api_key is None:
         return
+    await _check_first_key(bus, secrets, settings.bootstrap_api_key.get_secret_value(), log_used=log_used)
     owner = await secrets.ensure_api_key(settings.bootstrap_api_key.get_secret_value())
     if settings.bootstrap_environment_key is None:
         return
@@ -267,6 +272,30 @@ async def _bootstrap(settings: GatewaySettings, secrets: SecretStore) -> None:
         )
         if granted is None:
             log.warning("SYNTH_BOOTSTRAP_ENVIRONMENT_KEY opens chat for another organisation", org=owner.org)
+
+
+async def _check_first_key(bus: Connection, secrets: SecretStore, key: str, *, log_used: bool) -> None:
+    """Raise `UserError` if the bootstrap key has no organisation in a cluster that has run before.
+
+    A new organisation would hide that the records of the earlier one are lost.
+    """
+    record = await secrets.find_api_key(key)
+    if record is not None and await secrets.organisation(record.org) is not None:
+        return
+    written = (await bus.js.stream_info(f"KV_{API_KEYS}")).state.last_seq
+    # A first start that was killed between the records of its key is begun again.
+    if not log_used and written < _FIRST_KEY_RECORDS:
+        return
+    missing = "record of the bootstrap key" if record is None else f"organisation {record.org}, of the bootstrap key"
+    raise UserError(
+        Problem(
+            what=f"the bucket {API_KEYS} has no {missing}, and this cluster has run before",
+            expected="the key of an organisation of this cluster; only an empty cluster makes a new one",
+            fix="restore the cluster from its backup into a new data folder (synthctl restore DIR --data NEW, or "
+            "synthd bus restore DIR), or set the key to one that the cluster knows (synthctl keys create makes one)",
+            where="SYNTH_BOOTSTRAP_API_KEY",
+        )
+    )
 
 
 async def _close_streams(service: Service, hub: Hub, proxy: InferenceProxy) -> None:

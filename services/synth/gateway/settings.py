@@ -44,7 +44,8 @@ class GatewaySettings(ServiceSettings, PythonPoolSettings, LimitSettings, Subscr
     begun."""
 
     bootstrap_api_key: SecretStr | None = None
-    """An API key that must exist: it is given an organisation at the first start."""
+    """An API key that must exist: it is given an organisation at the first start. A cluster that has run before must
+    have its records."""
 
     bootstrap_environment_key: SecretStr | None = None
     """A task-app key that the organisation of `bootstrap_api_key` has from the start."""

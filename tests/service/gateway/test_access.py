@@ -71,7 +71,7 @@ async def test_an_id_cannot_reach_into_other_subjects(user):
 
 
 async def test_the_bootstrap_key_opens_and_has_its_environment_key(start_gateway, client_of):
-    key = new_api_key()
+    key = (await client_of(await start_gateway())).key
     running = await start_gateway(bootstrap_api_key=key, bootstrap_environment_key="env_secret")
     async with httpx.AsyncClient(base_url=running.service.url, headers={"Authorization": f"Bearer {key}"}) as http:
         me = (await http.get("/api/me")).json()

@@ -10,8 +10,10 @@ import httpx
 import psutil
 import pytest
 
+from synth.bus.kv.secrets import SecretStore
 from synth.bus.server.embedded import free_port
 from synth.keys import new_api_key
+from tests.keyrings import secrets_of
 from tests.service.gateway.hostile import Hostile
 from tests.service.gateway.raw_http import exchange, status_of
 from tests.service.process import running
@@ -24,8 +26,9 @@ AT_ONCE = 8
 MEMORY_GROWTH = 200 << 20
 
 
-async def test_a_thousand_hostile_requests_bring_nothing_down(settings_of, bus_admin, tmp_path: Path):
+async def test_a_thousand_hostile_requests_bring_nothing_down(settings_of, bus_as, bus_admin, tmp_path: Path):
     key, port = new_api_key(), free_port()
+    await SecretStore(await bus_as("gateway"), secrets_of("gateway")).ensure_api_key(key)
     own = {
         "SYNTH_BOOTSTRAP_API_KEY": key,
         "SYNTH_READ_MODEL_PATH": str(tmp_path / "gateway.db"),

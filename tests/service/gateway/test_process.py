@@ -13,15 +13,18 @@ from pathlib import Path
 import httpx
 import pytest
 
+from synth.bus.kv.secrets import SecretStore
 from synth.bus.server.embedded import free_port
 from synth.keys import new_api_key
+from tests.keyrings import secrets_of
 from tests.service.gateway import job_histories
 
 
 @pytest.fixture
-async def spawn(settings_of, bus_admin, tmp_path: Path) -> AsyncIterator:
+async def spawn(settings_of, bus_as, bus_admin, tmp_path: Path) -> AsyncIterator:
     """Starts `synthd gateway` on a read model and a port that stay the same; returns when it is up."""
     base, port, key = settings_of("gateway"), free_port(), new_api_key()
+    await SecretStore(await bus_as("gateway"), secrets_of("gateway")).ensure_api_key(key)
     environment = os.environ | {
         "SYNTH_NATS_URL": base.nats_url,
         "SYNTH_NATS_USER": "gateway",

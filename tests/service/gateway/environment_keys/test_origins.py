@@ -14,7 +14,6 @@ import pytest
 
 from synth.bus.kv.bucket import subject_of_key
 from synth.environment_keys import plain_http_refused
-from synth.keys import new_api_key
 from synth.outbound.http_guard import GuardPolicy
 from tests.service.gateway.environment_keys.people import bearing, key_with
 from tests.service.process import running as running_service
@@ -127,7 +126,7 @@ async def test_a_key_without_an_address_is_not_offered_for_ever(start_gateway, c
 
 async def test_the_key_of_the_cluster_is_tried_where_its_operator_says(start_gateway, client_of, verifier):
     """Several apps of one machine have it, as the embedded cluster gives it to all of them."""
-    key = new_api_key()
+    key = (await client_of(await start_gateway())).key
     settings = {"bootstrap_api_key": key, "bootstrap_environment_key": SECRET}
     user = await client_of(await start_gateway(**settings, bootstrap_environment_origins="http://127.0.0.1"), key)
     writer = await key_with(user, "write")
