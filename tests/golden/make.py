@@ -102,6 +102,13 @@ def to_line(msg: Msg, folder: Path) -> str:
     return json.dumps(line, ensure_ascii=False, separators=(",", ":")).replace(str(folder), "/cluster")
 
 
+def manifests_of(shell: Shell) -> dict[str, str]:
+    """The manifest of the last checkpoint of each kind of training, by the kind."""
+    files = sorted((shell.folder / ".synth" / "blobs").rglob("resume/manifest.json"), key=lambda f: f.stat().st_mtime)
+    texts = [file.read_text() for file in files]
+    return {json.loads(text)["state"]["kind"]: text for text in texts}
+
+
 def main() -> int:
     """Make the log of this version; returns an exit code."""
     out = FOLDER / version("synthctl")
@@ -116,6 +123,7 @@ def main() -> int:
             shell.make_model()
             play(Platform(shell))
             found = asyncio.run(dump(shell))
+            manifests = manifests_of(shell)
         finally:
             shell.run("down")
         lines = [to_line(msg, shell.folder) for msg in found]
@@ -124,6 +132,8 @@ def main() -> int:
     out.mkdir(parents=True)
     (out / "events.jsonl").write_text("".join(f"{line}\n" for line in lines))
     (out / "result.json").write_text(json.dumps(result, indent=1, sort_keys=True, ensure_ascii=False) + "\n")
+    for kind, text in manifests.items():
+        (out / f"checkpoint-{kind}.json").write_text(json.dumps(json.loads(text), indent=1) + "\n")
     return 0
 
 

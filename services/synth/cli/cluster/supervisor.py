@@ -138,8 +138,11 @@ class Supervisor:
             await ended
             return False
         if (code := ended.result()) != 0:
+            log = self.plan.provision.log
+            lines = log.read_text(errors="replace").splitlines() if log.exists() else []
+            why = lines[-1] if lines else "(nothing)"
             what = f"provisioning the bus ended with code {code}"
-            raise CliError(what, fix="its log has the reason", where=str(self.plan.provision.log))
+            raise CliError(what, fix=f"its log ends with: {why}", where=str(log))
         return True
 
     async def _keep_running(self, s: SupervisedProcess) -> None:

@@ -12,7 +12,7 @@ import msgspec
 import torch
 from torch import Tensor
 
-from synth.trainer.config import RlTrainConfig, config_as_json
+from synth.trainer.config import RlTrainConfig, TrainConfig, config_as_json, parse_train_config
 from synth.trainer.errors import TrainingFailed
 from synth.trainer.learner import rng
 from synth.trainer.learner.checkpoint.checkpoint import load_checkpoint
@@ -171,7 +171,8 @@ class TrainingState:
         found = load_checkpoint(folder)
         state = found.state
         if (
-            _job_fields(state.config) != _job_fields(config_as_json(self.policy.config))
+            _job_fields(_complete(state.config, type(self.policy.config)))
+            != _job_fields(config_as_json(self.policy.config))
             or set(found.weights) != self.policy.model_names()
         ):
             raise TrainingFailed(
@@ -219,6 +220,14 @@ class TrainingState:
                 assert self.policy.images is not None
                 self.policy.images.add(file)
         self._keep_images()
+
+
+def _complete(config: dict[str, Any], kind: type[TrainConfig]) -> dict[str, Any]:
+    """A stored config, with the defaults of the fields that were added since. Raises `TrainingFailed`."""
+    try:
+        return config_as_json(parse_train_config(config, kind))
+    except TrainingFailed as error:
+        raise TrainingFailed("bad_checkpoint", f"its config is of another version: {error}") from error
 
 
 def _job_fields(config: dict[str, Any]) -> dict[str, Any]:

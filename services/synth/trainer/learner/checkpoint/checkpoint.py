@@ -38,7 +38,9 @@ _POLL_SECONDS = 0.02
 Progress = Callable[[int], None]
 
 
-class _Manifest(msgspec.Struct, frozen=True):
+class CheckpointManifest(msgspec.Struct, frozen=True):
+    """What a checkpoint is, and the digest of each of its files."""
+
     state: CheckpointState
     weights: list[str]
     optimizer: list[str]
@@ -87,7 +89,9 @@ def write_checkpoint(folder: Path, snapshot: Snapshot, *, progress: Progress | N
     for rank in range(1, snapshot.ranks):
         files |= _take_rank_file(_rank_file(partial, rank))
     files = dict(sorted(files.items()))
-    manifest = _Manifest(state=snapshot.state, weights=snapshot.weights, optimizer=snapshot.optimizer, files=files)
+    manifest = CheckpointManifest(
+        state=snapshot.state, weights=snapshot.weights, optimizer=snapshot.optimizer, files=files
+    )
     of_manifest = _write(partial / MANIFEST, msgspec.json.encode(manifest))
     os.rename(partial, folder)
     sync_path(folder.parent)
@@ -97,7 +101,7 @@ def write_checkpoint(folder: Path, snapshot: Snapshot, *, progress: Progress | N
 def load_checkpoint(folder: Path) -> LoadedCheckpoint:
     """Read a checkpoint and verify every file. Raises `TrainingFailed` (bad_checkpoint) naming what is wrong."""
     try:
-        manifest = msgspec.json.decode((folder / MANIFEST).read_bytes(), type=_Manifest)
+        manifest = msgspec.json.decode((folder / MANIFEST).read_bytes(), type=CheckpointManifest)
     except (OSError, msgspec.DecodeError) as error:
         raise TrainingFailed("bad_checkpoint", f"{folder.name}/{MANIFEST}: {error}") from error
     for name, entry in manifest.files.items():
