@@ -177,7 +177,7 @@ class Sweeper:
             if await self._append(subject, body, headers):
                 return True
             if event is not None:
-                await erase_message(self.bus, EVENTS, event.seq)
+                await erase_messages(self.bus, EVENTS, [event.seq], lambda _: None)
         return False
 
     async def _append(self, subject: str, body: bytes, headers: dict[str, str]) -> bool:
