@@ -13,7 +13,6 @@ from importlib.metadata import version
 from typing import Any
 
 import uvicorn
-from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -25,6 +24,7 @@ from synth.bus.connection import Connection, connect
 from synth.bus.server.embedded import free_port
 from synth.errors import SynthError
 from synth.http_server.connection import http_config
+from synth.http_server.open_routes import AddressLimit, MetricsPage
 from synth.loop_gaps import measure_loop_gaps
 from synth.runtime import logs
 from synth.runtime.environment.child_environment import hide_memory, withhold_environment
@@ -99,9 +99,14 @@ class Service:
         return problems
 
     def observability(self) -> list[BaseRoute]:
-        """`/livez`, `/healthz` and `/metrics`."""
-        routes = {"/livez": self._livez, "/healthz": self._healthz, "/metrics": _metrics}
-        return [Route(path, answer) for path, answer in routes.items()]
+        """`/livez`, `/healthz`, and `/metrics` where it has no port of its own."""
+        routes = [Route("/livez", self._livez), Route("/healthz", self._healthz)]
+        return [*routes, *([] if self.settings.metrics_port else [self.metrics_route()])]
+
+    def metrics_route(self) -> BaseRoute:
+        """`/metrics`. On the port of the API it is for this machine alone."""
+        limit = AddressLimit(self.settings.open_requests_per_s)
+        return Route("/metrics", MetricsPage(limit, loopback_only=not self.settings.metrics_port).answer)
 
     async def _livez(self, request: Request) -> Response:
         """Whether to leave the process running: that it answers says most of it."""
@@ -169,10 +174,6 @@ class _Server(uvicorn.Server):
 Setup = Callable[[Service], Awaitable[ASGIApp | None]]
 
 
-async def _metrics(request: Request) -> Response:
-    return Response(generate_latest(), media_type=CONTENT_TYPE_LATEST)
-
-
 async def serve(name: str, settings: ServiceSettings, setup: Setup) -> None:
     """Run one service until SIGTERM or SIGINT, or until a part of it fails.
 
@@ -202,14 +203,18 @@ async def serve(name: str, settings: ServiceSettings, setup: Setup) -> None:
         if service.stop.is_set():
             return
         app = await setup(service) or Starlette(routes=service.observability())
-        server = _Server(http_config(app, settings, host=settings.host, port=service.port))
-        web = asyncio.create_task(server.serve())
+        servers = [_Server(http_config(app, settings, host=settings.host, port=service.port))]
+        if settings.metrics_port:
+            metrics = Starlette(routes=[service.metrics_route()])
+            servers.append(_Server(http_config(metrics, settings, host=settings.host, port=settings.metrics_port)))
+        web = asyncio.gather(*(server.serve() for server in servers))
         log.info("service up", url=service.url, pid=os.getpid())
         try:
             await service.supervise()
         finally:
             await service.drain()
-            server.should_exit = True
+            for server in servers:
+                server.should_exit = True
             await web
             await service.close()
     finally:

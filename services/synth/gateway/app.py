@@ -76,6 +76,7 @@ from synth.gateway.subscribers.logins import Logins
 from synth.gateway.watchdog import watch_jobs
 from synth.graders.python.pool import open_pool
 from synth.http_server.body import BodyMemory
+from synth.http_server.open_routes import AddressLimit
 from synth.models import Registry
 from synth.outbound.service_calls import CallSigner
 from synth.runtime import logs
@@ -166,6 +167,7 @@ async def setup(service: Service) -> ASGIApp:
             asked=AskedTranscripts(service.blobs),
             audit=request_audit,
             python=await open_pool(settings),
+            open_limit=AddressLimit(settings.open_requests_per_s),
         )
     )
 

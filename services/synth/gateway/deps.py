@@ -32,6 +32,7 @@ from synth.gateway.read_model.store import JobTexts, ReadModel
 from synth.gateway.settings import GatewaySettings
 from synth.graders.python.pool import PythonPool
 from synth.http_server.body import BodyMemory
+from synth.http_server.open_routes import AddressLimit
 from synth.models import Registry
 from synth.service import Service
 
@@ -65,6 +66,7 @@ class Gateway:
     asked: AskedTranscripts
     audit: RequestAudit
     python: PythonPool | None
+    open_limit: AddressLimit
     base_files: BaseFiles = field(default_factory=BaseFiles)
 
     async def job(self, org: str, id: str) -> JobRow:

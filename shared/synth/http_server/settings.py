@@ -30,6 +30,14 @@ class HttpSettings(Settings):
     of the answer are kept for it at most, or one event that is larger, beside the system's own buffer of the socket. An
     event stream goes on from the last `id` that the client has."""
 
+    metrics_port: int | None = Field(default=None, ge=1, le=65535)
+    """The port of `/metrics`, at the address of `SYNTH_HOST`; keep it inside your network. Unset, the port of the API
+    has it, for requests from this machine alone (a proxy in `SYNTH_TRUSTED_PROXIES` names the machine it asks for)."""
+
+    open_requests_per_s: float = Field(default=20.0, gt=0)
+    """Requests a second of one address for `/metrics` and `/openapi.json`, which need no key. Those of five
+    seconds may come at once; more is a 429."""
+
     http_buffered_bytes: int = Field(default=1 << 30, ge=1 << 20)
     """Bytes of bodies that a process holds in memory at a time: more is a 503, to be sent again. One organisation may
     have half of it, so that no one fills it. Files are written as they come, and do not count."""

@@ -23,7 +23,7 @@ from tests.service.gateway import job_histories
 @pytest.fixture
 async def spawn(settings_of, bus_as, bus_admin, tmp_path: Path) -> AsyncIterator:
     """Starts `synthd gateway` on a read model and a port that stay the same; returns when it is up."""
-    base, port, key = settings_of("gateway"), free_port(), new_api_key()
+    base, port, metrics_port, key = settings_of("gateway"), free_port(), free_port(), new_api_key()
     await SecretStore(await bus_as("gateway"), secrets_of("gateway")).ensure_api_key(key)
     environment = os.environ | {
         "SYNTH_NATS_URL": base.nats_url,
@@ -34,6 +34,7 @@ async def spawn(settings_of, bus_as, bus_admin, tmp_path: Path) -> AsyncIterator
         "SYNTH_WORK_DIR": str(tmp_path / "work"),
         "SYNTH_READ_MODEL_PATH": str(tmp_path / "gateway.db"),
         "SYNTH_PORT": str(port),
+        "SYNTH_METRICS_PORT": str(metrics_port),
         "SYNTH_BOOTSTRAP_API_KEY": key,
         "SYNTH_PROJECTION_WAIT_S": "60",
     }
@@ -51,6 +52,7 @@ async def spawn(settings_of, bus_as, bus_admin, tmp_path: Path) -> AsyncIterator
         return process
 
     start.url, start.key = f"http://127.0.0.1:{port}", key  # type: ignore[attr-defined]
+    start.metrics_url = f"http://127.0.0.1:{metrics_port}"  # type: ignore[attr-defined]
     yield start
     for process in processes:
         if process.returncode is None:
@@ -106,6 +108,9 @@ async def test_it_ends_at_once_with_streams_open(spawn):
         async with asyncio.timeout(20):
             for event in opened:
                 await event.wait()
+        # Metrics have a port of their own here, and it ends with the process.
+        assert (await http.get("/metrics")).status_code == 404
+        assert "synth_gateway_streams_open 50.0" in (await http.get(f"{spawn.metrics_url}/metrics")).text
         process.send_signal(signal.SIGTERM)
         assert await asyncio.wait_for(process.wait(), 5) == 0
         await asyncio.wait(subscribers, timeout=5)

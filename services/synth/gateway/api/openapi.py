@@ -66,6 +66,8 @@ def serve_document(app: FastAPI) -> None:
     making = asyncio.Lock()
 
     async def document(request: Request) -> Response:
+        if (refused := request.app.state.gateway.open_limit.refuse(request)) is not None:
+            return refused
         async with making:
             if not made:
                 made.append(await asyncio.to_thread(lambda: msgspec.json.encode(app.openapi())))
