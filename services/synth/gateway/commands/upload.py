@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 
 from fastapi import Request
 
@@ -11,10 +12,17 @@ from synth.events import FileDeleted, FileRejected, FileUploaded
 from synth.gateway.commands.multipart import UPLOADS, ReceivedForm, receive_form, too_large, upload_error
 from synth.gateway.commands.quotas import check_file_bytes, check_files_pending, log_room
 from synth.gateway.deps import Gateway
+from synth.gateway.errors import unavailable
 from synth.gateway.read_model.event_log import read_last
 from synth.gateway.read_model.projection import FileRow
 from synth.http_server.body import declared_size
 from synth.ids import OrgId, file_id_for
+from synth.runtime import logs
+
+log = logs.get("upload")
+
+#: An operator has to look at the disk.
+_DISK_RETRY_S = 15
 
 #: Of the events of one file, about: its upload, its check, its deletion.
 _EVENT_BYTES = 8 << 10
@@ -25,9 +33,28 @@ async def upload_file(
 ) -> tuple[FileRow, bool]:
     """Receive a multipart form's file; returns it, and whether its bytes are new here.
 
-    Raises a 400, a 413, a 429, or a 503 when there is no room.
+    Raises a 400, a 413, a 429, or a 503 when there is no room or the disk has an error.
     check: raises on a form that is not to be kept.
     """
+    with _disk_errors_are_503():
+        return await _upload(request, gateway, org, check)
+
+
+@contextmanager
+def _disk_errors_are_503() -> Generator[None]:
+    try:
+        yield
+    except (ConnectionError, TimeoutError):
+        raise  # of the bus
+    except OSError as error:
+        log.error("an upload cannot be stored", error=repr(error))
+        what = f"the cluster's disk cannot store the file ({error.strerror})"
+        raise unavailable(f"{what}; send it again later", retry_after=_DISK_RETRY_S) from error
+
+
+async def _upload(
+    request: Request, gateway: Gateway, org: OrgId, check: Callable[[ReceivedForm], None]
+) -> tuple[FileRow, bool]:
     limit = gateway.settings.max_upload_bytes
     declared = declared_size(request)
     if declared > limit:
