@@ -235,8 +235,7 @@ async def authenticate_early(request: Request) -> ApiKey:
 
 def _count_request(request: Request, org: str) -> None:
     """Count it against the organisation's limit. Raises a 429."""
-    passage: Passage = request.scope[PASSAGE]
-    passage.headers = request.app.state.gateway.admission.admit(org)
+    request.app.state.gateway.admission.admit(org)
 
 
 async def authenticate_chat(request: Request) -> OrgId:

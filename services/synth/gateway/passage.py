@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Annotated
 
 from fastapi import Depends, Request
@@ -15,7 +15,7 @@ PASSAGE = "synth.passage"
 
 @dataclass
 class Passage:
-    """caller: the key that was checked. headers: what is left of the organisation's limit, for the answer.
+    """caller: the key that was checked.
 
     For the audit stream: tried: a key that was sent, until it is accepted. shown: the key that it is, whatever it may
     do. about: the id of a key that the request has made or changed. org: the organisation that it concerns, where that
@@ -23,7 +23,6 @@ class Passage:
     """
 
     caller: ApiKey | None = None
-    headers: dict[str, str] = field(default_factory=dict[str, str])
     tried: str = ""
     shown: ApiKey | None = None
     about: str | None = None

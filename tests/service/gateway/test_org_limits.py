@@ -45,6 +45,34 @@ async def test_requests_beyond_the_burst_are_told_when_to_come_again(start_gatew
     assert (await other.http.get("/api/jobs")).status_code == 200
 
 
+def left(reply: httpx.Response) -> dict[str, str]:
+    """What is left of each limit that a request met, by name."""
+    assert reply.is_success, reply.text
+    listed = [entry.split(";") for entry in reply.headers["RateLimit"].split(", ")]
+    policies = [entry.split(";")[0] for entry in reply.headers["RateLimit-Policy"].split(", ")]
+    assert policies == [entry[0] for entry in listed]
+    return {entry[0].strip('"'): entry[1] for entry in listed}
+
+
+async def test_each_limited_route_names_what_is_left_of_its_limits(start_gateway, client_of):
+    user = await client_of(
+        await start_gateway(org_jobs_queued=3, org_jobs_live=5, org_uploads=4, org_file_bytes=10_000, org_streams=7)
+    )
+    job = await user.http.post("/api/jobs", json={"config": "[job]"})
+    assert left(job).items() >= {"jobs_queued": "r=2", "jobs_live": "r=4"}.items()
+    assert left(await user.http.post("/api/jobs", json={"config": "[job]"}))["jobs_queued"] == "r=1"
+    uploaded = await user.http.post("/v1/files", files={"file": ("a.jsonl", b"{}\n")}, data={"purpose": "fine-tune"})
+    assert left(uploaded).items() >= {"uploads": "r=3", "file_bytes": "r=9997", "files_pending": "r=499"}.items()
+    async with user.http.stream("GET", "/api/events", headers=STREAM) as stream:
+        assert left(stream)["event_streams"] == "r=6"
+    read = await user.http.get("/v1/models")
+    assert list(left(read)) == ["requests"]
+    # As the openai SDK shows them.
+    assert read.headers["x-ratelimit-limit-requests"] == "5000"
+    assert 0 < int(read.headers["x-ratelimit-remaining-requests"]) < 5000
+    assert read.headers["x-ratelimit-reset-requests"] == "1s"
+
+
 async def test_one_organisation_may_have_limits_of_its_own(start_gateway, client_of):
     user = await client_of(await start_gateway())
     strict = await start_gateway(org_limits={user.org: {"request_burst": 1, "requests_per_s": 0.01}})

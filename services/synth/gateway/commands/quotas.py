@@ -10,6 +10,7 @@ from synth.api.schemas import Limit
 from synth.events.catalogue import MAX_EVENT_BODY_BYTES
 from synth.gateway.deps import Gateway
 from synth.gateway.limits.admission import limit_reached
+from synth.gateway.limits.headers import Left, note_limit
 from synth.gateway.read_model.tables.device_time import DAY_S
 from synth.gateway.read_model.usage import (
     count_jobs,
@@ -85,6 +86,8 @@ def check_gpu_seconds(gateway: Gateway, org: str) -> None:
     if limits.gpu_seconds is None:
         return
     used = gpu_seconds(gateway.read_model, org, now=now, days=limits.gpu_days)
+    window = round(limits.gpu_days * DAY_S)
+    note_limit("gpu_seconds", Left(int(limits.gpu_seconds), int(limits.gpu_seconds - used), window_s=window))
     if used >= limits.gpu_seconds:
         raise limit_reached(
             f"your organisation's jobs have taken {used:,.0f} GPU-seconds in {limits.gpu_days} days",
@@ -102,6 +105,7 @@ def check_file_bytes(gateway: Gateway, org: str, more: int) -> None:
     """Raises a 429 where the organisation's files have no room for `more` bytes. 0: where they have none at all."""
     quota = gateway.settings.limits_of(org).file_bytes
     stored = stored_bytes(gateway.read_model, org)
+    note_limit("file_bytes", Left(quota, quota - stored - more))
     if stored + max(more, 1) > quota:
         raise limit_reached(
             f"your organisation's files have {stored:,} bytes, and this one {more:,} at least",
@@ -174,6 +178,7 @@ def check_keys(gateway: Gateway, org: str, count: int, *, kind: str) -> None:
 
 def _check_count(count: int, quota: int, name: str, *, what: str, fix: str, retry_after: int = _KEPT_RETRY_S) -> None:
     """name: of the limit, as its setting `SYNTH_ORG_…` has it."""
+    note_limit(name, Left(quota, quota - count - 1))
     if count >= quota:
         raise limit_reached(
             f"your organisation has {count:,} {what}",

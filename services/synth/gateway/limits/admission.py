@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 from synth.errors import Problem
 from synth.gateway.errors import ApiError
+from synth.gateway.limits.headers import Left, limit_headers, note_limit
 from synth.gateway.limits.settings import LimitSettings, OrgLimits
 
 _SLOT_RETRY_S = 5
@@ -27,10 +28,7 @@ def limit_reached(
     """The 429 of a limit. wait: whether coming again helps by itself; else the published clients do not retry it."""
     limit = f"at most {quota:,} ({setting})"
     problem = Problem(what=what, expected=limit, fix=fix or "wait, or have the operator raise the limit")
-    headers = {
-        "RateLimit-Policy": f'"{policy}";q={quota}',
-        "RateLimit": f'"{policy}";r=0;t={retry_after}',
-    }
+    headers = limit_headers({policy: Left(quota, 0, reset_s=retry_after)})
     if not wait:
         headers["X-Should-Retry"] = "false"
     return ApiError(
@@ -50,14 +48,10 @@ class _Bucket:
         self.filled_at = now
 
     @property
-    def policy(self) -> str:
+    def left(self) -> Left:
         window = max(1, math.ceil(self.limits.request_burst / self.limits.requests_per_s))
-        return f'"requests";q={self.limits.request_burst};w={window}'
-
-    @property
-    def state(self) -> str:
         full_in = math.ceil((self.limits.request_burst - self.tokens) / self.limits.requests_per_s)
-        return f'"requests";r={math.floor(self.tokens)};t={full_in}'
+        return Left(self.limits.request_burst, math.floor(self.tokens), reset_s=full_in, window_s=window)
 
 
 @dataclass
@@ -70,23 +64,22 @@ class Admission:
     _streams: Counter[str] = field(default_factory=Counter[str])
     _uploads: Counter[str] = field(default_factory=Counter[str])
 
-    def admit(self, org: str) -> dict[str, str]:
-        """Count one request; returns the headers that say what is left. Raises a 429."""
+    def admit(self, org: str) -> None:
+        """Count one request. Raises a 429."""
         bucket, now = self._bucket(org), self.now()
         bucket.refill(now)
         if bucket.tokens < 1:
             seconds = (1 - bucket.tokens) / bucket.limits.requests_per_s
-            error = limit_reached(
+            note_limit("requests", bucket.left)
+            raise limit_reached(
                 "your organisation's requests come too fast",
                 setting="SYNTH_ORG_REQUESTS_PER_S, SYNTH_ORG_REQUEST_BURST",
                 quota=bucket.limits.request_burst,
                 policy="requests",
                 retry_after=max(1, math.ceil(seconds)),
             )
-            error.headers |= {"RateLimit-Policy": bucket.policy, "RateLimit": bucket.state}
-            raise error
         bucket.tokens -= 1
-        return {"RateLimit-Policy": bucket.policy, "RateLimit": bucket.state}
+        note_limit("requests", bucket.left)
 
     def stream(self, org: str) -> AbstractContextManager[None]:
         """The place of one event stream. Raises a 429."""
@@ -117,6 +110,7 @@ class Admission:
                 fix="close some of them, or have the operator raise the limit",
             )
         taken[org] += 1
+        note_limit(what.replace(" ", "_"), Left(quota, quota - taken[org]))
         try:
             yield
         finally:

@@ -12,6 +12,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from synth.gateway.auth import HANDSHAKE_PATH, authenticate_early
 from synth.gateway.chat_proxy.paths import is_model_call
 from synth.gateway.errors import KNOWN_ERRORS, respond
+from synth.gateway.limits.headers import begin_request, limit_headers
 from synth.gateway.passage import PASSAGE, Passage
 from synth.http_server.body import BodyMemory, read_body
 from synth.runtime.json_bodies import check_json_values
@@ -39,12 +40,12 @@ class Gate:
             return
         if len(scope["path"]) > 1 and scope["path"].endswith("/") and not is_model_call(scope["method"], scope["path"]):
             scope["path"] = scope["path"].rstrip("/") or "/"
-        passage = scope[PASSAGE] = Passage()
+        scope[PASSAGE], limits_met = Passage(), begin_request()
 
         async def send_with_limits(message: Message) -> None:
-            if message["type"] == "http.response.start" and passage.headers:
+            if message["type"] == "http.response.start" and limits_met:
                 named = {name for name, _ in message["headers"]}
-                added = [(name.lower().encode(), value.encode()) for name, value in passage.headers.items()]
+                added = [(name.lower().encode(), value.encode()) for name, value in limit_headers(limits_met).items()]
                 message["headers"] = [*message["headers"], *(pair for pair in added if pair[0] not in named)]
             await send(message)
 
