@@ -81,7 +81,9 @@ def _unquote(piece: str) -> bytes:
     """Decode percent-encoded bytes as quoted-printable, in one call of C; `urllib` takes a second for each megabyte."""
     text = piece.encode(errors="replace")
     if _BAD_ESCAPE.search(text):
-        raise BadDataUri("the data URI has a percent sign without two hexadecimal digits behind it")
+        raise BadDataUri(
+            "the data URI is not base64 or percent-encoded (a percent sign without two hexadecimal digits)"
+        )
     return binascii.a2b_qp(text.replace(b"=", b"=3D").replace(b"%", b"="))
 
 

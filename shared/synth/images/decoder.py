@@ -24,7 +24,7 @@ class Pixels(NamedTuple):
 
     rows: int
     columns: int
-    body: bytes
+    body: bytes | memoryview
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ class ImageDecoder:
             raise ImageRefused(f"an image of {size} pixels; expected at most {self.limits.pixels:,}; make it smaller")
         return image
 
-    async def _call(self, result: bytes, body: bytes) -> bytes:
+    async def _call(self, result: bytes, body: bytes) -> memoryview:
         memory = _DECODER_BYTES + _BYTES_OF_A_PIXEL * self.limits.pixels
         cpu_s = math.ceil(self.limits.seconds)
         seconds = self.limits.seconds + _START_S
@@ -84,6 +84,6 @@ class ImageDecoder:
         except DecoderEnded as error:
             what = f"it takes more than {memory:,} bytes or {cpu_s} s, or breaks the decoder"
             raise ImageRefused(f"an image that cannot be decoded: {what}") from error
-        if answer[:1] != result:
-            raise ImageRefused(answer[1:].decode(errors="replace"))
+        if bytes(answer[:1]) != result:
+            raise ImageRefused(str(answer[1:], errors="replace"))
         return answer[1:]

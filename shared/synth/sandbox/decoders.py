@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import mmap
 import os
 import sys
 import tempfile
@@ -23,6 +24,8 @@ log = logs.get("sandbox")
 _BOOT = "import os, sys; sys.path[:0] = sys.argv[1].split(os.pathsep); from synth.sandbox.zygote import main; main()"
 #: A fork makes no process. The supervisor counts when so many were allowed, which takes as long as many calls.
 _PROCESSES = 64
+#: Bytes that are copied at one time on the event loop.
+_PIECE = 1 << 18
 
 
 class _Process(Protocol):
@@ -60,7 +63,7 @@ class Decoders:
         opened = self._sandbox.result() if self._sandbox is not None and done else None
         return opened.mode if opened is not None else None
 
-    async def call(self, body: bytes, *, seconds: float, cpu_s: int, map_bytes: int) -> bytes:
+    async def call(self, body: bytes, *, seconds: float, cpu_s: int, map_bytes: int) -> memoryview:
         """What the function writes. seconds: until it is given up. cpu_s, map_bytes: CPU time and address space.
 
         Raises `DecoderEnded` for a call over its limits, or one that broke; `Transient` if the machine is busy.
@@ -72,7 +75,7 @@ class Decoders:
                     process.stdin.write(REQUEST.pack(len(body), cpu_s, map_bytes) + body)
                     await process.stdin.drain()
                     code, length = REPLY.unpack(await process.stdout.readexactly(REPLY.size))
-                    answer = await process.stdout.readexactly(length)
+                    answer = await _read(process.stdout, length)
             except TimeoutError:
                 await end()
                 raise Transient("bytes of a user could not be decoded in time: the machine is busy") from None
@@ -85,7 +88,7 @@ class Decoders:
                 raise
             self._idle.append((process, end))
         if code:
-            raise DecoderEnded(code, answer)
+            raise DecoderEnded(code, bytes(answer))
         return answer
 
     async def close(self) -> None:
@@ -139,3 +142,20 @@ class _Plain:
         assert process.stdin is not None
         assert process.stdout is not None
         self.stdin, self.stdout = process.stdin, process.stdout
+
+
+async def _read(stream: asyncio.StreamReader, length: int) -> memoryview:
+    """Read so many bytes. To copy or to clear the 150 MB of an image at once would hold the event loop.
+
+    Raises `asyncio.IncompleteReadError`.
+    """
+    if length <= _PIECE:
+        return memoryview(await stream.readexactly(length))
+    answer, end = memoryview(mmap.mmap(-1, length)), 0
+    while end < length:
+        piece = await stream.read(min(_PIECE, length - end))
+        if not piece:
+            raise asyncio.IncompleteReadError(b"", length)
+        answer[end : end + len(piece)] = piece
+        end += len(piece)
+    return answer

@@ -40,7 +40,7 @@ async def decoders(request: pytest.FixtureRequest, tmp_path_factory: pytest.Temp
 
 
 async def call(decoders: Decoders, body: bytes) -> bytes:
-    return await decoders.call(body, seconds=60.0, cpu_s=1, map_bytes=MAP_BYTES)
+    return bytes(await decoders.call(body, seconds=60.0, cpu_s=1, map_bytes=MAP_BYTES))
 
 
 async def test_nothing_of_a_call_is_left_for_the_next_one(decoders: Decoders) -> None:

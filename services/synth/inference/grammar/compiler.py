@@ -195,7 +195,7 @@ async def _check(text: str, where: str, limits: SchemaLimits) -> dict[str, Any]:
         )
     except DecoderEnded as ended:
         said = ended.answer
-    answers = split_lines(said)
+    answers = split_lines(bytes(said))
     if not answers:
         raise SchemaError(
             Problem(
