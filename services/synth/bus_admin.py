@@ -26,7 +26,7 @@ from synth.bus.server.account_key import AccountKey
 from synth.bus.server.deployed import ISSUER_VARIABLE, deployed_config, read_nkeys, read_tls
 from synth.bus.server.provision import drift, provision
 from synth.bus.server.topology import AUDIT_DAYS, AUDIT_RECORDS, DEFAULT_POOL, BusTopology, read_pools, topology
-from synth.bus.versions.log_format import admit_log
+from synth.bus.history.log_format import admit_log
 from synth.erasure.erase import erase_job, erase_organisation
 from synth.erasure.newer_events import drop_newer_events, find_newer_events
 from synth.erasure.orphans import delete_orphans, find_orphans

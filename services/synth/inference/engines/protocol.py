@@ -66,7 +66,7 @@ class SamplingParams:
 class ImageDecoding(Protocol):
     """Decodes images where no key is (`synth.images.decoder.ImageDecoder`)."""
 
-    async def pixels(self, body: bytes) -> tuple[int, int, bytes]:
+    async def pixels(self, body: bytes) -> tuple[int, int, bytes | memoryview]:
         """Return the rows, the columns and the pixels in RGB of an image's file. Raises `ImageRefused`."""
         ...
 
