@@ -106,3 +106,11 @@ async def test_a_blob_is_written_in_the_first_folder_of_its_key_which_stays(stor
     await store.delete([ref.uri])
     assert incoming.is_dir()
     assert store.local_folders() == [tmp_path / "blobs", tmp_path / "blobs/jobs"]
+
+
+async def test_a_damaged_blob_is_not_read_to_its_end(tmp_path: Path):
+    blobs = BlobStore.open(f"file:{tmp_path}")
+    ref = await blobs.put_bytes("orgs/a", b"whole")
+    (tmp_path / "orgs" / "a").write_bytes(b"whale")
+    with pytest.raises(BlobCorrupt):
+        assert [piece async for piece in blobs.stream(ref)] == []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -39,7 +39,7 @@ def ledger(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-async def gateway(bus_as: Callable[[str], object], ledger: Path) -> Connection:
+async def gateway(bus_as: Callable[[str], Awaitable[Connection]], ledger: Path) -> Connection:
     """A connection to a log of some events and a heartbeat, and to some keys, all in the ledger."""
     gateway = await bus_as("gateway")
     publisher = Publisher(gateway)

@@ -73,8 +73,13 @@ def run(data: Path, damages: int, seed: int) -> bool:
         for number, (damage, verdict) in enumerate(zip(drawn, pool.map(judged, drawn), strict=True)):
             counts[damage.place, verdict.outcome] += 1
             silent |= verdict.outcome == "silent"
-            what = f"{number:3} {verdict.outcome:9} {damage.file} byte {damage.offset} ^ {damage.mask}"
-            console.print(f"{what}: {verdict.reason}", markup=False, highlight=False, soft_wrap=True)
+            what = f"{number:3} {verdict.outcome:9} {damage.file} byte {damage.offset} ^ {damage.mask}{', killed' if damage.killed else ''}"
+            console.print(
+                f"{what}: {verdict.reason}",
+                markup=False,
+                highlight=False,
+                soft_wrap=True,
+            )
     table = Table("place", *_OUTCOMES)
     for place in SHARES:
         table.add_row(place, *(str(counts[place, outcome]) for outcome in _OUTCOMES))

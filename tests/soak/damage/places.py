@@ -13,17 +13,23 @@ from synth.bus.server.topology import EVENTS, SECRET_BUCKETS
 SHARES = {"log": 7, "buckets": 6, "blobs": 3, "checkpoints": 4}
 #: Of what a stream is made of, most damages hit messages.
 _OF_MESSAGES = 0.7
+#: Of the damages of messages, in a server that was killed.
+_KILLED = 0.5
 _STREAMS = Path("nats/store/jetstream/streams/streams")
 
 
 @dataclass(frozen=True)
 class Damage:
-    """One byte of a file, below the cluster's data folder, that becomes another one. mask: its bits that change."""
+    """One byte of a file, below the cluster's data folder, that becomes another one. mask: its bits that change.
+
+    killed: the server was killed before it wrote what it knows of its messages, and reads them all at its start.
+    """
 
     place: str
     file: Path
     offset: int
     mask: int
+    killed: bool = False
 
     def strike(self, data: Path) -> None:
         """Damage the file of this data folder."""
@@ -42,7 +48,8 @@ def draw(rng: random.Random, data: Path) -> Damage:
         blocks = [file for file in files if file.suffix == ".blk"]
         files = blocks if rng.random() < _OF_MESSAGES else [file for file in files if file not in blocks]
     file = rng.choice(files)
-    return Damage(place, file, rng.randrange((data / file).stat().st_size), rng.randrange(1, 256))
+    offset, mask = rng.randrange((data / file).stat().st_size), rng.randrange(1, 256)
+    return Damage(place, file, offset, mask, killed=file.suffix == ".blk" and rng.random() < _KILLED)
 
 
 def files_of(place: str, data: Path) -> Sequence[Path]:

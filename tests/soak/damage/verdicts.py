@@ -20,7 +20,7 @@ from synth.bus.replay import replay_messages
 from synth.bus.server.embedded import ServerConfig, free_port, start, wait_healthy
 from synth.bus.server.provision import provision
 from synth.bus.server.topology import EVENTS, SECRET_BUCKETS, topology
-from synth.errors import SynthError
+from synth.errors import SynthError, Transient
 from synth.events import BlobRef
 from synth.gateway.ledger.file import LedgerFile
 from synth.gateway.ledger.watch import LedgerWatch
@@ -85,7 +85,10 @@ async def _judge_bus(cluster: Cluster, damage: Damage, scratch: Path) -> Verdict
             await watch.look(log_too=True)
             if (problem := watch.check()) is not None:
                 return Verdict("detected", problem)
-            lost = differing(cluster.content, await _content(bus))
+            try:
+                lost = differing(cluster.content, await _content(bus))
+            except Transient as error:
+                return Verdict("silent", f"what the bus holds cannot be read: {error}")
     except (SynthError, TimeoutError) as error:
         return Verdict("detected", f"the bus does not start: {error!r}")
     return (
@@ -138,6 +141,8 @@ async def _bus_of(
     shutil.copy(data / LEDGER, scratch / LEDGER)
     if damage is not None:
         damage.strike(scratch)
+        for index in (scratch / "nats").rglob("index.db") if damage.killed else ():
+            index.unlink()
     config = ServerConfig(port=free_port(), http_port=free_port(), store=scratch / "nats" / "store", users=users)
     process = start(config, scratch / "nats.conf", scratch / "nats.log")
     try:

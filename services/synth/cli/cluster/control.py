@@ -16,12 +16,11 @@ import httpx
 import msgspec
 
 from synth.bus.server.embedded import binary
-from synth.bus.server.topology import DAMAGE
 from synth.cli.cluster.env_file import ADDRESS, merge_env_file, write_address
 from synth.cli.cluster.gpu_report import GpuReport, describe_device, report_gpus
 from synth.cli.cluster.plan import HOST, choose_ports, gateway_port, outbound
 from synth.cli.cluster.state import ClusterState, ProcessState, StateFile, end_leftovers, wait_gone
-from synth.cli.cluster.supervisor import health_problem
+from synth.cli.cluster.supervisor import health_problem, is_damage
 from synth.cli.config import ENVIRONMENT, ConfigValue
 from synth.cli.connections.clients import open_local_http
 from synth.cli.devices.plan import DevicePlan
@@ -173,8 +172,9 @@ def _wait_all_healthy(
             raise _failed(f"{failing[0].name} cannot start ({failing[0].restarts} tries)", data, failing[0].name)
         if (now_healthy := len(report.processes) - len(late)) > healthy:
             deadline, healthy = time.monotonic() + timeout, now_healthy
-        if damaged := [p for p in late if f"{DAMAGE}: " in (p.problem or "")]:
-            raise _failed(f"{damaged[0].name} is not healthy ({damaged[0].problem})", data, damaged[0].name)
+        if damaged := [p for p in late if is_damage(p.problem)]:
+            what = f"stored data is lost: {damaged[0].name} reports {damaged[0].problem}"
+            raise CliError(what, fix="restore a backup: synthctl restore", where=str(data))
         if time.monotonic() > deadline:
             first = late[0] if late else None
             what = f"{first.name} is not healthy" if first else "the supervisor does not answer"

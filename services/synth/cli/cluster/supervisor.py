@@ -17,6 +17,7 @@ from pathlib import Path
 import httpx
 
 from synth.bus.server.embedded import move_streams_to_their_account
+from synth.bus.server.topology import DAMAGE
 from synth.cli.cluster.plan import GRACE_S, ClusterPlan, ProcessSpec
 from synth.cli.cluster.service_processes import ServiceProcesses
 from synth.cli.cluster.state import ClusterState, ProcessState, StateFile
@@ -35,6 +36,8 @@ _NATS_GRACE_S = 5.0
 # A nats-server whose disk was full takes no message again, however much room there is, until it is started again. What
 # it has acknowledged is on its disk.
 _ILL_BUS_S = 15.0
+#: What nats-server says of a stream whose description is damaged.
+_NOT_RECOVERED = "could not be recovered"
 # A service gives up its own grace first; then this one ends it.
 _DRAIN_S = GRACE_S + 4.0
 
@@ -45,7 +48,8 @@ Report = Callable[[str], None]
 class SupervisedProcess:
     """One process and its health. failed_starts: starts in a row that did not become healthy.
 
-    ill_since: when it was found unhealthy, having been healthy before; on the monotonic clock.
+    ill_since: when it was found unhealthy, having been healthy before; on the monotonic clock. damaged: what it
+    stored is lost.
     """
 
     spec: ProcessSpec
@@ -57,6 +61,7 @@ class SupervisedProcess:
     failed_starts: int = 0
     probed_at: float = 0.0
     ill_since: float | None = None
+    damaged: bool = False
 
     @property
     def healthy(self) -> bool:
@@ -209,6 +214,9 @@ class Supervisor:
         problem = await health_problem(http, s.spec.health_url)
         if s.state.pid != pid or pid is None:
             return
+        if is_damage(problem) and not s.damaged:
+            self.report(f"{s.spec.name} is not healthy ({problem})")
+        s.damaged = is_damage(problem)
         if problem is None:
             s.healthy_since = s.healthy_since or time.monotonic()
             s.health, s.failed_starts, s.ill_since = "healthy", 0, None
@@ -263,10 +271,17 @@ async def health_problem(http: httpx.AsyncClient, url: str) -> str | None:
     if reply.status_code == 200:
         return None
     try:
-        unhealthy = reply.json().get("unhealthy") or {}
+        # nats-server has an error in place of a list.
+        unhealthy, error = reply.json().get("unhealthy") or {}, reply.json().get("error")
     except (ValueError, AttributeError):
-        unhealthy = {}
-    return "; ".join(f"{name}: {problem}" for name, problem in unhealthy.items()) or f"status {reply.status_code}"
+        unhealthy, error = {}, None
+    problems = "; ".join(f"{name}: {problem}" for name, problem in unhealthy.items())
+    return problems or error or f"status {reply.status_code}"
+
+
+def is_damage(problem: str | None) -> bool:
+    """Whether a problem is that stored data is lost, which does not pass by itself."""
+    return problem is not None and (f"{DAMAGE}: " in problem or _NOT_RECOVERED in problem)
 
 
 async def _wait_at_most(event: asyncio.Event, timeout: float) -> None:
