@@ -73,7 +73,8 @@ def run(data: Path, damages: int, seed: int) -> bool:
         for number, (damage, verdict) in enumerate(zip(drawn, pool.map(judged, drawn), strict=True)):
             counts[damage.place, verdict.outcome] += 1
             silent |= verdict.outcome == "silent"
-            what = f"{number:3} {verdict.outcome:9} {damage.file} byte {damage.offset} ^ {damage.mask}{', killed' if damage.killed else ''}"
+            kill = ", killed" if damage.killed else ""
+            what = f"{number:3} {verdict.outcome:9} {damage.file} byte {damage.offset} ^ {damage.mask}{kill}"
             console.print(
                 f"{what}: {verdict.reason}",
                 markup=False,
