@@ -20,13 +20,13 @@ from synth.backup.save import save_cluster
 from synth.blobs import BlobStore
 from synth.bus.access.nkeys import NkeyKind, UserKey, new_seed
 from synth.bus.connection import Connection, connect
+from synth.bus.history.log_format import admit_log
 from synth.bus.kv.reseal import Resealer
 from synth.bus.kv.secrets import SecretStore
 from synth.bus.server.account_key import AccountKey
 from synth.bus.server.deployed import ISSUER_VARIABLE, deployed_config, read_nkeys, read_tls
 from synth.bus.server.provision import drift, provision
 from synth.bus.server.topology import AUDIT_DAYS, AUDIT_RECORDS, DEFAULT_POOL, BusTopology, read_pools, topology
-from synth.bus.history.log_format import admit_log
 from synth.erasure.erase import erase_job, erase_organisation
 from synth.erasure.newer_events import drop_newer_events, find_newer_events
 from synth.erasure.orphans import delete_orphans, find_orphans

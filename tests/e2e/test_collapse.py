@@ -133,7 +133,7 @@ def test_the_first_job_of_a_new_user_that_cannot_learn_ends_with_the_cause(platf
     nothing = "no change: 0.00 → 0.00 on 4 seeds (interval of the difference 0.00 to 0.00)"
     assert f"{nothing}: no rollout of either evaluation earned anything" in done.stderr
     id = json.loads(shell.ok("jobs", "ls", "-o", "json", "--limit", "1"))[0]["id"]
-    assert f"try next: read what the model answers: synthctl rollouts ls {id} --worst" in done.stderr
+    assert f"try next: read the model's answers: synthctl rollouts ls {id} --worst" in done.stderr
     assert nothing in shell.ok("jobs", "get", id)
 
 

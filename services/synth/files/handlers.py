@@ -98,7 +98,7 @@ class Handlers:
     async def _check_lines(
         self, org: str, blob: BlobRef, read: Callable[[], AsyncIterator[bytes]], *, shape: str | None = None
     ) -> FileReady | FileRejected:
-        """read: the file as JSONL, from its beginning. shape: of every row, beside that which a line has."""
+        """Check the lines of a file. read: its bytes as JSONL, from the beginning. shape: of every row; None if any."""
         check = FileCheck(max_line_bytes=self.max_line_bytes, max_line_values=self.max_line_values)
         async for piece in read():
             await asyncio.to_thread(check.feed, piece)

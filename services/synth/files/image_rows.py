@@ -35,12 +35,12 @@ class DraftRow:
     slots: list[ImageSlot]
 
     def line(self) -> bytes:
-        """The row as JSON, without a newline."""
+        """Return the row as JSON, without a newline."""
         return msgspec.json.encode(self.row)
 
 
 def draft_row(line: bytes) -> DraftRow | None:
-    """A checked line as a row to fill in; None for a line without an image."""
+    """Return a checked line as a row to fill in; None for a line without an image."""
     # Two searches in the bytes are ten times as fast as decoding them; a name may be written with escapes.
     if b"image" not in line and b"\\u" not in line:
         return None
@@ -67,7 +67,7 @@ def draft_row(line: bytes) -> DraftRow | None:
 
 
 def _messages(row: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The messages of a conversation, or of a pair's prompt and sides, and where each stands."""
+    """Yield the messages of a conversation, or of a pair's prompt and sides, each with its place."""
     for name in ("messages", "chosen", "rejected"):
         for i, message in enumerate(row.get(name) or ()):
             yield f"$.{name}[{i}]", message
@@ -87,7 +87,7 @@ def _row_images(row: dict[str, Any], name: str) -> list[tuple[str, str]]:
 
 
 def _parts(content: Any) -> list[Any]:
-    """A message's content as parts; an object that is no part becomes its text."""
+    """Return a message's content as parts; an object that is no part becomes its text."""
     if isinstance(content, list):
         return content
     if isinstance(content, dict):

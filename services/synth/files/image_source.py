@@ -1,6 +1,6 @@
 """One file's images: each is fetched once, checked, and stored as a blob named by its content.
 
-A server that is away is asked again, within the budget of the file.
+A request to an image server that is away is repeated, within the budget of the file.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class FileImages:
         key = await address_key(address)
         if (known := self._known.get(key)) is not None:
             return known
-        # An image that came inside its row takes a slot too: the slots bound what is held in memory.
+        # An image inside its row takes a slot too: the slots limit the bytes that are in memory.
         async with self.source.slots:
             body = await self._read(address)
             digest = await self.source.decoder.check(body)

@@ -26,7 +26,7 @@ from synth.sandbox.modes import code_roots
 
 _PIECE_BYTES = 1 << 20
 _UNREADABLE, _TOO_LARGE = 3, 4
-#: Of pyarrow, beside those for each core.
+#: Threads of pyarrow, beside the threads for each core.
 _THREADS = 32
 
 
@@ -40,14 +40,15 @@ class ChildStreams(Protocol):
 async def read_parquet(
     file: Path, *, memory_bytes: int, most_bytes: int, sandbox: Sandbox | None
 ) -> AsyncIterator[bytes]:
-    """The rows as JSONL, in pieces that may end anywhere. Raises `ParquetUnreadable`, and `Transient` where reading was
-    ended from outside.
+    """Yield the rows as JSONL, in pieces that may end anywhere. Raises `ParquetUnreadable`, and `Transient` if the
+    process was killed from outside.
 
-    memory_bytes: what the process may hold. most_bytes: of JSONL, of all rows. sandbox: how it is held.
+    memory_bytes: the memory limit of the process. most_bytes: of JSONL, of all rows. sandbox: in which the process
+    runs.
     """
     command = [sys.executable, "-m", "synth.files.parquet_process", str(file), str(memory_bytes)]
     async with _started(command, file, sandbox) as (process, wait):
-        said = asyncio.ensure_future(process.stderr.read())
+        stderr = asyncio.ensure_future(process.stderr.read())
         read = 0
         try:
             while piece := await process.stdout.read(_PIECE_BYTES):
@@ -57,27 +58,27 @@ async def read_parquet(
                 yield piece
             code = await wait()
             if code == _UNREADABLE:
-                raise ParquetUnreadable((await said).decode(errors="replace").strip())
+                raise ParquetUnreadable((await stderr).decode(errors="replace").strip())
             if code in (_TOO_LARGE, -signal.SIGABRT):
                 fix = "write it with smaller groups of rows, or smaller values"
                 raise ParquetUnreadable(f"to read its rows takes more than {memory_bytes:,} bytes of memory: {fix}")
             if code:
                 raise Transient(
-                    f"the process that reads Parquet ended with {code}: {(await said).decode(errors='replace')}"
+                    f"the process that reads Parquet ended with {code}: {(await stderr).decode(errors='replace')}"
                 )
         finally:
-            said.cancel()
+            stderr.cancel()
 
 
 @asynccontextmanager
 async def _started(
     command: list[str], file: Path, sandbox: Sandbox | None
 ) -> AsyncIterator[tuple[ChildStreams, Callable[[], Awaitable[int]]]]:
-    """The process with its output, and what waits for its exit code."""
+    """Start the process. Yields it with its output, and a function that waits for its exit code."""
     with tempfile.TemporaryDirectory(prefix="parquet-") as folder:
         if sandbox is not None:
             limits = Limits(seconds=None, memory_bytes=None, processes=_THREADS + 2 * (os.cpu_count() or 1))
-            held = await SandboxedProcess.start(
+            sandboxed = await SandboxedProcess.start(
                 sandbox.mode,
                 command,
                 limits,
@@ -87,15 +88,15 @@ async def _started(
             )
 
             async def code() -> int:
-                report = await held.report()
+                report = await sandboxed.report()
                 if report.refused:
                     raise Transient(f"the sandbox did not start: {report.refused}")
                 return report.code
 
             try:
-                yield held, code
+                yield sandboxed, code
             finally:
-                await held.end()
+                await sandboxed.end()
             return
         process = await asyncio.create_subprocess_exec(
             *command,
@@ -103,7 +104,8 @@ async def _started(
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
             env=child_environment(),
-            # A signal that ends this service is not one that ends the reading: it says nothing of the file.
+            # In its own session: a signal that ends this service does not reach it, and is not taken for a fault of the
+            # file.
             start_new_session=True,
         )
         try:
@@ -113,9 +115,9 @@ async def _started(
 
 
 def main() -> int:
-    """`python -m synth.files.parquet_process FILE BYTES`: the rows on stdout."""
+    """Run `python -m synth.files.parquet_process FILE BYTES`: writes the rows to stdout."""
     file, memory = Path(sys.argv[1]), int(sys.argv[2])
-    # Of memory that can be written to: libraries that are only mapped do not count.
+    # RLIMIT_DATA counts writable memory: libraries that are only mapped do not count.
     resource.setrlimit(resource.RLIMIT_DATA, (memory, memory))
     try:
         for piece in parquet_lines(file):

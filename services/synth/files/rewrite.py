@@ -1,4 +1,4 @@
-"""Writes a file anew: its rows in order, a window of them at a time, as they are trained on, with images as blobs."""
+"""Rewrites a file in windows: its rows in order, in the format for training, with images as blobs."""
 
 from __future__ import annotations
 
@@ -27,24 +27,24 @@ _WINDOW_LINES = 1024
 
 @dataclass(frozen=True)
 class Rewriter:
-    """Writes files anew that are not trained on as they came. folder: scratch space for them."""
+    """Rewrites files that cannot be trained on as uploaded. folder: scratch space for them."""
 
     blobs: BlobStore
     source: ImageSource
     folder: Path
 
     def scratch(self, purpose: str) -> Path:
-        """A path of its own for a file that is being written."""
+        """Return a path of its own for a file that is being written."""
         self.folder.mkdir(parents=True, exist_ok=True)
         return self.folder / f"{purpose}-{uuid.uuid4().hex}"
 
     async def rewrite(
         self, org: str, blob: BlobRef, ready: FileReady, pieces: AsyncIterator[bytes]
     ) -> FileReady | FileRejected:
-        """The verdict on a checked file that is to be written anew: ready with `rewritten`, or rejected.
+        """Rewrite a checked file, and return the verdict: ready with `rewritten`, or rejected.
 
-        It is rejected with the images that fail. After the first 20 of them no more are fetched, so `bad_lines` counts
-        the lines up to there. pieces: the file's bytes, as JSONL.
+        It is rejected with the images that fail. After the first 20 failures no more images are fetched, so `bad_lines`
+        counts only the lines up to there. pieces: the file's bytes, as JSONL.
         """
         settings = self.source.settings
         path = self.scratch("rewrite")
@@ -95,7 +95,7 @@ class _FileRewrite:
 
     async def _fill(self, drafts: list[DraftRow | None]) -> None:
         """Store the window's images, each address once, and write the blobs' URIs into the rows."""
-        wanted = {slot.address: "" for row in drafts if row is not None for slot in row.slots}
+        uris = {slot.address: "" for row in drafts if row is not None for slot in row.slots}
         failed: dict[str, str] = {}
 
         async def store(addresses: Iterator[str]) -> None:
@@ -104,24 +104,24 @@ class _FileRewrite:
                     failed[address] = "not looked at: too many other images of the file cannot be had"
                     continue
                 try:
-                    wanted[address] = await self._images.store(address)
+                    uris[address] = await self._images.store(address)
                 except ImageRefused as error:
                     failed[address] = str(error)
 
-        addresses = iter(list(wanted))
+        addresses = iter(list(uris))
         async with asyncio.TaskGroup() as group:
-            for _ in range(min(self._at_once, len(wanted))):
+            for _ in range(min(self._at_once, len(uris))):
                 group.create_task(store(addresses))
         for number, row in enumerate(drafts, start=self.line + 1):
             for slot in row.slots if row is not None else ():
                 if slot.address in failed:
                     self.problems.append(line_problem(number, (slot.path, failed[slot.address])))
                 else:
-                    fill_slot(slot, wanted[slot.address])
+                    fill_slot(slot, uris[slot.address])
 
 
 async def _windows(pieces: AsyncIterator[bytes]) -> AsyncIterator[list[bytes]]:
-    """The lines of a file, some at a time."""
+    """Yield the lines of a file, some at a time."""
     rest = b""
     window: list[bytes] = []
     size = 0

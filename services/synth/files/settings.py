@@ -10,7 +10,7 @@ from synth.runtime.settings import ServiceSettings
 
 
 class FilesSettings(ServiceSettings, GuardSettings, ImageSettings):
-    """What checking files needs beside the shared settings."""
+    """The settings of the files service, beside the shared ones."""
 
     files_at_once: int = 2
     """Files that one process reads at the same time, by turns of their organisations; one more for an organisation that
@@ -30,7 +30,7 @@ class FilesSettings(ServiceSettings, GuardSettings, ImageSettings):
     """The most that a Parquet file's rows may be as JSONL: a small file can hold a billion rows that are equal."""
 
     image_tries: int = 3
-    """How often an image is asked for whose server is away or answers 429 or 5xx."""
+    """How often an image is requested if its server is away or answers 429 or 5xx."""
 
     image_retries_per_file: int = 100
     """How many of those repetitions one file may cost."""

@@ -50,7 +50,7 @@ _CHATTING = (Purpose.GATEWAY_CALLS, Purpose.JUDGE_CALLS)
 
 
 def main() -> int:
-    """`synthd inference`."""
+    """Run `synthd inference`; returns its exit code."""
     settings = InferenceSettings()
 
     async def setup(service: Service) -> ASGIApp:
@@ -159,7 +159,7 @@ def main() -> int:
 
 
 def request_limits(settings: InferenceSettings) -> RequestLimits:
-    """The bounds of one request of this process."""
+    """Return the bounds of one request of this process."""
     whole_context = settings.engine == "vllm"  # which keeps memory for the tokens that there are
     return RequestLimits(
         body=settings.max_request_bytes,
@@ -180,7 +180,7 @@ def request_limits(settings: InferenceSettings) -> RequestLimits:
 
 
 async def _warm_up(service: Service, settings: InferenceSettings) -> None:
-    """Prepare what the first model needs, once the service is up."""
+    """Load what the first model needs, once the service is up."""
     await service.after_startup()
     await asyncio.to_thread(warm_up, settings)
     await service.stop.wait()
@@ -194,9 +194,9 @@ async def _sweep(recorder: Recorder) -> None:
 
 
 async def _unload_idle(model_pool: ModelPool, seconds: float, changed: asyncio.Event) -> None:
-    """Unload the served models that nobody has asked for."""
+    """Unload the served models that had no request for `seconds`."""
     while True:
         await asyncio.sleep(min(_SWEEP_S, seconds))
         if unloaded := await model_pool.unload_idle(seconds):
-            log.info("unloaded, as nobody has asked for them", models=unloaded, seconds=seconds)
+            log.info("unloaded models without recent requests", models=unloaded, seconds=seconds)
             changed.set()

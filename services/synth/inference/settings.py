@@ -17,10 +17,10 @@ _FEWEST_SHARED = 2
 
 
 class InferenceSettings(ServiceSettings, GuardSettings, ImageSettings):
-    """What an inference process needs beside the shared settings."""
+    """The settings of an inference process, beside the shared ones."""
 
     engine: Literal["transformers", "vllm"] = "transformers"
-    """What computes: `transformers` is part of this process; `vllm` needs its own environment (`make install-vllm`)."""
+    """The engine: `transformers` is part of this process; `vllm` needs its own environment (`make install-vllm`)."""
 
     vllm_workarounds: frozenset[Workaround] | None = None
     """Faults of vLLM to work around, as a JSON list of `tied_head`, `packed_experts`, `lora_mask`,
@@ -42,7 +42,7 @@ class InferenceSettings(ServiceSettings, GuardSettings, ImageSettings):
 
     turn_file: Path | None = None
     """A file whose OS lock is the turn at a device that trainer and inference of one machine share, the same for both:
-    who has not the turn gives the device's memory back. `synthctl up` sets it where there is one GPU. Unset: nothing is
+    the process without the turn frees the device's memory. `synthctl up` sets it if there is one GPU. Unset: nothing is
     shared."""
 
     turn_s: float = 10.0
@@ -52,22 +52,22 @@ class InferenceSettings(ServiceSettings, GuardSettings, ImageSettings):
     """How long a request may wait for the turn before it is answered with an error."""
 
     engine_dtype: Literal["fp32", "fp16", "bf16"] | None = None
-    """What an engine computes in. Unset: on a CPU float32; on a GPU bfloat16 with vLLM, and with the embedded engine
-    what the model is stored in."""
+    """The dtype in which an engine computes. Unset: on a CPU float32; on a GPU bfloat16 with vLLM, and with the
+    embedded engine the dtype in which the model is stored."""
 
     kv_budget_bytes: int | None = None
     """Memory for the KV cache of one engine; unset: 1 GiB on a CPU, on a GPU by `SYNTH_KV_SHARE`."""
 
     kv_share: float = Field(default=0.5, gt=0, lt=1)
     """The part of a GPU's free memory, beside the weights and the logits of a step, that the KV cache of an engine
-    takes; a further engine takes the same part of what is left. More gives longer contexts and larger batches to one
+    takes; a further engine takes the same part of the rest. More gives longer contexts and larger batches to one
     model; less leaves room for more models."""
 
     max_rows: int = 256
     """Completions that are sampled together in one step."""
 
     public_url: str | None = None
-    """Where other services and task apps reach this process; unset: its own host and port."""
+    """The address at which other services and task apps reach this process; unset: its own host and port."""
 
     load_timeout_s: float = Field(default=3600.0, gt=0)
     """How long a model may take to load, the download of its weights included; vLLM's start is within it."""
@@ -81,7 +81,7 @@ class InferenceSettings(ServiceSettings, GuardSettings, ImageSettings):
     so long replies and short steps need more."""
 
     completion_s: float = Field(default=3600.0, gt=0)
-    """How long one completion may take that belongs to no rollout; a rollout's may take what is left of the job's
+    """How long a completion outside of any rollout may take; a rollout's may take the rest of the job's
     `rollout_timeout_s`."""
 
     max_request_bytes: int = Field(default=32 << 20, ge=1)
@@ -89,11 +89,11 @@ class InferenceSettings(ServiceSettings, GuardSettings, ImageSettings):
     same name."""
 
     max_request_values: int = Field(default=200_000, ge=1)
-    """The most JSON values in one request: to decode as many takes some 20 ms, in which no other request goes on. A
+    """The most JSON values in one request: decoding this many takes about 20 ms, in which no other request runs. A
     text is one value, and so is an image. Eight escapes in a text count as a value, and a long number as several."""
 
     max_request_image_bytes: int = Field(default=256 << 20, ge=1)
-    """All images of one chat together, those that are fetched among them: they are in memory while it is answered."""
+    """All images of one chat together, fetched ones included: they are in memory while it is answered."""
 
     max_chat_images_per_message: int | None = Field(default=None, ge=0)
     """The most images that a message of a chat shows which belongs to no training job; further ones are left out, and
@@ -101,8 +101,8 @@ class InferenceSettings(ServiceSettings, GuardSettings, ImageSettings):
     `max_images_per_message`."""
 
     pixel_cache_bytes: int = Field(default=256 << 20, ge=0)
-    """Memory of an embedded engine for the patches of images: those of the next requests, and in the room that is left
-    those that were needed last (a vLLM host has these alone), for the next turn of a conversation shows its images
+    """Memory of an embedded engine for the patches of images: of the next requests, and in the remaining room of the
+    latest ones (a vLLM host holds only these), because the next turn of a conversation shows its images
     again. Patches take 24.6 kB an image token; one request's may be more than this."""
 
     open_pixel_bytes: int = Field(default=4 << 30, ge=0)
@@ -114,12 +114,12 @@ class InferenceSettings(ServiceSettings, GuardSettings, ImageSettings):
     """The largest `n`: how many replies one request may ask for."""
 
     default_max_tokens: int | None = Field(default=None, ge=1)
-    """The longest reply to a request that names no limit, in tokens. Unset: with vLLM what the context has left; with
+    """The longest reply to a request that sets no limit, in tokens. Unset: with vLLM the rest of the context; with
     the embedded engine, which keeps memory for the whole of it, 1024."""
 
     recorder_bytes: int = Field(default=1 << 30, ge=1)
-    """Memory for the records of open rollouts, and as much again for those that were closed in the last minute. Beyond
-    it a rollout's calls are answered with a 503 until others have ended."""
+    """Memory for the records of open rollouts, and as much again for rollouts that were closed in the last minute.
+    Beyond it a rollout's calls are answered with a 503 until others have ended."""
 
     max_schema_bytes: int = 64 << 10
     """The longest JSON schema that a request may have, in bytes."""
@@ -134,7 +134,7 @@ class InferenceSettings(ServiceSettings, GuardSettings, ImageSettings):
     """Memory that compiling a JSON schema of a request may take."""
 
     idle_unload_s: float = 900.0
-    """A served model that nobody has asked for during so many seconds gives its memory back."""
+    """A served model without a request for this many seconds is unloaded."""
 
     @property
     def spare_models(self) -> int:

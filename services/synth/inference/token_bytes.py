@@ -56,7 +56,7 @@ def token_bytes(backend: Any) -> TokenBytes:
     if "ByteLevel" in kinds:
         return TokenBytes(backend, added, _byte_level)
     if kinds and kinds <= {"Replace", "ByteFallback", "Fuse", "Strip", "Metaspace"}:
-        # `Strip` takes the space off the beginning of a whole text, which a token does not know.
+        # `Strip` takes the space off the beginning of a whole text, which one token does not show.
         replaced = [pair for step in steps if (pair := _replacement(step)) is not None]
         if replaced:
             return TokenBytes(backend, added, lambda piece: _sentencepiece(piece, replaced))

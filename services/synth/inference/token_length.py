@@ -17,7 +17,7 @@ from synth.inference.token_bytes import BYTES
 
 #: NFC composes up to three characters to one of two bytes (u, diaeresis and macron), and none to fewer bytes for each.
 _CHARACTERS_PER_BYTE_OF_NFC = 1.5
-#: Pre-tokenizers that cut a text, and keep all of it; `Split` does so unless it removes what it finds.
+#: Pre-tokenizers that cut a text and keep all of it; `Split` does so unless it removes its matches.
 _CUTS = {"Split", "Digits", "ByteLevel"}
 
 
@@ -45,7 +45,7 @@ def most_characters_per_token(backend: Any) -> float | None:
 
 
 def _steps(part: Any, listed: str) -> Iterator[dict[str, Any]]:
-    """The steps of a normalizer or pre-tokenizer, as its own JSON describes them."""
+    """Yield the steps of a normalizer or pre-tokenizer, as its own JSON describes them."""
     if part is None:
         return
     waiting: list[dict[str, Any]] = [json.loads(part.__getstate__())]

@@ -22,7 +22,7 @@ class NoChatTemplate(Permanent):
 class Tokenizer:
     """full: the Hugging Face tokenizer, for its chat template.
 
-    turn_end, turn_end_text: the token with which the template ends a turn, the eos where it has none. ends: every token
+    turn_end, turn_end_text: the token with which the template ends a turn, the eos if it has none. ends: every token
     that ends a turn. bytes_of: the bytes of a token, which may be part of a character.
     """
 
@@ -34,16 +34,16 @@ class Tokenizer:
     _hidden: frozenset[int]
 
     def encode(self, text: str) -> list[int]:
-        """Token ids of text that may hold special tokens; none are added."""
+        """Return the token ids of text that may hold special tokens; none are added."""
         return self.full.backend_tokenizer.encode(text, add_special_tokens=False).ids
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of token ids, without special tokens, except those that mark calls, channels and reasoning."""
+        """Return the text of token ids without special tokens, except the markers of calls, channels and reasoning."""
         shown = [i for i in ids if i not in self._hidden]
         return self.full.backend_tokenizer.decode(shown, skip_special_tokens=False)
 
     def text_of(self, token_id: int) -> str:
-        """The text of one token, special or not; bytes that are part of a character are shown as U+FFFD."""
+        """Return the text of one token, special or not; bytes that are part of a character are shown as U+FFFD."""
         return self.bytes_of(token_id).decode(errors="replace")
 
 

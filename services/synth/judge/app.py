@@ -27,11 +27,11 @@ from synth.service_secrets import Purpose
 
 
 def main() -> int:
-    """`synthd judge`."""
+    """Run `synthd judge`; returns its exit code."""
     settings = JudgeSettings()
 
     async def setup(service: Service) -> None:
-        # Of this very process: a successor has nothing of what its predecessor had under way.
+        # The name is unique to this process: its successor does not continue its work.
         replica = f"{settings.replica}-{secrets.token_hex(4)}"
         replicas = ReplicaTable(service.bus)
         store = SecretStore(service.bus, service.secrets)
@@ -93,7 +93,7 @@ def main() -> int:
 
 
 async def _end_work_at_stop(service: Service, questions: Coroutine[Any, Any, None], desk: QuestionDesk) -> None:
-    """Answer until the stop; then end the work under way, which whoever asks again finds the answers of."""
+    """Answer questions until the stop; then end the running work, and keep its answers for the next request."""
     serving = asyncio.create_task(questions)
     stopped = asyncio.create_task(service.stop.wait())
     await asyncio.wait([serving, stopped], return_when=asyncio.FIRST_COMPLETED)

@@ -1,7 +1,7 @@
-"""The answers of judges by what was asked, in the blob store: all replicas share them, and a restart loses none.
+"""The answers of judges by their prompt, in the blob store: all replicas share them, and they survive a restart.
 
-An answer's place is made of the organisation and the digest of its prompt, so nobody is told what another organisation
-was. What is old is removed by every replica, and so is what was sent to `/judge/v1/score`.
+The key of an answer contains the organisation and the digest of its prompt, so no organisation can read the answers of
+another. Every replica removes old answers and old requests to `/judge/v1/score`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from synth.runtime import logs
 
 log = logs.get("judge cache")
 
-#: Where everything of judging lies that no event names.
+#: The folder of all blobs of judging that no event names.
 FOLDER = "judging"
 _SWEEP_S = 3600.0
 _BATCH = 500
@@ -28,34 +28,34 @@ _T = TypeVar("_T")
 
 
 class AnswerCache:
-    """What judges have answered, and what nobody was there to hear."""
+    """The answers of judges, also those that were never delivered."""
 
     def __init__(self, blobs: BlobStore, *, keep_s: float) -> None:
         self._blobs = blobs
         self._keep_s = keep_s
 
     async def find(self, org: str, digest: str, kind: type[_T]) -> _T | None:
-        """The answer to the prompt with this digest."""
+        """Return the answer to the prompt with this digest."""
         return await self._read(_answer_key(org, digest), kind)
 
     async def put(self, org: str, digest: str, answer: msgspec.Struct) -> None:
         """Keep an answer; replicas that have the same one at the same time write the same."""
         await self._blobs.put_bytes(_answer_key(org, digest), msgspec.json.encode(answer))
 
-    async def find_unheard(self, org: str, digest: str) -> JudgeAnswer | None:
-        """The answer to the question with this digest that nobody waited for."""
-        return await self._read(_unheard_key(org, digest), JudgeAnswer)
+    async def find_undelivered(self, org: str, digest: str) -> JudgeAnswer | None:
+        """Return the answer to the question with this digest, if it was not delivered."""
+        return await self._read(_undelivered_key(org, digest), JudgeAnswer)
 
-    async def put_unheard(self, org: str, digest: str, answer: JudgeAnswer) -> None:
-        """Keep an answer for whoever asks again."""
-        await self._blobs.put_bytes(_unheard_key(org, digest), msgspec.json.encode(answer))
+    async def put_undelivered(self, org: str, digest: str, answer: JudgeAnswer) -> None:
+        """Keep an answer until the question is sent again."""
+        await self._blobs.put_bytes(_undelivered_key(org, digest), msgspec.json.encode(answer))
 
-    async def drop_unheard(self, org: str, digest: str) -> None:
-        """It was heard: what it cost must not be told twice."""
-        await self._blobs.delete([f"blob://{_unheard_key(org, digest)}"])
+    async def drop_undelivered(self, org: str, digest: str) -> None:
+        """Drop an answer that was delivered, so that its cost is reported only once."""
+        await self._blobs.delete([f"blob://{_undelivered_key(org, digest)}"])
 
     async def sweep(self) -> None:
-        """Remove what is older than it is kept, now and every hour, for ever."""
+        """Remove entries that are older than `keep_s`, now and every hour, for ever."""
         while True:
             try:
                 await self._remove_old()
@@ -78,7 +78,7 @@ class AnswerCache:
         try:
             return msgspec.json.decode(body, type=kind)
         except msgspec.DecodeError as error:
-            # Another version's: it is asked for anew.
+            # Another version wrote it: the judge is called again.
             log.warning("a kept answer cannot be read", key=key, error=str(error))
             return None
 
@@ -87,5 +87,5 @@ def _answer_key(org: str, digest: str) -> str:
     return f"{FOLDER}/{org}/answers/{digest[:2]}/{digest}.json"
 
 
-def _unheard_key(org: str, digest: str) -> str:
+def _undelivered_key(org: str, digest: str) -> str:
     return f"{FOLDER}/{org}/unheard/{digest}.json"

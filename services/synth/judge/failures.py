@@ -1,4 +1,4 @@
-"""Why there is no answer of a judge, as an exception: the asker is told its `JudgeFailure`."""
+"""A missing answer of a judge, as an exception. Its `JudgeFailure` is sent to the caller."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Literal
 from synth.errors import Problem
 from synth.judging.contract import JudgeFailure
 
-#: The most serious first: what is told of several.
+#: The most serious first: of several failures, the first of these is reported.
 _GRAVITY = ("refused", "away", "unreadable")
 
 
@@ -25,25 +25,25 @@ class JudgeTrouble(Exception):
 
 
 def away(what: str, *, where: str, retry_after_s: float, limited: bool = False, fix: str = "") -> JudgeTrouble:
-    """The judge cannot be reached, or is overloaded: asking again later may help."""
+    """Return the trouble of a judge that cannot be reached or is overloaded: a later call may succeed."""
     problem = Problem(what=what, where=where, fix=fix)
     return JudgeTrouble(JudgeFailure(kind="away", problem=problem, retry_after_s=retry_after_s, limited=limited))
 
 
 def working(votes: int) -> JudgeFailure:
-    """Nothing has failed: the answer only takes longer than the question may. votes: that there are so far."""
+    """Return the failure of an answer that takes longer than its request may. votes: how many there are so far."""
     what = f"the judge is still at it, with {votes} votes so far"
     problem = Problem(what=what, where="judge", fix="ask the same again: its answer is found then")
     return JudgeFailure(kind="working", problem=problem, retry_after_s=0)
 
 
 def refused(what: str, *, where: str, expected: str = "", fix: str = "") -> JudgeTrouble:
-    """It never will be answered as it is."""
+    """Return the trouble of a question that can never be answered as it is."""
     return _trouble("refused", Problem(what=what, expected=expected, fix=fix, where=where))
 
 
 def unreadable(what: str, *, where: str, fix: str = "") -> JudgeTrouble:
-    """The judge answered, and its answers are no scores."""
+    """Return the trouble of a judge that answered without usable scores."""
     return _trouble("unreadable", Problem(what=what, fix=fix, where=where))
 
 

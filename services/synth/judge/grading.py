@@ -45,7 +45,7 @@ class GraderRun:
         for prompt in (prompt for of_rollout in prompts for prompt in of_rollout):
             if prompt.model not in self._judges:
                 raise refused(
-                    f"the grader {prompt.key!r} asks {prompt.model!r}, which is no judge of its job",
+                    f"the grader {prompt.key!r} uses {prompt.model!r}, which is not a judge of its job",
                     where="grader",
                     expected=f"one of {', '.join(self._judges)}",
                 )
@@ -69,7 +69,7 @@ class GraderRun:
                     yield partial(self._vote, r, prompt, number)
 
     async def _vote(self, r: int, prompt: GraderPrompt, number: int) -> None:
-        # Of the prompt alone, so that the cache knows it in another rollout, too.
+        # The digest covers only the prompt, so that the cache serves the same prompt of another rollout, too.
         digest = hashlib.sha256(msgspec.json.encode(prompt)).hexdigest()
         name = fence(self._secret, self._question.org, [digest])
         self._votes[r, prompt.key][number] = await self._voting.vote(

@@ -41,9 +41,9 @@ _OUTCOME = -1
 
 
 class QuestionWorker:
-    """Asks the judges of a question, and makes reviews of what they answer.
+    """Calls the judges of a question, and makes reviews of their answers.
 
-    fence_secret: what the names of the fences around rollouts follow from. max_transcript_bytes: of one rollout.
+    fence_secret: the secret from which the fences around rollouts are named. max_transcript_bytes: of one rollout.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class QuestionWorker:
         self._max_transcript_bytes = max_transcript_bytes
 
     async def run(self, question: JudgeRollouts, usage: UsageCount) -> list[RolloutReview]:
-        """The reviews of the question's rollouts. usage: counted in it as calls are made. Raises `JudgeTrouble`."""
+        """Return the reviews of the question's rollouts. usage: each call is counted in it. Raises `JudgeTrouble`."""
         _check_bounds(question.judging)
         graded = any(rollout.prompts is not None for rollout in question.rollouts)
         if question.rollouts and not graded:
@@ -143,7 +143,7 @@ class _Run:
         return [self._review(r, rollout, places) for r, rollout in enumerate(self._rollouts)]
 
     def _votes_needed(self) -> Iterator[Callable[[], Awaitable[None]]]:
-        """One by one: votes times events are more than what is kept in memory."""
+        """Yield the missing votes one by one: votes times events may be too many to keep in memory."""
         judging = self._question.judging
         for r, rollout in enumerate(self._rollouts):
             tracks = [*range(rollout.num_events)] if judging.event else []
@@ -157,11 +157,11 @@ class _Run:
                 yield partial(self._rank, voter)
 
     def _voters(self) -> Iterator[tuple[int, int]]:
-        """Each judge and the number of its vote."""
+        """Return each judge and the number of its vote."""
         return ((j, v) for j, judge in enumerate(self._judges) for v in range(judge.model.votes))
 
     async def _vote_on(self, r: int, event: int, voter: tuple[int, int]) -> None:
-        """A vote on one event of a rollout, or on its outcome."""
+        """Get a vote on one event of a rollout, or on its outcome."""
         rollout, rubric = self._rollouts[r], self._question.rubric
         name = fence(self._secret, self._question.org, [rollout.digest])
         if event == _OUTCOME:
@@ -181,7 +181,7 @@ class _Run:
         self._usage.votes += 1
 
     async def _rank(self, voter: tuple[int, int]) -> None:
-        """A vote on the order of the group."""
+        """Get a vote on the order of the group."""
         count, digests = len(self._rollouts), [rollout.digest for rollout in self._rollouts]
         name = fence(self._secret, self._question.org, digests)
         order = presentation_order(count, seed=name, vote=voter[1])
@@ -226,7 +226,7 @@ class _Run:
 
 
 def _check_bounds(judging: Judging) -> None:
-    """Raises `JudgeTrouble` for a setting out of its bounds, however the question came here."""
+    """Raise `JudgeTrouble` for a setting out of its bounds, however the question came here."""
     settings = [
         ("max_attempts", judging.max_attempts, 1, MAX_ATTEMPTS),
         ("max_concurrency", judging.max_concurrency, 1, MAX_CONCURRENCY),
@@ -244,15 +244,15 @@ def _check_bounds(judging: Judging) -> None:
 
 
 def _check(question: JudgeRollouts) -> None:
-    """Raises `JudgeTrouble` for a question that has no answer."""
+    """Raise `JudgeTrouble` for a question that has no answer."""
     judging, rubric = question.judging, question.rubric
     lacking = [
         track
-        for track, asked, criteria in (
+        for track, judged, criteria in (
             ("event", judging.event, rubric.event),
             ("outcome", judging.outcome or judging.ranking, rubric.outcome),
         )
-        if asked and not criteria
+        if judged and not criteria
     ]
     if lacking:
         raise refused(
@@ -279,5 +279,5 @@ def _check(question: JudgeRollouts) -> None:
 
 
 def _highest(criterion: Criterion) -> float:
-    """The highest score on its scale."""
+    """Return the highest score on its scale."""
     return MAX_COUNT if criterion.scale == "count" else 1.0

@@ -22,12 +22,12 @@ from synth.runtime import logs
 log = logs.get("judge leases")
 
 _POLL_S = 0.3
-#: While somebody waits for another replica's work, it says so this often.
+#: While a caller waits for another replica's work, the lease is updated this often.
 _ASK_S = 10.0
 
 
 class WorkLease(msgspec.Struct, frozen=True, kw_only=True):
-    """A question that is worked at. replica: by whom. asked: when it was last waited for elsewhere, unix seconds."""
+    """The lease of a question in work. replica: its owner. asked: the last request at another replica, Unix seconds."""
 
     replica: str
     asked: float = 0.0
@@ -46,16 +46,16 @@ class Leases:
         self._every_s = every_s
         self._held = 0
         self._seen: dict[str, tuple[float, float]] = {}
-        self._wanted = asyncio.Event()
+        self._at_work = asyncio.Event()
 
     async def announce(self) -> None:
-        """Say that this process is at work while it holds leases, for ever."""
+        """Announce that this process is at work while it holds leases, for ever."""
         while True:
-            await self._wanted.wait()
-            await self._say_alive()
+            await self._at_work.wait()
+            await self._send_alive()
             await asyncio.sleep(self._every_s)
             if not self._held:
-                self._wanted.clear()
+                self._at_work.clear()
 
     @asynccontextmanager
     async def hold(self, digest: str) -> AsyncIterator[None]:
@@ -64,10 +64,10 @@ class Leases:
         bucket = await self._bus.js.key_value(JUDGING)
         self._held += 1
         try:
-            if not self._wanted.is_set():
+            if not self._at_work.is_set():
                 # Before the lease, which is worth nothing without it.
-                await self._say_alive()
-                self._wanted.set()
+                await self._send_alive()
+                self._at_work.set()
             await self._take(bucket, key)
             try:
                 yield
@@ -77,8 +77,8 @@ class Leases:
         finally:
             self._held -= 1
 
-    async def asked_at(self, digest: str) -> float:
-        """When somebody last waited for a question at another replica, unix seconds; 0 for never."""
+    async def requested_at(self, digest: str) -> float:
+        """Return when a question was last waited for at another replica, in Unix seconds; 0 for never."""
         bucket = await self._bus.js.key_value(JUDGING)
         try:
             entry = await bucket.get(f"work.{digest}")
@@ -88,7 +88,7 @@ class Leases:
 
     async def _take(self, bucket: KeyValue, key: str) -> None:
         mine = msgspec.json.encode(WorkLease(replica=self._replica))
-        told_at = 0.0
+        renewed_at = 0.0
         while True:
             try:
                 entry = await bucket.get(key)
@@ -98,36 +98,37 @@ class Leases:
                     return
                 continue
             lease = msgspec.json.decode(entry.value or b"", type=WorkLease)
-            # Our own is of an earlier try, whose end could not be told to the bus: each question is worked once here.
+            # Our own lease is from an earlier try whose release did not reach the bus: a process works once on a
+            # question.
             alive = lease.replica != self._replica and await self._is_alive(bucket, lease.replica)
             with suppress(KeyWrongLastSequenceError):
                 if not alive:
                     log.info("a question is taken over", of=lease.replica)
                     await bucket.update(key, mine, last=entry.revision)
                     return
-                if time.monotonic() - told_at > _ASK_S:
-                    wanted = msgspec.structs.replace(lease, asked=time.time())
-                    await bucket.update(key, msgspec.json.encode(wanted), last=entry.revision)
-                    told_at = time.monotonic()
+                if time.monotonic() - renewed_at > _ASK_S:
+                    renewed = msgspec.structs.replace(lease, asked=time.time())
+                    await bucket.update(key, msgspec.json.encode(renewed), last=entry.revision)
+                    renewed_at = time.monotonic()
             await asyncio.sleep(_POLL_S)
 
-    async def _say_alive(self) -> None:
+    async def _send_alive(self) -> None:
         body = msgspec.json.encode(_Alive(at=time.time()))
         try:
             bucket = await self._bus.js.key_value(JUDGING)
             await bucket.put(f"alive.{self._replica}", body)
         except (NatsError, JetStreamError, TimeoutError) as error:
-            log.warning("cannot say that this process is at work", error=repr(error))
+            log.warning("cannot announce that this process is at work", error=repr(error))
 
     async def _is_alive(self, bucket: KeyValue, replica: str) -> bool:
-        """Whether a replica has spoken lately, by our own clock: it is watched for as long as it may be silent."""
+        """Return whether a replica has sent a sign of life lately, by our own clock, from when it was first seen."""
         try:
             entry = await bucket.get(f"alive.{replica}")
         except KeyNotFoundError:
             return False
-        said, now = msgspec.json.decode(entry.value or b"", type=_Alive).at, time.monotonic()
+        sent_at, now = msgspec.json.decode(entry.value or b"", type=_Alive).at, time.monotonic()
         known = self._seen.get(replica)
-        if known is None or known[0] != said:
-            self._seen[replica] = (said, now)
+        if known is None or known[0] != sent_at:
+            self._seen[replica] = (sent_at, now)
             return True
         return now - known[1] < 3 * self._every_s

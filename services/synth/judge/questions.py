@@ -1,9 +1,9 @@
-"""Answers questions: work goes on when its asker has given up for now, and whoever asks again joins it.
+"""Answers questions: work continues after its caller has stopped waiting, and a repeated question joins it.
 
-Invariants. A question is worked at once, by one replica. What it cost is told once: to the last who asked, which
-may be after a restart. Work that nobody asks for ends after a while, with its answers kept. Whoever asks is told,
-before its time is over, that the work goes on. No organisation has more than its share of the rooms, and what waits for
-that share takes no room.
+Invariants. One replica works on a question, once. The cost of a question is reported once: to the last request for it,
+which may come after a restart. Work that is no longer requested ends after a while, and its answers are kept. A request
+that is still running near its deadline gets the reply that the work continues. No organisation has more than its share
+of the rooms, and a question that waits for that share takes no room.
 """
 
 from __future__ import annotations
@@ -31,26 +31,27 @@ from synth.runtime import logs
 log = logs.get("judge")
 
 _LOOK_S = 2.0
-_ABANDONED = "nobody has asked for it for a while"
+_ABANDONED = "it was not requested for a while"
 
 
 @dataclass(eq=False)
 class _Work:
-    """A question that is worked at. waiting: who waits for it here; asked: how many ever did; asked_at: until when."""
+    """A question in work. waiting: its requests now; requests: all of them; requested_at: when one last waited."""
 
     question: JudgeRollouts
     digest: str
     usage: UsageCount = field(default_factory=UsageCount)
     waiting: int = 0
-    asked: int = 0
-    asked_at: float = field(default_factory=time.monotonic)
+    requests: int = 0
+    requested_at: float = field(default_factory=time.monotonic)
     task: asyncio.Task[JudgeAnswer] | None = None
 
 
 class QuestionDesk:
-    """Takes questions, and keeps the work that they make.
+    """Takes questions, and keeps their work.
 
-    org_share: of the rooms, what one organisation may have. answer_s: when whoever asks is told that the work goes on.
+    org_share: the share of the rooms that one organisation may have. answer_s: the time after which a request gets the
+    reply that the work continues.
     """
 
     def __init__(
@@ -73,10 +74,10 @@ class QuestionDesk:
         self._works: dict[str, _Work] = {}
 
     async def answer(self, question: JudgeRollouts) -> JudgeAnswer:
-        """The answer, or that the work goes on, so that it is asked for again. Raises `Transient` at the stop."""
+        """Return the answer, or that the work continues and has to be requested again. Raises `Transient` at stop."""
         digest = hashlib.sha256(msgspec.json.encode(question)).hexdigest()
         if not question.rollouts:
-            # No model is asked, so that it needs no room: whether a job may begin does not wait for those that run.
+            # No model is called, so it needs no room: the check of a new job does not wait for running jobs.
             return await self._result(_Work(question, digest))
         until = time.monotonic() + self._answer_s
         if digest not in self._works:
@@ -92,43 +93,43 @@ class QuestionDesk:
         work = self._works[digest]
         assert work.task is not None
         work.waiting += 1
-        work.asked += 1
-        nth = work.asked
+        work.requests += 1
+        nth = work.requests
         try:
-            # Whoever gives up ends its own wait alone.
+            # A caller that stops waiting ends only its own wait.
             await asyncio.wait([work.task], timeout=max(0.0, until - time.monotonic()))
         finally:
             work.waiting -= 1
-            work.asked_at = time.monotonic()
+            work.requested_at = time.monotonic()
         if not work.task.done():
             votes = work.usage.votes
             return JudgeAnswer(failure=working(votes), progress=votes)
         if work.task.cancelled():
-            raise Transient("this judge is being stopped; another one has what was answered so far")
+            raise Transient("this judge is being stopped; another one has its answers so far")
         answer = work.task.result()
-        # Who asked before may have given up, and nobody would count the calls.
-        return answer if nth == work.asked else msgspec.structs.replace(answer, usage=JudgeUsage())
+        # An earlier caller may have stopped waiting, and then nobody would count the calls.
+        return answer if nth == work.requests else msgspec.structs.replace(answer, usage=JudgeUsage())
 
     async def end_abandoned(self) -> None:
-        """End the work that nobody asks for, for ever."""
+        """End the work that is no longer requested, for ever."""
         while True:
             await asyncio.sleep(min(_LOOK_S, self._abandon_s))
             for work in list(self._works.values()):
-                if work.waiting or time.monotonic() - work.asked_at < self._abandon_s:
+                if work.waiting or time.monotonic() - work.requested_at < self._abandon_s:
                     continue
                 try:
-                    asked_at = await self._leases.asked_at(work.digest)
+                    requested_at = await self._leases.requested_at(work.digest)
                 except (NatsError, JetStreamError, TimeoutError) as error:
-                    log.warning("whether work is still asked for is not known", error=repr(error))
+                    log.warning("cannot read whether work is still requested", error=repr(error))
                     continue
-                if time.time() - asked_at < self._abandon_s:
+                if time.time() - requested_at < self._abandon_s:
                     continue
                 if work.task is not None and not work.waiting:
                     log.info("work ended", job=work.question.job_id, reason=_ABANDONED)
                     work.task.cancel()
 
     async def close(self) -> None:
-        """End all work; what it has cost is kept for whoever asks again."""
+        """End all work; its cost is kept for the next request."""
         tasks = [work.task for work in self._works.values() if work.task is not None]
         for task in tasks:
             task.cancel()
@@ -151,9 +152,9 @@ class QuestionDesk:
     async def _work(self, work: _Work) -> JudgeAnswer:
         org = work.question.org
         async with self._leases.hold(work.digest):
-            earlier = await self._cache.find_unheard(org, work.digest)
+            earlier = await self._cache.find_undelivered(org, work.digest)
             if earlier is not None:
-                await self._cache.drop_unheard(org, work.digest)
+                await self._cache.drop_undelivered(org, work.digest)
                 if earlier.failure is None:
                     return earlier
                 work.usage.add(earlier.usage)
@@ -162,14 +163,14 @@ class QuestionDesk:
             except asyncio.CancelledError:
                 if work.usage.calls:
                     failure = away(_ABANDONED, where="judge", retry_after_s=0).failure
-                    await self._cache.put_unheard(
-                        org, work.digest, JudgeAnswer(failure=failure, usage=work.usage.told())
+                    await self._cache.put_undelivered(
+                        org, work.digest, JudgeAnswer(failure=failure, usage=work.usage.reported())
                     )
                 raise
             if not work.waiting:
-                await self._cache.put_unheard(org, work.digest, answer)
+                await self._cache.put_undelivered(org, work.digest, answer)
                 if work.waiting:
-                    await self._cache.drop_unheard(org, work.digest)
+                    await self._cache.drop_undelivered(org, work.digest)
             return answer
 
     async def _result(self, work: _Work) -> JudgeAnswer:
@@ -178,5 +179,5 @@ class QuestionDesk:
         except JudgeTrouble as trouble:
             failure = trouble.failure
             log.info("no scores", job=work.question.job_id, kind=failure.kind, reason=failure.problem.text())
-            return JudgeAnswer(failure=failure, usage=work.usage.told())
-        return JudgeAnswer(reviews=reviews, usage=work.usage.told())
+            return JudgeAnswer(failure=failure, usage=work.usage.reported())
+        return JudgeAnswer(reviews=reviews, usage=work.usage.reported())

@@ -1,4 +1,4 @@
-"""Room for a number of things at one time, of which no organisation has more than its share."""
+"""Room for a number of questions at one time; no organisation takes more than its share."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass
 class _Share:
-    """Of one organisation. users: those that wait or are in."""
+    """The share of one organisation. users: how many wait or are in."""
 
     free: asyncio.Semaphore
     users: int = 0
@@ -23,7 +23,7 @@ class Rooms:
         self._shares: dict[str, _Share] = {}
 
     async def enter(self, org: str) -> None:
-        """Take a room, in the order of those that wait; one that waits for its organisation's share takes none."""
+        """Take a room, in the order of arrival; a question that waits for its organisation's share takes none."""
         share = self._shares.setdefault(org, _Share(asyncio.Semaphore(self._of_one)))
         share.users += 1
         try:

@@ -31,40 +31,40 @@ class JudgeProvider(BaseModel):
 
 
 class JudgeSettings(ServiceSettings, GuardSettings):
-    """What judging needs beside the shared settings."""
+    """The judge's settings, beside the shared ones."""
 
     judge_providers: Annotated[dict[str, JudgeProvider], NoDecode] = Field(default_factory=dict[str, JudgeProvider])
     """The APIs that jobs may name as a judge's `provider`, as JSON: `{"openai": {"base_url": "https://api.openai.com/v1",
     "api_key": "…", "requests_per_second": 50, "max_concurrency": 64, "price_per_million_prompt_tokens": 0.4,
     "price_per_million_completion_tokens": 1.6, "models": ["…"]}}`. All but `base_url` may be left out; without `models`
-    every model may be asked for. `synth` is no name for one: it stands for the models of this cluster."""
+    every model may be requested. `synth` is not a valid name: it stands for the models of this cluster."""
 
     judge_questions: int = Field(default=256, ge=1)
     """Questions that one process works at or keeps waiting, those included whose asker has given up for now."""
 
     judge_org_share: float = Field(default=0.25, gt=0, le=1)
     """The share of those questions that one organisation may have, its jobs and its calls of `/judge/v1/score`
-    together; what it asks beyond them waits, and others do not."""
+    together; its questions beyond that wait, and the questions of others do not."""
 
     judge_org_connections: int = Field(default=100, ge=1)
-    """Calls that one process makes at one time to what one organisation's judges name as their `url`."""
+    """Calls that one process makes at one time to the `url`s of one organisation's judges."""
 
     judge_answer_s: float = Field(default=SERVE_WITHIN_S - 2, gt=0, le=SERVE_WITHIN_S - 1)
-    """Seconds after which whoever asks is told that the judge is still at it, and asks again."""
+    """Seconds after which a request gets the reply that the judge still works on it, and has to be repeated."""
 
     judge_work_s: float = Field(default=3.0, gt=0)
-    """How often a process says that it is at work. After three times that in silence, another one does its work."""
+    """How often a process reports that it is alive. After three times that in silence, another one does its work."""
 
     judge_abandon_s: float = Field(default=180.0, gt=0)
-    """Seconds for which work goes on that nobody asks for any more; a collector asks again every 50."""
+    """Seconds for which work continues that is no longer requested; a collector repeats its request every 50."""
 
     judge_rate_margin_s: float = Field(default=0.1, ge=0, lt=1)
-    """Where calls per second are limited, as many calls are spread over a second and this, so that the limit also holds
-    in every second in which they arrive: it covers what their ways to the API and the clocks of the replicas differ by.
-    A call that would leave a quarter of it late takes another turn. 0.1 uses ten elevenths of a limit."""
+    """If calls per second are limited, a second's calls are spread over a second plus this margin, so that the limit
+    also holds in every second of their arrival: it covers different delays to the API and different clocks of the
+    replicas. A call that would leave a quarter of it late takes another turn. 0.1 uses ten elevenths of a limit."""
 
     judge_patience_s: float = Field(default=10.0, ge=0)
-    """The longest pause that an API may ask for (Retry-After) while a question waits; with a longer one it is told that
+    """The longest pause of an API (Retry-After) for which a question waits; with a longer one it gets the reply that
     the judge is away."""
 
     judge_breaker_failures: int = Field(default=5, ge=1)
@@ -72,7 +72,7 @@ class JudgeSettings(ServiceSettings, GuardSettings):
 
     judge_breaker_timeout_s: float = Field(default=30.0, ge=0)
     """A call that ended at its own `timeout_s` counts as one without an answer only if that was at least so long: a
-    shorter time is what a job chose, and says nothing of the API."""
+    job may choose a shorter time, which is no sign of a fault of the API."""
 
     judge_breaker_s: float = Field(default=5.0, gt=0)
     """For how long at first; the pause doubles each time that the one call after it fails, up to a minute."""
@@ -84,8 +84,8 @@ class JudgeSettings(ServiceSettings, GuardSettings):
     """The largest recording of a rollout that is judged; a larger one is refused before it is read."""
 
     judge_cache_s: float = Field(default=7 * 86_400.0, ge=3600)
-    """Seconds for which the answers of judges are kept, so that the same is not asked twice, and what was sent to be
-    judged."""
+    """Seconds for which the answers of judges are kept, so that the same prompt is not sent twice, and the bodies that
+    were sent to be judged."""
 
     @field_validator("judge_providers", mode="before")
     @classmethod

@@ -1,4 +1,4 @@
-"""How far one question is, and what its calls have cost so far."""
+"""The progress of one question, and the cost of its calls so far."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from synth.judging.contract import JudgeUsage
 
 @dataclass
 class UsageCount:
-    """Counts calls, tokens and their price while a question is worked at. votes: had, from the cache or asked for."""
+    """Counts the calls, tokens and their price while a question is in work. votes: from the cache or from calls."""
 
     calls: int = 0
     prompt_tokens: int = 0
@@ -19,21 +19,21 @@ class UsageCount:
     votes: int = 0
 
     def add_tokens(self, prompt: int, completion: int, prices: tuple[float, float]) -> None:
-        """Tokens of one answer; prices: of one prompt token and one completion token."""
+        """Add the tokens of one answer; prices: of one prompt token and one completion token."""
         self.prompt_tokens += prompt
         self.completion_tokens += completion
         self.cost += prompt * prices[0] + completion * prices[1]
 
     def add(self, other: JudgeUsage) -> None:
-        """What an earlier attempt cost."""
+        """Add the cost of an earlier attempt."""
         self.calls += other.calls
         self.prompt_tokens += other.prompt_tokens
         self.completion_tokens += other.completion_tokens
         self.cost += other.cost
         self.unreadable += other.unreadable
 
-    def told(self) -> JudgeUsage:
-        """The same, as it is answered."""
+    def reported(self) -> JudgeUsage:
+        """Return the usage in the form of the answer."""
         return JudgeUsage(
             calls=self.calls,
             prompt_tokens=self.prompt_tokens,

@@ -1,4 +1,4 @@
-"""One vote of one judge: from the cache, or asked for, checked, and asked for again with what was wrong."""
+"""Get one vote of one judge: from the cache or by a call. An invalid answer is sent back with its error."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class ReadyJudge:
 
 
 class Voting:
-    """Gets votes. The same one is asked for once, however many questions need it."""
+    """Gets votes. Each vote is requested once, for all the questions that need it."""
 
     def __init__(self, chat: JudgeChat, cache: AnswerCache) -> None:
         self._chat = chat
@@ -52,10 +52,10 @@ class Voting:
         number: int,
         usage: UsageCount,
     ) -> _VoteT:
-        """One vote: from the cache, or of a call that is under way, or asked for. number: of the vote, from 0."""
+        """Return one vote: from the cache, a call under way, or a new call. number: of the vote, from 0."""
         model = judge.model
-        asked = (judge.endpoint.identity, model.model, repr(model.temperature), str(model.max_tokens), str(number))
-        digest = await asyncio.to_thread(prompt.digest, *asked)
+        parts = (judge.endpoint.identity, model.model, repr(model.temperature), str(model.max_tokens), str(number))
+        digest = await asyncio.to_thread(prompt.digest, *parts)
         place = f"{question.org} {digest}"
         while True:
             kept = await self._cache.find(question.org, digest, kind)
@@ -65,13 +65,13 @@ class Voting:
             under_way = self._in_flight.get(place)
             if under_way is None:
                 break
-            # It is in the cache afterwards; where it is not, we ask ourselves.
+            # Afterwards it is in the cache; if it is not, this call is made here.
             await asyncio.wait([under_way])
         done = self._in_flight[place] = asyncio.get_running_loop().create_future()
         try:
-            found = await self._ask(judge, prompt, read, question, usage)
-            await self._cache.put(question.org, digest, found)
-            return found
+            vote = await self._ask(judge, prompt, read, question, usage)
+            await self._cache.put(question.org, digest, vote)
+            return vote
         finally:
             del self._in_flight[place]
             done.set_result(None)
@@ -84,7 +84,7 @@ class Voting:
         question: JudgeRollouts,
         usage: UsageCount,
     ) -> _VoteT:
-        """Ask, and ask again with what was wrong, up to `max_attempts` times."""
+        """Call the judge, and again with the error of an invalid answer, up to `max_attempts` times."""
         judging, model = question.judging, judge.model
         # Questions of the API itself have no job: they share one name in each organisation.
         job = question.job_id or f"score {question.org}"
@@ -94,7 +94,7 @@ class Voting:
         temperature = sampling.pop("temperature", model.temperature)
         max_tokens = sampling.pop("max_completions_tokens", model.max_tokens)
         for _ in range(judging.max_attempts):
-            said = ""
+            text = ""
             try:
                 answer = await self._chat.ask(
                     judge.endpoint,
@@ -107,9 +107,9 @@ class Voting:
                     wish=wish,
                     usage=usage,
                 )
-                said = answer.text
+                text = answer.text
                 try:
-                    return await self._chat.read_text(read, said, judge.endpoint)
+                    return await self._chat.read_text(read, text, judge.endpoint)
                 except UnusableAnswer as error:
                     if answer.cut:
                         raise UnusableAnswer(f"the answer was cut off after {max_tokens} tokens") from error
@@ -123,7 +123,7 @@ class Voting:
                 # The latest answer alone: all of them would outgrow the judge's context.
                 messages = [
                     *prompt.messages,
-                    *([{"role": "assistant", "content": said}] if said else []),
+                    *([{"role": "assistant", "content": text}] if text else []),
                     {"role": "user", "content": complaint},
                 ]
         raise unreadable(
@@ -136,9 +136,9 @@ class Voting:
 
 
 async def run_all(works: Iterable[Callable[[], Awaitable[None]]], *, at_once: int) -> None:
-    """Do all of it, so many at one time, none made before it is begun. Raises the gravest `JudgeTrouble`.
+    """Run all works, `at_once` at a time, each made only when it starts. Raises the gravest `JudgeTrouble`.
 
-    After the first one nothing is begun, and what is under way is waited for: its answers are paid for, and are kept.
+    After the first one no work is started, and the running ones are awaited: their answers are paid for, and are kept.
     """
     rooms, troubles = asyncio.Semaphore(at_once), list[JudgeTrouble]()
 

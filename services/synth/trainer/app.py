@@ -16,7 +16,7 @@ from synth.trainer.settings import TrainerSettings
 
 
 def main() -> int:
-    """`synthd trainer`."""
+    """Run `synthd trainer`; returns its exit code."""
     settings = TrainerSettings()
 
     async def setup(service: Service) -> None:

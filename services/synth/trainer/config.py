@@ -1,7 +1,6 @@
 """The configuration of a training process: every number resolved, nothing left to guess.
 
-The service builds one from a resolved job (`owner/learner_config.py`). Why the defaults are what they are:
-docs/decisions.md.
+The service builds one from a resolved job (`owner/learner_config.py`). docs/decisions.md explains the defaults.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ class TrainConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """The fields that SFT and RL share.
 
     mode: "lora" trains an adapter, "qlora" one over a base in 4 bits.
-    adapter_base: the id of the model that the adapter lies over, which its files name; None: they name none.
+    adapter_base: the id of the adapter's base model, which its files name; None: they name none.
     warmup_steps, when given, wins over warmup_ratio (a share of all steps); steps as `train.step` counts them.
     min_lr_ratio: the end of a cosine or linear schedule, as a share of lr.
     clip_norm: the largest L2 norm of the whole gradient.
@@ -39,13 +38,14 @@ class TrainConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     packing: "packed" (rows end to end, attention within each) or "padded" (rows side by side).
     micro_batch_tokens: tokens in one forward, padding included; a longer row is a forward of its own.
     optimizer: "adamw" has moments in float32, "adamw_8bit" in 8 bits by blocks. optimizer_offload: whether they are in
-    the CPU's memory and come to the device for the update, some at a time.
+    the CPU's memory and are copied to the device for the update, some at a time.
     checkpoint_every: steps between resume checkpoints; the last step always makes one. None: one step of RL, or 100 of
-    SFT, for each begun `checkpoint_bytes` of what a checkpoint holds.
-    world_size: processes (ranks) that train together, a GPU each. sharding: of what a rank holds a shard only: of
+    SFT, for each begun `checkpoint_bytes` of a checkpoint's size.
+    world_size: processes (ranks) that train together, a GPU each. sharding: the state of which a rank holds only a
+    shard:
     nothing ("replicated"); of master weights, gradients and optimizer state ("gradients"); or of the weights too,
     between a block's forward and its backward ("parameters").
-    freeze_vision_tower: whether mode "full" trains of a vision tower the projector alone. LoRA adapts what its targets
+    freeze_vision_tower: whether mode "full" trains only the projector of a vision tower. LoRA adapts what its targets
     name.
     """
 
@@ -115,17 +115,17 @@ class RlTrainConfig(TrainConfig, frozen=True, kw_only=True, forbid_unknown_field
 
     steps: iterations of the job, one rollout batch each. minibatches: optimizer steps in one iteration.
     loss: the policy-gradient loss, one of ours or a plugin (`losses.plugin`). clip_low, clip_high: how far an update
-    may move what the loss bounds: the ratio of a sequence (gspo, gspo_token), that of a token (grpo), its weight
+    may move the quantity that the loss bounds: the ratio of a sequence (gspo, gspo_token) or token (grpo), its weight
     (cispo) or its probability (dppo).
-    dual_clip: of grpo, how often a token with a negative advantage counts at most; None: as often as its ratio says.
-    loss_reduction: what weighs the same: each rollout, each token or each prompt (`losses.reduction.token_weights`).
-    kl_beta: the weight of the KL to the reference. reference: where the reference model lives (see `load_reference`).
+    dual_clip: of grpo, the cap on the ratio of a token with a negative advantage; None: no cap.
+    loss_reduction: the unit of equal weight: rollouts, tokens or prompts (`losses.reduction.token_weights`).
+    kl_beta: the weight of the KL to the reference. reference: the placement of the reference model (`load_reference`).
     reference_device: the torch device of a dedicated reference; None is the policy's.
     token_truncation: the cap on π_old/μ of one token (μ: the policy that sampled it).
     gates: whether sequences are rejected by their drift. gate_on_policy, gate_off_policy: the range that the geometric
-    mean of π_old/μ may take over a sequence's tokens of lag 0, and over those of lag ≥ 1; outside it the sequence is
+    mean of π_old/μ may take over a sequence's tokens of lag 0, and of lag ≥ 1; outside it the sequence is
     rejected (decision 28). Checkpoints store them as `gate_fresh` and `gate_stale`. gate_tokens: a mean over fewer has
-    a wider gate. rejected: whether the weight of rejected sequences goes to those that are kept ("leave") or is lost
+    a wider gate. rejected: whether the weight of rejected sequences goes to the other sequences ("leave") or is lost
     ("count").
     max_staleness: versions that a token may be behind; a sequence with an older one is not trained.
     verify_every_k: versions between two that are published with a canary; 0 is never. evaluated_every: steps between
@@ -154,7 +154,7 @@ class RlTrainConfig(TrainConfig, frozen=True, kw_only=True, forbid_unknown_field
 
 
 def parse_train_config(data: dict[str, Any], kind: type[ConfigT]) -> ConfigT:
-    """The config in a `start` message. Raises `TrainingFailed` (bad_recipe), which names the field that is wrong."""
+    """Decode the config of a `start` message. Raises `TrainingFailed` (bad_recipe) with the field that is wrong."""
     try:
         config = msgspec.convert(data, kind)
     except msgspec.ValidationError as error:
@@ -166,5 +166,5 @@ def parse_train_config(data: dict[str, Any], kind: type[ConfigT]) -> ConfigT:
 
 
 def config_as_json(config: TrainConfig) -> dict[str, Any]:
-    """The config as JSON gives it back (lists for tuples), so that two can be compared."""
+    """Return the config as JSON gives it back (lists for tuples), so that two can be compared."""
     return msgspec.json.decode(msgspec.json.encode(config))

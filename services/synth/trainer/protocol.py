@@ -23,7 +23,7 @@ IMAGES_FOLDER = "images"
 class TurnConfig(msgspec.Struct):
     """The turns at a device that is shared with inference: see `synth.runtime.device_turn`.
 
-    file: of the turn. turn_s: how long SFT may go on while the other side waits. wait_s: how long to wait for the turn.
+    file: of the turn. turn_s: how long SFT may continue while the other side waits. wait_s: how long to wait for it.
     job_id: for the log.
     """
 
@@ -41,7 +41,7 @@ class DataFile(msgspec.Struct):
 
 
 class TokenCacheConfig(msgspec.Struct):
-    """Where tokenised files are kept beyond this attempt: see `synth.trainer.learner.data.token_cache.TokenCache`."""
+    """The cache of tokenised files, which outlives the attempt: see `TokenCache`."""
 
     folder: str
     max_bytes: int
@@ -52,10 +52,9 @@ class TokenCacheConfig(msgspec.Struct):
 class Start(msgspec.Struct, tag="start", tag_field="op"):
     """The first message. config: of `TrainConfig`. work_dir: this attempt's own; everything else is written below it.
 
-    tokens: None keeps none beyond the attempt. turn: None where the device is not shared.
-    job: the resolved job, for the arithmetic of its memory; None where what
-    trains has enough, as far as the service knows. where: the place in the job's file that names the model. day: on
-    which the job was created, the date for a template that writes one.
+    tokens: None keeps none beyond the attempt. turn: None if the device is not shared.
+    job: the resolved job, to check its memory; None if the service has checked it. where: the field of the job's file
+    that names the model. day: on
     """
 
     kind: Literal["sft", "rl"]
@@ -118,7 +117,7 @@ class Stepped(msgspec.Struct, tag="step", tag_field="event"):
     """A step is done. values: its metrics. weights: the file to serve (RL), and weights_sha256: of it.
 
     trained_at: when its last optimizer step was done, a Unix time in seconds. canary: proves that an engine serves
-    these weights, where this version is to be verified.
+    these weights, if this version is to be verified.
     """
 
     step: int
@@ -143,12 +142,12 @@ class Paused(msgspec.Struct, tag="paused", tag_field="event"):
     step: int
 
 
-#: Stages in which a model or a checkpoint is read or written in one piece, which may take long and says nothing.
+#: Stages in which a model or a checkpoint is read or written in one piece, which may take long without any message.
 FILE_STAGES = frozenset({"load", "resume", "checkpoint", "export"})
 
 
-#: The stage in which a dataset is tokenised. `done` and `of` are its bytes, and a message whose `done` is that of the
-#: one before is no sign of life: who waits for another process that does nothing waits in vain.
+#: The stage in which a dataset is tokenised. `done` and `of` are its bytes. A message that repeats the `done` of the
+#: one before is no sign of life: this process may only be waiting for another one that hangs.
 TOKENISE = "tokenise"
 
 
@@ -165,7 +164,7 @@ class Done(msgspec.Struct, tag="done", tag_field="event"):
 
     verdict: on the validation loss of an SFT or DPO job; None for RL and without validation rows.
 
-    A checkpoint covers the last step, also of a job that ends before the last one that it asked for.
+    A checkpoint covers the last step, also if the job ends before the last step that it requested.
     """
 
     model: str

@@ -12,7 +12,7 @@ _BLOB = re.compile(r"blob://\S+/([0-9a-f]{64})")
 
 
 def shown_blobs(messages: Iterable[Message], *, most: int) -> list[str]:
-    """The blobs of the first `most` images of each message, in order.
+    """Return the blobs of the first `most` images of each message, in order.
 
     Raises `UserError` for an image that is no blob: a row that no files service has rewritten.
     """
@@ -20,7 +20,7 @@ def shown_blobs(messages: Iterable[Message], *, most: int) -> list[str]:
 
 
 def digest_of(uri: str) -> str:
-    """The sha256 of the image of a blob, which is the last part of its name."""
+    """Return the sha256 of the image of a blob, which is the last part of its name."""
     return uri.rpartition("/")[2]
 
 

@@ -15,31 +15,31 @@ from synth.trainer.protocol import FILE_STAGES
 
 
 class TrainerSettings(ServiceSettings, PluginSettings):
-    """What a trainer needs beside the shared settings."""
+    """The trainer's settings, beside the shared ones."""
 
     device: Literal["cpu", "cuda"] = "cpu"
-    """Where the training process computes."""
+    """The device on which the training process computes."""
 
     dtype: Literal["fp32", "bf16"] = "fp32"
-    """Of the forward pass; master weights, log-probabilities and losses are float32 in any case."""
+    """The dtype of the forward pass; master weights, log-probabilities and losses are float32 in any case."""
 
     threads: int = 1
     """CPU threads of the training process. One is the default: contended threads spin, and bytes differ by count."""
 
     deterministic: bool | None = None
-    """Bit-identical resume and replay. Unset: on a CPU yes; on a GPU, where it costs speed, no."""
+    """Bit-identical resume and replay. Unset: yes on a CPU; no on a GPU, because it costs speed there."""
 
     ranks: int | None = Field(default=None, ge=1)
     """Processes that train a job together, the model spread over them, a GPU each. Unset: all GPUs, on CPU 1."""
 
     trainer_memory_bytes: int | None = Field(default=None, ge=1)
     """Bytes of memory of each device that trains. A job that cannot fit there is failed before anything is loaded, with
-    the numbers and what would make it fit. Unset: a GPU is asked how much it has; of a CPU nothing is assumed."""
+    the numbers and a fix. Unset: a GPU's own memory is read; a CPU is not checked."""
 
     child_silence_s: float = 300.0
-    """How long the training process may say nothing while it computes, before it counts as hung. It speaks after each
-    micro-batch, however long a step takes, and after each row that it tokenises, however long the file is; there only a
-    message that says more than the one before counts."""
+    """How long the training process may send nothing while it computes, before it counts as hung. It sends a message
+    after each micro-batch, however long a step takes, and after each row that it tokenises, however long the file is;
+    while it tokenises, a message counts only if it reports progress."""
 
     model_io_s: float = 3600.0
     """How long reading or writing a model or a checkpoint may take, each time: fetching or downloading it, loading it,
@@ -50,23 +50,23 @@ class TrainerSettings(ServiceSettings, PluginSettings):
     disk is mounted; then it is paused with the reason."""
 
     checkpoint_bytes: int = Field(default=8 << 30, ge=1)
-    """How much a checkpoint may hold to be saved after each RL step, or each hundredth of SFT, where a job does not say
-    `checkpoint_every`; one that holds more is saved as many times more rarely. Float32 weights and two moments of each
-    that is trained are 12 bytes a parameter, of an adapter's where one is trained."""
+    """The checkpoint size up to which a checkpoint is saved after each RL step, or every 100 steps of SFT, if a job
+    does not set `checkpoint_every`; a larger one is saved as many times more rarely. Float32 weights and two moments
+    take 12 bytes per trained parameter; with an adapter only the adapter counts."""
 
     turn_file: Path | None = None
     """A file whose OS lock is the turn at a device that trainer and inference of one machine share, the same for both:
-    who has not the turn gives the device's memory back. `synthctl up` sets it where there is one GPU. Unset: nothing is
+    the process without the turn frees the device's memory. `synthctl up` sets it if there is one GPU. Unset: nothing is
     shared."""
 
     turn_s: float = 10.0
-    """How long an SFT job may go on while the other waits for its turn."""
+    """How long an SFT job may continue while the other process waits for its turn."""
 
     turn_wait_s: float = 1800.0
     """How long a step may wait for the turn before the task is handed back."""
 
     reference_device: str | None = None
-    """Torch device of dedicated reference models, such as "cuda:1"; that of training if unset, or if it is sharded."""
+    """Torch device of dedicated reference models, such as "cuda:1"; the training device if unset or if sharded."""
 
     image_fetches: int = Field(default=16, ge=1)
     """How many images of a dataset or a batch are fetched from the blob store at one time."""
@@ -80,8 +80,8 @@ class TrainerSettings(ServiceSettings, PluginSettings):
     this service may use, and at most 4; each takes up to 200 MB while it tokenises, which together is below 1 GB."""
 
     token_cache_bytes: int = Field(default=100_000_000_000, ge=0)
-    """What the tokens of datasets may take in SYNTH_WORK_DIR/cache/tokens, where later jobs and attempts find them. The
-    datasets that were used longest ago go first; one that a job trains on stays."""
+    """The most bytes of datasets' tokens in SYNTH_WORK_DIR/cache/tokens, where later jobs and attempts find them. The
+    datasets that were used longest ago are removed first; one that a job trains on stays."""
 
     progress_s: float = Field(default=1.0, ge=0.05)
     """Seconds between two announcements of steps that no checkpoint covers yet; watchers see steps no sooner."""
@@ -90,7 +90,7 @@ class TrainerSettings(ServiceSettings, PluginSettings):
     """How long the log keeps such an announcement: a watcher that comes later sees the durable steps alone."""
 
     pause_s: float = 60.0
-    """How long a job that is to be paused may go on to finish its step and save it; then it is let go of as it was."""
+    """How long a job that is to be paused may continue, to finish its step and save it; then it is stopped unsaved."""
 
     @property
     def tokenising(self) -> int:
@@ -103,7 +103,7 @@ class TrainerSettings(ServiceSettings, PluginSettings):
         return self.device == "cpu" if self.deterministic is None else self.deterministic
 
     def silence_s(self, stage: str) -> float:
-        """How long the training process may say nothing in a stage of `Progressed`."""
+        """Return how long the training process may say nothing in a stage of `Progressed`."""
         return self.model_io_s if stage in FILE_STAGES else self.child_silence_s
 
     @property

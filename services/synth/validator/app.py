@@ -25,7 +25,7 @@ def main() -> int:
             trainer=settings.trainer,
             python_graders=settings.python_graders,
             plugins=settings.plugins,
-            # Without the service's secrets: they reach the processes that read large jobs.
+            # The service's secrets are left out, because these settings reach the processes that read large jobs.
             limits=JobLimitSettings(**settings.model_dump(include=set(JobLimitSettings.model_fields))),
             off_loop=service.off_loop,
         )

@@ -34,8 +34,9 @@ log = logs.get("validator")
 class ValidatorHandlers:
     """Validates each new job once; a job that is past `created` is left as it is.
 
-    trainer: what trains jobs, None where nobody says. python_graders: whether graders of type `python` are run.
-    plugins: modules whose functions jobs may name. limits: how large a job may be. off_loop: where large jobs are read.
+    trainer: the device that trains jobs, None if it is not known. python_graders: whether graders of type `python` are
+    run. plugins: modules whose functions jobs may name. limits: how large a job may be. off_loop: where large jobs are
+    read.
     """
 
     bus: Connection
@@ -71,9 +72,9 @@ class ValidatorHandlers:
         _, seq = await append_decided(self.bus, event.org, event.key, decide)
         log.info("job decided", verdict=type(verdict).__name__, appended=seq is not None)
 
-    async def validate_job(self, asked: ValidateJob) -> ValidationVerdict:
-        """What a client wants to know before it submits a job."""
-        verdict = await self._validate(asked.created, org=asked.org, uploaded=False)
+    async def validate_job(self, request: ValidateJob) -> ValidationVerdict:
+        """Return the verdict on a job for a client, before it submits the job."""
+        verdict = await self._validate(request.created, org=request.org, uploaded=False)
         log.info("job file looked at", verdict=type(verdict).__name__)
         if isinstance(verdict, JobRejected):
             return ValidationVerdict(problems=verdict.problems)

@@ -13,28 +13,28 @@ from synth.runtime.settings import ServiceSettings
 
 
 class ValidatorSettings(ServiceSettings, PythonGraderSettings, PluginSettings, JobLimitSettings):
-    """What validating needs beside the shared settings."""
+    """The validator's settings, beside the shared ones."""
 
     asks_at_once: int = 4
-    """Job files that one process looks at at the same time for clients that wait for it."""
+    """Job files that one process checks at the same time for waiting clients."""
 
     trainer_memory_bytes: int | None = Field(default=None, ge=1)
     """Bytes of memory of each device of the pool's trainers: a job whose training cannot fit there is rejected, with
-    the numbers and what would make it fit. `synthctl up` sets it, and the next three, where there are GPUs. Unset: none
-    is rejected for that, and the trainer looks before it loads a model."""
+    the numbers and a fix. `synthctl up` sets it, and the next three, if there are GPUs. Unset: no job is rejected for
+    that, and the trainer checks before it loads a model."""
 
     trainer_device: Device = "cuda"
-    """What those devices are: what SYNTH_DEVICE is for the trainers."""
+    """The kind of those devices; the same as SYNTH_DEVICE of the trainers."""
 
     trainer_dtype: Dtype = "bf16"
-    """Of the forward pass where a job does not say, or on a CPU: what SYNTH_DTYPE is for the trainers."""
+    """The dtype of the forward pass if a job does not set it, or on a CPU; the same as SYNTH_DTYPE of the trainers."""
 
     trainer_ranks: int = Field(default=1, ge=1)
-    """Devices that train a job together: what SYNTH_RANKS is for the trainers, or the GPUs that each sees."""
+    """Devices that train a job together; the same as SYNTH_RANKS of the trainers, or the GPUs that each sees."""
 
     @property
     def trainer(self) -> TrainerDevice:
-        """What trains the jobs that it validates."""
+        """The device that trains the jobs that it validates."""
         return TrainerDevice(
             device=self.trainer_device,
             dtype=self.trainer_dtype,

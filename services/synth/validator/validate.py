@@ -35,7 +35,7 @@ def validate(
     plugins: Collection[str] = (),
     limits: JobLimitSettings | None = None,
 ) -> JobValidated | JobRejected:
-    """The resolved job, or every problem with it.
+    """Return the resolved job, or every problem with it.
 
     uploaded: False before the upload, when a dataset may still be a path rather than a file id.
     trainer: what would train it; a job that cannot fit there is refused. python_graders: whether graders of type
@@ -100,12 +100,12 @@ def _plugins_refused(resolved: ResolvedJob, allowed: Collection[str]) -> list[Pr
     if not isinstance(job, RlJob):
         return []
     named = {"loss": job.loss, "advantage": job.advantage}
-    found = [
+    problems = [
         plugin_refused(name, allowed, where=resolved.origins[key])
         for key, name in named.items()
         if name is not None and is_plugin(name)
     ]
-    return [problem for problem in found if problem is not None]
+    return [problem for problem in problems if problem is not None]
 
 
 def _document(created: JobCreated) -> Document:

@@ -1,4 +1,4 @@
-"""A job's files: wait until each is checked, and return the reference of its bytes, or what is wrong with it."""
+"""A job's files: wait until each is checked, and return the reference of its bytes, or the reason for its rejection."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ class ReadyFile:
 async def wait_for_file(
     bus: Connection, org: str, file_id: str, *, role: str, timeout: float, stop: asyncio.Event
 ) -> ReadyFile:
-    """The file, once it is ready; the wait releases the handler's slot to other events.
+    """Wait until the file is ready, and return it; the wait releases the handler's slot to other events.
 
-    role: what the file is to the job, "training_file". Raises `UserError` when there is no such file, it was rejected
-    or it is not checked within `timeout` seconds, and `Transient` at `stop`.
+    role: the file's use in the job, "training_file". Raises `UserError` if the file does not exist, was rejected or is
+    not checked within `timeout` seconds, and `Transient` at `stop`.
     """
     known = await _read_known(bus, org, file_id, role)
     if known.verdict is None:
@@ -62,7 +62,7 @@ async def wait_for_file(
 
 
 async def look_at_file(bus: Connection, org: str, file_id: str, *, role: str) -> ReadyFile | None:
-    """The file as it is now, None while it is being checked. Raises `UserError` as `wait_for_file`."""
+    """Return the file as it is now, None while it is being checked. Raises `UserError` as `wait_for_file`."""
     return _ready(await _read_known(bus, org, file_id, role), file_id, role)
 
 
@@ -74,7 +74,7 @@ async def _read_known(bus: Connection, org: str, file_id: str, role: str) -> Fil
 
 
 def _ready(known: FileHistory, file_id: str, role: str) -> ReadyFile | None:
-    """The checked file; None without a verdict. Raises `UserError` when it was deleted or rejected."""
+    """Return the checked file; None without a verdict. Raises `UserError` when it was deleted or rejected."""
     if known.upload is None:
         raise UserError(_deleted(file_id, role))
     if known.verdict is None:
@@ -94,7 +94,7 @@ def _ready(known: FileHistory, file_id: str, role: str) -> ReadyFile | None:
 
 
 def rejected(verdict: FileRejected, name: str, file_id: str, role: str) -> list[Problem]:
-    """What a user needs to mend the file: how many lines are bad, and the first of them."""
+    """Return the problems that a user needs to repair the file: how many lines are bad, and the first of them."""
     if verdict.unchecked:
         return [Problem(what=f"{name!r} could not be checked: {p.reason}", where=name) for p in verdict.problems]
     summary = Problem(
@@ -109,18 +109,18 @@ def rejected(verdict: FileRejected, name: str, file_id: str, role: str) -> list[
 async def _follow(
     bus: Connection, org: str, file_id: str, known: FileHistory, *, timeout: float, stop: asyncio.Event
 ) -> FileHistory:
-    """The file once it is checked or deleted; as it is when that takes longer than `timeout`."""
-    found = asyncio.create_task(_decided(bus, f"file.*.{org}.{file_id}", known))
+    """Return the file once it is checked or deleted; as it is when that takes longer than `timeout`."""
+    decided = asyncio.create_task(_decided(bus, f"file.*.{org}.{file_id}", known))
     stopped = asyncio.create_task(stop.wait())
     try:
-        await asyncio.wait([found, stopped], timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
-        if found.done():
-            return found.result()
+        await asyncio.wait([decided, stopped], timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+        if decided.done():
+            return decided.result()
         if stop.is_set():
             raise Transient("the service stops while a file is being checked", delay=0.5)
         return known
     finally:
-        found.cancel()
+        decided.cancel()
         stopped.cancel()
 
 

@@ -50,7 +50,7 @@ _T = TypeVar("_T")
 
 
 def _job_of(validated: JobValidated, job_id: str) -> Job:
-    """The resolved job. Raises `Permanent` for one that this version cannot read."""
+    """Return the resolved job. Raises `Permanent` for one that this version cannot read."""
     try:
         return job_from_data(validated.job)
     except msgspec.ValidationError as error:
@@ -58,12 +58,12 @@ def _job_of(validated: JobValidated, job_id: str) -> Job:
 
 
 def _term_of(history: JobHistory, resumed: Recorded) -> int:
-    """The term that this `job.resumed` began."""
+    """Return the term that this `job.resumed` began."""
     return sum(fact.type == RESUMED for fact in history.facts if fact.seq <= resumed.seq)
 
 
 def _parked(history: JobHistory, problem: Problem, *, term: int) -> JobParked | None:
-    """What parks a job that has not started in this term; None for one that has gone on, or was resumed since."""
+    """Return the event that parks a job that has not started in this term; None if it continued or was resumed."""
     due = history.state is State.VERIFIED and history.term == term
     return JobParked(problem=problem) if due else None
 
@@ -86,7 +86,7 @@ class VerifierHandlers:
     async def job_validated(self, event: Recorded, validated: JobValidated) -> None:
         org, job_id = event.org, event.key
         job = _job_of(validated, job_id)
-        # Counted from the fact, so that a wait which a second verifier goes on with has the same end.
+        # Counted from the event, so that a wait that a second verifier continues has the same end.
         until = event.time + timedelta(seconds=self.settings.file_wait_s)
         with self.withdrawals.watch(org, job_id) as withdrawn:
             history = await read_job(self.bus, org, job_id)
@@ -113,35 +113,37 @@ class VerifierHandlers:
         await self._queue(job, event.org, event.key, term=term)
         log.info("job resumed", job=event.key, term=term)
 
-    async def verify_task_app(self, asked: VerifyTaskApp) -> TaskAppReport:
-        """What a client wants to know before it submits a job."""
-        report = await self._keyed_app(asked.org, asked.url, by=asked.by).report()
+    async def verify_task_app(self, request: VerifyTaskApp) -> TaskAppReport:
+        """Return the report on a task app for a client, before it submits a job."""
+        report = await self._keyed_app(request.org, request.url, by=request.by).report()
         log.info("task app looked at", opened=sum(a.ok for a in report.attempts), tried=len(report.attempts))
         return report
 
-    async def check_job(self, asked: CheckJob) -> CheckVerdict:
-        """What a client wants to know of a job's model and of the files that it has uploaded."""
-        job = job_from_data(asked.job)
+    async def check_job(self, request: CheckJob) -> CheckVerdict:
+        """Check a job's model and its uploaded files for a client."""
+        job = job_from_data(request.job)
         problems: list[Problem] = []
         unchecked: list[str] = []
         rendering: RenderOptions | None = None
         until = asyncio.get_running_loop().time() + self.settings.ask_budget_s
-        await _collect(problems, find_model(self.bus, asked.org, job.model, self.registry))
-        await _collect(problems, find_teacher(self.bus, asked.org, job, self.registry, where="[distillation].teacher"))
+        await _collect(problems, find_model(self.bus, request.org, job.model, self.registry))
+        await _collect(
+            problems, find_teacher(self.bus, request.org, job, self.registry, where="[distillation].teacher")
+        )
         problems += processor_problems(job, self.registry, where="vision_processor_id")
         problems += self.rendering.template_problems(job, where="model")
         if not isinstance(job, SftJob):
             try:
-                problems += await judges_refused(self.bus, asked.org, job)
+                problems += await judges_refused(self.bus, request.org, job)
             except Transient as error:
-                problems.append(Problem(what=str(error), fix="start `synthd judge`, then ask again", where="[judge]"))
+                problems.append(Problem(what=str(error), fix="start `synthd judge`, then try again", where="[judge]"))
         for role, file_id in _files_of(job):
-            # A path: whoever asks has the file, and uploads it with the job.
+            # A path: the client has the file, and uploads it with the job.
             if not file_id.startswith("file_"):
                 rendering = self.rendering.options(job, datetime.now(UTC).date())
                 continue
             known = len(problems)
-            ready = await _collect(problems, look_at_file(self.bus, asked.org, file_id, role=role))
+            ready = await _collect(problems, look_at_file(self.bus, request.org, file_id, role=role))
             if ready is not None:
                 problems += self._refused(job, ready, file_id, role)
                 if len(problems) > known:
@@ -149,7 +151,7 @@ class VerifierHandlers:
                 left = until - asyncio.get_running_loop().time()
                 where, today = f"{role} = {file_id!r}", datetime.now(UTC).date()
                 try:
-                    await self.rendering.check(job, ready, org=asked.org, day=today, where=where, within=left)
+                    await self.rendering.check(job, ready, org=request.org, day=today, where=where, within=left)
                 except NotRenderedInTime:
                     unchecked.append(file_id)
                 except UserError as error:
@@ -184,7 +186,7 @@ class VerifierHandlers:
     async def _verify_unless(
         self, withdrawn: asyncio.Event, job: Job, history: JobHistory, until: datetime, origins: Mapping[str, str]
     ) -> JobVerified | JobRefused | None:
-        """The verdict; None as soon as the job is withdrawn."""
+        """Return the verdict; None as soon as the job is withdrawn."""
         verifying = asyncio.create_task(self._verify(job, history, until, origins))
         leaving = asyncio.create_task(withdrawn.wait())
         try:
@@ -278,7 +280,7 @@ class VerifierHandlers:
 
 
 def _last_row(job: Job, role: str) -> int:
-    """The largest number of a row of this file that a grader's job plays; -1 where it plays none."""
+    """Return the largest row number of this file that a grader's job plays; -1 if it plays none."""
     if not isinstance(job, RlJob) or job.graded is None:
         return -1
     evaluated = job.evaluation.seeds if job.evaluation is not None else []
@@ -290,7 +292,7 @@ def _last_row(job: Job, role: str) -> int:
 
 
 def _files_of(job: Job) -> list[tuple[str, str]]:
-    """The job's files: what each is to it, and its id."""
+    """Return the job's files: what each is to it, and its id."""
     files = job if isinstance(job, SftJob) else job.graded if isinstance(job, RlJob) else None
     if files is None:
         return []
@@ -299,7 +301,7 @@ def _files_of(job: Job) -> list[tuple[str, str]]:
 
 
 async def _collect(problems: list[Problem], question: Awaitable[_T]) -> _T | None:
-    """The answer, or None with its problems added."""
+    """Return the answer, or None with its problems added."""
     try:
         return await question
     except UserError as error:

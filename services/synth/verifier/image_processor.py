@@ -11,10 +11,10 @@ from synth.models.folder import processor_settings
 
 
 def processor_problems(job: Job, registry: Registry, *, where: str) -> list[Problem]:
-    """What is wrong with the processor that a job names; nothing for a text model, or where the weights are not here.
+    """Return the problems of a job's processor; none for a text model, or if the weights are not on this machine.
 
-    Trainer and engines read the processor of the base model. Another model's is as good where its settings are equal;
-    otherwise the job asks for what it would not get. where: the key that names it.
+    Trainer and engines read the processor of the base model. Another model's processor is accepted if its settings are
+    equal; otherwise the job would run with other settings than it names. where: the key that names it.
     """
     if job.vision is None or job.vision.processor_id == job.base_model:
         return []

@@ -1,4 +1,4 @@
-"""Whether the judges of a job can be asked: their provider is set up, their key is stored, and there is a rubric."""
+"""Check the judges of a job before it starts: their provider is set up, their key is stored, and a rubric exists."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _PAUSE_S = 1.0
 
 
 async def judges_refused(bus: Connection, org: str, job: Job, *, retry_for_s: float | None = None) -> list[Problem]:
-    """Why the judges of a job would refuse to judge; none where it has none. No model is asked.
+    """Return why the judges of a job would refuse to judge; empty if it has no judges. No model is called.
 
-    retry_for_s: for how long a judge service that does not answer is asked again; then the job is let through, as its
-    rollouts wait for judges anyway. None: it is asked once. Raises `Transient` where no judge service answers.
+    retry_for_s: for how long a call to a judge service that does not answer is repeated; then the job is admitted, as
+    its rollouts wait for judges anyway. None: one call. Raises `Transient` if no judge service answers.
     """
     judging = _judging(job)
     if judging is None:
@@ -43,7 +43,7 @@ async def judges_refused(bus: Connection, org: str, job: Job, *, retry_for_s: fl
 
 
 def seed_of_rubric(job: RlJob | EvalJob) -> int | None:
-    """The seed whose task's rubric the judges apply, the job's first; None where the job file has a rubric."""
+    """Return the seed whose task's rubric the judges apply, the job's first; None if the job file has a rubric."""
     judging = _judging(job)
     if judging is None or judging.rubric is not None or job.rewards.scores != "judges":
         return None
@@ -51,7 +51,7 @@ def seed_of_rubric(job: RlJob | EvalJob) -> int | None:
 
 
 def rubric_lacks(job: Job, rubric: Rubric | None) -> list[Problem]:
-    """What is scored and has no criteria in the task app's rubric."""
+    """Return the scores of a job for which the task app's rubric has no criteria."""
     judging = _judging(job)
     if judging is None or rubric is None:
         return []

@@ -21,7 +21,7 @@ from synth.verifier.task_app import TaskAppCheck, VerifiedTaskApp
 
 @dataclass(frozen=True)
 class KeyedTaskApp:
-    """A task app of an organisation. by: the id of the API key that asks for it."""
+    """A task app of an organisation. by: the id of the API key that made the request."""
 
     secrets: SecretStore
     check: TaskAppCheck
@@ -30,10 +30,10 @@ class KeyedTaskApp:
     by: str
 
     async def verify(self, *, rubric_of: int | None = None) -> VerifiedTaskApp:
-        """The task app, opened by one of its keys. Raises `UserError` when it cannot be used.
+        """Open the task app with one of its keys. Raises `UserError` if it cannot be used.
 
-        rubric_of: a seed whose task's rubric is asked for, too. All of it has a deadline, however many keys there are
-        and however slowly the app answers.
+        rubric_of: a seed whose task's rubric is fetched, too. All calls together have a deadline, for any number of
+        keys and however slowly the app answers.
         """
         keys = await self._keys()
         calls = (2 if rubric_of is None else 3) + any(key.is_offered_once for key in keys)
@@ -46,7 +46,7 @@ class KeyedTaskApp:
         return replace(app, key_id=await self._bind(keys, app.key_id))
 
     async def report(self) -> TaskAppReport:
-        """What came of each key that was tried, for a client that waits."""
+        """Return the result of each key that was tried, for a client that waits."""
         try:
             keys = await self._keys()
             report = await self._check.report(keys, budget_s=self.settings.ask_budget_s)
@@ -68,7 +68,7 @@ class KeyedTaskApp:
         return origin is not None and await self.secrets.use_offer(self.org, key, origin)
 
     async def _keys(self) -> list[EnvironmentKey]:
-        """The keys to try, best last. Raises `UserError` where there are some that may not be sent there."""
+        """Return the keys to try, best last. Raises `UserError` if the app's keys may not be sent to its address."""
         origin = origin_of(self.check.url)
         if origin is None:
             return []

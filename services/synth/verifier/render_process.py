@@ -52,7 +52,7 @@ async def render_rows(pieces: AsyncIterator[bytes], options: RenderOptions) -> l
 
 
 def main() -> int:
-    """`python -m synth.verifier.render_process`: options and rows on stdin, the bad lines on stdout as JSON."""
+    """Run `python -m synth.verifier.render_process`: options and rows on stdin, the bad lines on stdout as JSON."""
     os.nice(10)
     options = msgspec.json.decode(sys.stdin.buffer.readline(), type=RenderOptions)
     check = RenderCheck(options)

@@ -1,7 +1,7 @@
 """Whether the rows of a job's file can be rendered with its model's chat template: decided before the job starts.
 
-A file that passed is not rendered again for the same model: an empty blob records it, named by what the verdict depends
-on. A bad file is rendered again for each job; it stops at its first bad lines.
+A file that passed is not rendered again for the same model: an empty blob records it, named by all inputs of the
+verdict. A bad file is rendered again for each job; it stops at its first bad lines.
 """
 
 from __future__ import annotations

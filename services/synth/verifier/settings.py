@@ -15,8 +15,8 @@ class VerifierSettings(ServiceSettings, GuardSettings, EnvironmentKeySettings, A
     """What verifying needs beside the shared settings."""
 
     jobs_at_once: int = 8
-    """Jobs that one process verifies at the same time, beside those that wait for a file, by turns of their
-    organisations; as many again for organisations that have none of them."""
+    """Jobs that one process verifies at the same time, in addition to jobs that wait for a file, by turns of their
+    organisations; as many again for organisations without a job among them."""
 
     call_deadline_s: float = 10.0
     """Seconds within which a task app answers one call."""
@@ -27,11 +27,11 @@ class VerifierSettings(ServiceSettings, GuardSettings, EnvironmentKeySettings, A
 
     verify_within_s: float | None = Field(default=None, gt=0)
     """Seconds within which a job's task app has to be verified, with all keys that are stored for it; then the job is
-    refused. By default what the calls that this job needs may take, with the time that an app is asked again."""
+    refused. By default the longest time that the calls of this job may take, retries included."""
 
     asks_at_once: int = 4
-    """Task apps, and as many job files, that one process looks at at the same time for clients that wait for it, by
-    turns of their organisations; as many again for organisations that have none of them."""
+    """Task apps, and as many job files, that one process checks at the same time for waiting clients, by
+    turns of their organisations; as many again for organisations without one among them."""
 
     ask_budget_s: float = Field(default=40.0, gt=0, le=ANSWER_WITHIN_S - 5)
     """Seconds for all of an organisation's environment keys, when a client waits: the gateway waits 50 for it."""
@@ -61,7 +61,7 @@ class VerifierSettings(ServiceSettings, GuardSettings, EnvironmentKeySettings, A
         return 60.0 + size / self.render_bytes_per_s
 
     def task_app_within_s(self, calls: int) -> float:
-        """Seconds for all that is asked of one task app, where one key of it needs so many calls.
+        """Return the seconds for all calls to one task app, if one of its keys needs so many calls.
 
         A call that is made again may begin at the end of `retry_for_s`, so there is time for one more.
         """

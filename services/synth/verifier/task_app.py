@@ -1,7 +1,7 @@
-"""Is the user's task app there, does it speak the contract, and which environment key opens it?
+"""Check that the user's task app runs and follows the contract, and which environment key opens it.
 
 The contract: docs/task-apps.md. Each key is tried by itself, in all three headers, because a task app may look at any
-of them; 400, 401 and 403 all mean that it was refused. What an app says is passed on without the key that it was sent.
+of them; 400, 401 and 403 all mean that it was refused. Messages of an app are passed on without the key that was sent.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _MAX_RUBRIC_BYTES = MAX_EVENT_BODY_BYTES // 2
 class VerifiedTaskApp:
     """A task app that works. key_id: of the environment key that opens it, None when it needs none.
 
-    env_names: the environments that it lists; empty where it lists none. rubric: None where it was not asked for.
+    env_names: the environments that it lists; empty if it lists none. rubric: None if it was not requested.
     """
 
     name: str | None
@@ -51,10 +51,10 @@ class VerifiedTaskApp:
 
 @dataclass(frozen=True)
 class AppAnswer:
-    """What is read of a task app's answer, to whichever of its paths.
+    """The fields that are read from a task app's answer, on any of its paths.
 
-    without_task: the beginning of an answer that describes no task. rubric: that of the task, what is wrong with it, or
-    None if it is too large.
+    without_task: the beginning of an answer that describes no task. rubric: of the task, or the error in it, or None if
+    it is too large.
     """
 
     healthy: bool
@@ -69,7 +69,7 @@ MaySend = Callable[[EnvironmentKey], Awaitable[bool]]
 
 
 class KeyRefused(Exception):
-    """This key does not open the task app. status: its answer, None when it was not even asked."""
+    """This key does not open the task app. status: of the app's answer, None if no request was sent."""
 
     def __init__(self, reason: str, *, path: str, status: int | None) -> None:
         super().__init__(reason)
@@ -78,7 +78,7 @@ class KeyRefused(Exception):
 
 
 class TaskAppUnusable(UserError):
-    """The task app cannot be used, whatever the key. status: of the answer that says so, if any came."""
+    """The task app cannot be used with any key. status: of the answer that shows it, if there was one."""
 
     def __init__(self, problem: Problem, *, path: str, status: int | None = None) -> None:
         super().__init__(problem)
@@ -109,7 +109,7 @@ class TaskAppCheck:
     async def run(self, keys: list[EnvironmentKey], *, rubric_of: int | None = None) -> VerifiedTaskApp:
         """Try the keys, newest (last) first. Raises `UserError`, one problem, when the app cannot be used.
 
-        rubric_of: a seed whose task's rubric is asked for, too.
+        rubric_of: a seed whose task's rubric is fetched, too.
         """
         refused: list[str] = []
         for key in [*reversed(keys)] or [None]:
@@ -121,10 +121,10 @@ class TaskAppCheck:
         raise UserError(self._no_key_opens(refused, stored=bool(keys)))
 
     async def report(self, keys: list[EnvironmentKey], *, budget_s: float) -> TaskAppReport:
-        """Try the keys, newest (last) first, until one opens it, and say what came of each.
+        """Try the keys, newest (last) first, until one opens it, and report the result of each.
 
-        An app that is unusable with one key is not asked with the others. budget_s: seconds after which the keys that
-        are left are not tried.
+        If an app is unusable with one key, the others are not tried. budget_s: seconds after which the remaining keys
+        are not tried.
         """
         begun = time.monotonic()
         newest_first = list(reversed(keys))
@@ -138,32 +138,32 @@ class TaskAppCheck:
                     app = await self._try_key(key)
             except KeyRefused as refused:
                 reason = f"refused: {refused}"
-                found = KeyResult(key_id=id, ok=False, path=refused.path, status=refused.status, reason=reason)
+                result = KeyResult(key_id=id, ok=False, path=refused.path, status=refused.status, reason=reason)
             except TaskAppUnusable as error:
                 reason = str(error)
-                found = KeyResult(key_id=id, ok=False, path=error.path, status=error.status, reason=reason)
-                attempts.append(found)
+                result = KeyResult(key_id=id, ok=False, path=error.path, status=error.status, reason=reason)
+                attempts.append(result)
                 break
             except TimeoutError:
                 reason = f"not known: all keys together may take {budget_s:g} s"
-                found = KeyResult(key_id=id, ok=False, path="", status=None, reason=reason)
+                result = KeyResult(key_id=id, ok=False, path="", status=None, reason=reason)
             else:
                 name = app.name or name
-                found = KeyResult(key_id=id, ok=True, path="/task_info", status=200, reason="opens it")
-            attempts.append(found)
-            if found.ok:
+                result = KeyResult(key_id=id, ok=True, path="/task_info", status=200, reason="opens it")
+            attempts.append(result)
+            if result.ok:
                 break
         return TaskAppReport(key_ids=[key.id for key in newest_first], attempts=attempts, task_name=name)
 
     async def _try_key(self, key: EnvironmentKey | None) -> VerifiedTaskApp:
         if key is not None and key.is_offered_once and self.may_send is not None:
-            # A mistyped address that nobody answers at does not use the key's one offer.
+            # A mistyped address without a server does not use the key's one offer.
             await self._reach()
             if not await self.may_send(key):
                 raise KeyRefused("it was offered to another address", path="", status=None)
         health = await self._request("/health", key)
         if not health.healthy:
-            raise self._unusable("/health", "says that it is not healthy", status=200)
+            raise self._unusable("/health", "reports that it is not healthy", status=200)
         info = await self._request("/task_info", key)
         if info.without_task:
             raise self._unusable("/task_info", f"answers without a task: {info.without_task}", status=200)
@@ -209,7 +209,7 @@ class TaskAppCheck:
             except httpx.TransportError as error:
                 trouble = f"cannot be reached: {reason_of(error)}"
             except (httpx.InvalidURL, httpx.HTTPError, UnicodeError) as error:
-                raise self._unusable(path, f"cannot be asked ({error})") from error
+                raise self._unusable(path, f"cannot be requested ({error})") from error
             if give_up is None:
                 give_up = time.monotonic() + self.retry_for_s
             if time.monotonic() + pause > give_up:
@@ -253,7 +253,7 @@ class TaskAppCheck:
     def _unusable(self, path: str, what: str, *, status: int | None = None) -> TaskAppUnusable:
         problem = Problem(
             what=f"the task app's {path} {what}",
-            expected="HTTP 200 with a JSON object, as the task-app contract says",
+            expected="HTTP 200 with a JSON object, as the task-app contract requires",
             fix=f"check that it runs: curl {self.url.rstrip('/')}{path}; then submit the job again",
             where=self.url,
         )
@@ -271,7 +271,7 @@ class TaskAppCheck:
         origin = origin_of(self.url)
         if not stored:
             return Problem(
-                what=f"the task app asks for a key ({refused[0]}), and your organisation has none for {origin}",
+                what=f"the task app requires a key ({refused[0]}), and your organisation has none for {origin}",
                 expected="the key that the task app was started with (its ENVIRONMENT_API_KEY)",
                 fix="store it with POST /api/environment-keys and this url, then submit the job again; one that was "
                 "stored without a url is tried for SYNTH_ENVIRONMENT_KEY_OFFER_S seconds alone, at the first address "
@@ -287,7 +287,7 @@ class TaskAppCheck:
 
 
 def read_answer(body: bytes, url: str) -> AppAnswer | str:
-    """Read an answer with status 200; returns what is wrong with one that is no JSON object."""
+    """Read an answer with status 200; returns the error if it is not a JSON object."""
     try:
         answer = msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -307,7 +307,7 @@ def read_answer(body: bytes, url: str) -> AppAnswer | str:
 
 
 def task_name(info: dict[str, Any]) -> str | None:
-    """The task's own name, wherever this app says it; the published apps do not agree on a place."""
+    """Return the task's own name; the published apps have it in different places."""
     for holder in (info.get("task"), info.get("taskset"), info):
         if isinstance(holder, dict):
             names = cast(dict[str, Any], holder)

@@ -7,7 +7,8 @@ from synth.work import Task
 
 
 def first_tasks(job: Job, *, org: str, job_id: str, pool: str, replicas: int, term: int = 0) -> list[Task]:
-    """What to queue, in this order. replicas: of the process that serves the policy. term: of a resumed job.
+    """Return the tasks to queue, in this order. replicas: of the process that serves the policy. term: of a resumed
+    job.
 
     The task whose owner starts the job comes last: a verifier that dies between two tasks leaves a job that has not
     started, and queues them all again.

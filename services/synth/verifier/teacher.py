@@ -1,4 +1,4 @@
-"""Whether the teacher of a job is there, and where its weights are."""
+"""Check that a job's teacher exists, and find its weights."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from synth.models import Registry
 async def find_teacher(
     bus: Connection, org: str, job: Job, registry: Registry, *, where: str, for_job: str | None = None
 ) -> ModelRef | None:
-    """The teacher's reference; None where the job has none. Raises `UserError`.
+    """Return the teacher's reference; None if the job has none. Raises `UserError`.
 
-    where: what an error names. for_job: whose teacher it is, where the job has been submitted.
+    where: the field that an error names. for_job: the job whose teacher it is, if the job has been submitted.
     """
     distillation = job.distillation if isinstance(job, RlJob) else None
     if distillation is None:

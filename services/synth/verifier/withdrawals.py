@@ -16,14 +16,14 @@ from synth.events.catalogue import spec_of
 
 
 class Withdrawals:
-    """The jobs that this process verifies, and the end of those that are withdrawn meanwhile."""
+    """The jobs that this process verifies; verification stops for a job that is withdrawn."""
 
     def __init__(self) -> None:
         self._watched: dict[tuple[str, str], asyncio.Event] = {}
 
     @contextmanager
     def watch(self, org: str, job_id: str) -> Iterator[asyncio.Event]:
-        """What is set when this job is withdrawn. Whoever reads the job's log afterwards misses nothing."""
+        """Yield an event that is set when this job is withdrawn. Read the job's log after this, to miss nothing."""
         withdrawn = self._watched.setdefault((org, job_id), asyncio.Event())
         try:
             yield withdrawn
@@ -31,7 +31,7 @@ class Withdrawals:
             self._watched.pop((org, job_id), None)
 
     async def follow(self, bus: Connection) -> None:
-        """Hear of every job that is withdrawn from now on, for ever."""
+        """Follow every withdrawal of a job from now on, for ever."""
         subject = f"{spec_of(JobWithdrawn).type}.>"
         async with aclosing(follow(bus, [subject], after=await _end(bus), unreadable_too=True)) as facts:
             async for fact in facts:

@@ -114,5 +114,5 @@ async def test_a_judge_that_limits_us_or_is_gone_is_away(judge, asker_of):
 async def test_a_model_that_is_no_judge_of_the_job_is_refused(judge, asker_of):
     asker = await asker_of(judge.url)
     answer = await asker.put(await _question(asker, _prompt(model="nobody")))
-    assert (answer.failure.kind, "no judge of its job" in answer.failure.problem.what) == ("refused", True)
+    assert (answer.failure.kind, "not a judge of its job" in answer.failure.problem.what) == ("refused", True)
     assert judge.calls == []

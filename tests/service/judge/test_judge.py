@@ -187,10 +187,10 @@ async def test_a_judge_without_structured_output_is_read_as_it_comes(judge, aske
 
 REFUSED: dict[str, tuple[Script, str]] = {
     "a wrong key": (failing(401, "bad key"), "its key is refused"),
-    "an unknown model": (failing(404, "no such model"), "no such model or address"),
+    "an unknown model": (failing(404, "no such model"), "model or address does not exist"),
     "too long": (
         failing(400, "This model's maximum context length is 8192 tokens", "context_length_exceeded"),
-        "longer than what the judge reads at once: it answered HTTP 400: This model's maximum context",
+        "longer than the judge's context: it answered HTTP 400: This model's maximum context",
     ),
 }
 

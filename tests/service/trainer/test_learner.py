@@ -172,7 +172,7 @@ def test_a_step_out_of_order_is_an_error_and_the_end(
         assert child.recv() == {
             "event": "error",
             "code": "out_of_order",
-            "detail": "asked for step 2; 0 steps are done",
+            "detail": "the batch is for step 2; 0 steps are done",
         }
         assert child.recv() == {}
         assert child.process.wait(10) == 1

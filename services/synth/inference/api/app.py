@@ -41,10 +41,10 @@ from synth.trajectories import ClosedRollout, closed_to_bytes
 
 
 class Router(Protocol):
-    """Finds what a call runs on. Its errors become responses: `UserError` 400 or 404, `Transient` 503."""
+    """Finds the model binding of a call. Its errors become responses: `UserError` 400 or 404, `Transient` 503."""
 
     def for_rollout(self, cid: Cid) -> AbstractAsyncContextManager[ModelBinding]:
-        """The training policy of a credential, at the version that it pins if any, with the job's sampling."""
+        """Return the training policy of a credential, at the version that it pins if any, with the job's sampling."""
         ...
 
     def org_of(self, cid: Cid) -> str:
@@ -52,15 +52,15 @@ class Router(Protocol):
         ...
 
     def for_model(self, model: str, principal: str) -> AbstractAsyncContextManager[ModelBinding]:
-        """A model by its id, on behalf of whoever `authenticate` named. An unknown id is a problem where="model"."""
+        """Return a model by its id, for the principal from `authenticate`. An unknown id is a problem where="model"."""
         ...
 
     def for_teacher(self, job_id: str) -> AbstractAsyncContextManager[Engine]:
-        """The teacher of a job whose policy is served here."""
+        """Return the teacher of a job whose policy is served here."""
         ...
 
     async def models(self, principal: str) -> list[str]:
-        """The ids that this principal can ask for."""
+        """Return the ids that this principal can ask for."""
         ...
 
 
@@ -101,9 +101,9 @@ def build_api(
     limits: RequestLimits | None = None,
     extra_routes: Sequence[BaseRoute] = (),
 ) -> Starlette:
-    """The HTTP side of an inference process.
+    """Build the HTTP side of an inference process.
 
-    calls: verifies the calls of collectors. images: reads those of requests. off_loop: reads
+    calls: verifies the calls of collectors. images: reads the images of requests. off_loop: reads
     large requests. limits: of one request. extra_routes: health and metrics.
     """
     api = _Api(router, recorder, authenticate, calls, images, off_loop, limits or RequestLimits())
@@ -164,7 +164,7 @@ class _Api:
         rename: Rename = str
         async with AsyncExitStack() as exit_stack:
             try:
-                # The credential before the body: nobody's bytes are read.
+                # The credential is checked before the body is read.
                 text = cid_of(request)
                 if text:
                     principal = self._router.org_of(self._recorder.check(text))
@@ -172,7 +172,7 @@ class _Api:
                     principal = await self._authenticate(request)
                 held = exit_stack.enter_context(self._memory.hold(principal))
                 kept = None if text is None else self._recorder.responses(text)
-                call = await self._decode(await self._body(request, held), principal, read, kept)
+                call = await self._decode(await self._body(request, memory), principal, read, kept)
                 body, rename = call.chat, call.rename
                 if text is not None:
                     recordings = self._recorder.begin_choices(text, num_choices(body))
@@ -191,7 +191,7 @@ class _Api:
                     images=self._images,
                     limits=self._limits,
                     off_loop=self._off_loop,
-                    size=held.size,
+                    size=memory.size,
                 )
                 if body.stream:
                     recordings = []  # the stream settles them
@@ -209,7 +209,7 @@ class _Api:
         return ChatCall(decode_request(body, max_choices=self._limits.choices))
 
     async def models(self, request: Request) -> Response:
-        """GET …/models."""
+        """Answer GET …/models."""
         try:
             names = await self._router.models(await self._authenticate(request))
         except SynthError as error:
@@ -254,14 +254,14 @@ class _Api:
         try:
             job_id = self._verify_job(request)
             try:
-                asked = msgspec.json.decode(await self._internal_body(request), type=_ToScore)
+                requested = msgspec.json.decode(await self._internal_body(request), type=_ToScore)
             except msgspec.DecodeError as error:
                 expected = '{"job_id": "job_…", "token_ids": [1, …]}'
                 raise UserError(Problem(what=str(error), expected=expected, where="body")) from error
-            if asked.job_id != job_id:
-                raise InvalidKey(f"the call's token is for {job_id}, not for {asked.job_id}")
+            if requested.job_id != job_id:
+                raise InvalidKey(f"the call's token is for {job_id}, not for {requested.job_id}")
             async with self._router.for_teacher(job_id) as teacher:
-                logprobs = await score_tokens(teacher, asked.token_ids)
+                logprobs = await score_tokens(teacher, requested.token_ids)
         except ClientDisconnect:
             return Response(status_code=400)
         except SynthError as error:
@@ -275,7 +275,7 @@ class _Api:
         return job_id
 
     async def _cids(self, request: Request) -> tuple[str, list[str]]:
-        """The job of a collector's call, and the credentials in it."""
+        """Return the job of a collector's call, and the credentials in it."""
         job_id = self._verify_job(request)
         try:
             return job_id, msgspec.json.decode(await self._internal_body(request), type=_Cids).cids
@@ -283,7 +283,7 @@ class _Api:
             raise UserError(Problem(what=str(error), expected='{"cids": ["trace_…"]}', where="body")) from error
 
     def _time(self, recordings: Sequence[ChoiceRecording]) -> SamplingTime:
-        """What a completion may take: a rollout's what its rollout has left, which its job decides."""
+        """Return the time that a completion may take: in a rollout the rest of the rollout's, as the job sets it."""
         if recordings:
             return recordings[0].time
         return SamplingTime(self._limits.seconds, over_after_s=self._limits.end_seconds)
@@ -298,7 +298,7 @@ class _Api:
         return body
 
     async def _decode(self, body: bytes, principal: str, read: _Read[_Call], kept: ResponseLog | None) -> _Call:
-        """Decode a call; a large one in a thread, so that other requests go on between the decoder's calls."""
+        """Decode a call; a large one in a thread, so that other requests continue between the decoder's calls."""
         if len(body) <= INLINE_BYTES:
             return read(body, kept)
         await check_json_values(body, self._off_loop, limit=self._limits.values, setting=VALUES_SETTING, org=principal)
@@ -317,7 +317,7 @@ class _Api:
 
 
 def cid_of(request: Request) -> str | None:
-    """The credential of a request, unchecked, or None."""
+    """Return the credential of a request, unchecked, or None."""
     return find_credential(
         path=request.scope["path"],
         query=request.scope["query_string"].decode("latin-1"),

@@ -42,7 +42,7 @@ from synth.inference.recording.completion_record import make_record
 from synth.inference.recording.recorder import ChoiceRecording, CidClosed
 from synth.runtime.off_loop import OffLoop
 
-# The status that proxies log for a client that went away; nobody reads it.
+# The status that proxies log for a client that has disconnected; no client reads it.
 _CLIENT_CLOSED_REQUEST = 499
 
 
@@ -91,11 +91,11 @@ class Completion:
         off_loop: OffLoop,
         size: int,
     ) -> Completion:
-        """Read the images that the request shows, compile what it says of its output, and prepare the call.
+        """Read the images that the request shows, compile its output format, and prepare the call.
 
-        make_writer: of the reply's format. time: for all of it. off_loop: where a large request is rendered.
-        size: bytes of the request. Raises what the constructor raises, and `UserError` for messages that cannot be
-        rendered and for an image that cannot be had.
+        make_writer: of the reply's format. time: for all of it. off_loop: renders a large request.
+        size: bytes of the request. Raises the constructor's errors, and `UserError` for messages that cannot be
+        rendered and for an image that cannot be read.
         """
         shown = await show_images(request, binding, recordings, images, seconds=time.seconds_left)
         must_call = forced_functions(request, binding.sampling, binding.chat.family)
@@ -164,7 +164,7 @@ class Completion:
             default_max_tokens=default_max_tokens(binding, limits),
             vocabulary=binding.engine.vocabulary,
         )
-        # Before a stream begins, because what has begun has status 200.
+        # Before a stream begins, because the status of a stream that has begun is 200.
         clamp_max_tokens(
             plan.params,
             prompt=len(self._prompt_ids),
@@ -202,7 +202,7 @@ class Completion:
     async def answer(self, receive: Receive) -> Response:
         """Sample to the end, record the choices, and reply with one JSON body.
 
-        Raises what the engine raises, and `CidClosed` where the rollout ended meanwhile.
+        Raises the engine's errors, and `CidClosed` if the rollout ended in the meantime.
         """
         watch = asyncio.create_task(self._abort_on_disconnect(receive))
         try:
@@ -263,7 +263,7 @@ class Completion:
                 await self._record_unfinished(choice)
 
     async def _deltas(self) -> AsyncGenerator[tuple[_Choice, ReplyDelta]]:
-        """The deltas of all choices, as they come."""
+        """Yield the deltas of all choices, as they come."""
         if len(self._choices) == 1:
             async with aclosing(self._choices[0].generation.deltas()) as deltas:
                 async for delta in deltas:

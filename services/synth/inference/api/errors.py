@@ -32,7 +32,7 @@ _KINDS: list[tuple[type[SynthError], tuple[int, str, str]]] = [
 
 
 def error_body(error: SynthError, rename: Rename = str) -> dict[str, Any]:
-    """The JSON of an error. Several problems make one message; `param` is the field of the first.
+    """Return the JSON of an error. Several problems make one message; `param` is the field of the first.
 
     rename: changes texts that name fields of a chat, for an API with other names.
     """
@@ -43,8 +43,8 @@ def error_body(error: SynthError, rename: Rename = str) -> dict[str, Any]:
         problems = [renamed(problem, rename) for problem in problems]
         message = message if isinstance(error, ContextOverflow) else str(UserError(problems))
     param = (problems[0].where or None) if problems else None
-    told = {"message": message, "type": kind, "param": param, "code": code, "problems": problems}
-    return {"error": told, "detail": message}
+    fields = {"message": message, "type": kind, "param": param, "code": code, "problems": problems}
+    return {"error": fields, "detail": message}
 
 
 def renamed(problem: Problem, rename: Rename) -> Problem:
@@ -54,7 +54,7 @@ def renamed(problem: Problem, rename: Rename) -> Problem:
 
 
 def error_response(error: SynthError, rename: Rename = str) -> Response:
-    """The HTTP response for an error."""
+    """Return the HTTP response for an error."""
     status, _, _ = _classify(error)
     headers: dict[str, str] = {}
     if isinstance(error, Transient):

@@ -1,7 +1,7 @@
-"""What becomes of each field of a chat request: it is honoured, refused with the reason, or ignored with a warning.
+"""The treatment of each field of a chat request: it is honoured, refused with the reason, or ignored with a warning.
 
-What would change the reply is never ignored on a user's own account. In a rollout nothing is refused, because its
-sampling is the job's whatever the task app sends (decision 25): there the reply's `warnings` name what has no effect.
+A field that would change the reply is never ignored on a user's own account. In a rollout no field is refused, because
+the job sets its sampling, not the task app (decision 25): there the reply's `warnings` name the fields without effect.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from synth.inference.api.requests import ChatRequest, tool_choice, tools_field
 
 
 def refuse_unserved(request: ChatRequest) -> None:
-    """Raises `UserError` with everything that would change the reply and is not served. For calls outside a rollout."""
+    """Raise `UserError` with everything that would change the reply and is not served. For calls outside a rollout."""
     problems = [*(key.problem for key in request.unread if key.problem is not None), *_uncallable(request)]
     if problems:
         raise UserError(problems)
 
 
 def ignored_fields(request: ChatRequest, *, in_rollout: bool) -> Iterator[str]:
-    """One sentence for each field of the request that has no effect. in_rollout: whether nothing was refused."""
+    """Yield one sentence for each field of the request that has no effect. in_rollout: whether nothing was refused."""
     if in_rollout:
         for problem in _uncallable(request):
             yield f"{problem.where} has no effect: {problem.fix}"
@@ -48,6 +48,6 @@ def _uncallable(request: ChatRequest) -> Iterator[Problem]:
 
 
 def _custom_tools(request: ChatRequest) -> list[str]:
-    """The places of the tools that are no functions."""
+    """Return the places of the tools that are no functions."""
     field = tools_field(request)
     return [f"{field}[{i}]" for i, tool in enumerate(request.tools or ()) if not functions_of([tool])]

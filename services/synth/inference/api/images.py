@@ -1,8 +1,8 @@
-"""The images of a chat request: had, checked and named by their content, before anything is rendered.
+"""Read, check and name by their content the images of a chat request, before anything is rendered.
 
 Each part that shows an image becomes `{"type": "image", "image": "blob://orgs/<org>/images/<sha256>"}`: records,
 transcripts and logs hold digests and never payloads. The images of a rollout are stored under that name before the
-first token is sampled: the trainer reads them there. Those of other calls are not kept.
+first token is sampled, because the trainer reads them there. Images of other calls are not stored.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ from synth.runtime import logs
 
 log = logs.get("inference")
 
-LEFT_OUT = Counter("synth_chat_images_left_out", "Images beyond what a message may show, which were left out")
+LEFT_OUT = Counter("synth_chat_images_left_out", "Images that were left out because a message has too many")
 
 
 @dataclass(frozen=True, slots=True)
 class ShownImages:
-    """The messages of a request with every image named by its blob, and the images, by that name. warnings: what was
-    dropped. dropped: how many images."""
+    """The messages of a request with every image named by its blob, and the images by that name. warnings: about the
+    images that were dropped. dropped: how many images."""
 
     messages: list[Message]
     images: Mapping[str, EngineImage] = field(default_factory=dict[str, EngineImage])
@@ -90,11 +90,11 @@ class ChatImages:
         most: a message keeps its first ones. in_prompt: all of them keep so many, the latest. context: tokens of the
         model's context. seconds: for all of them.
         history: of a rollout, whose images are stored, and in which an address stands for one image. Raises `UserError`
-        with every image that cannot be had, each by its place, and for more images than a request or the context holds;
+        with every unreadable image, each by its place, and for more images than a request or the context holds;
         `Transient` when the time is over.
         """
         messages, warnings, dropped = _leave_out(messages, most, in_prompt)
-        # Where an image may not stand it is refused before any is fetched.
+        # An image in a place without images is refused before any is fetched.
         template_messages(messages, thinks=False, sees=True)
         places: dict[str, str] = {}
         for i, message in enumerate(messages):
@@ -110,8 +110,8 @@ class ChatImages:
         return ShownImages(named, {one.shown.uri: one for one in by_address.values()}, warnings, dropped)
 
     async def _read_all(self, reader: _Reader, places: dict[str, str], *, context: int) -> dict[str, EngineImage]:
-        """The images at these addresses, some at a time; no more are read once they cannot all be shown."""
-        found: dict[str, EngineImage] = {}
+        """Return the images at these addresses, some at a time; no more are read once they cannot all be shown."""
+        images: dict[str, EngineImage] = {}
         problems: list[Problem] = []
         tokens = size = 0
         slots = self._slots.setdefault(reader.org, asyncio.Semaphore(self.at_once))
@@ -127,7 +127,7 @@ class ChatImages:
                 if isinstance(one, Problem):
                     problems.append(one)
                     continue
-                found[address] = one
+                images[address] = one
                 tokens += one.shown.tokens
                 size += len(one.body)
 
@@ -136,18 +136,18 @@ class ChatImages:
                 for _ in range(min(self.at_once, len(places))):
                     group.create_task(read())
         except ExceptionGroup as failed:
-            # The first ends the others; who asked is told of it by its own kind.
+            # The first error cancels the others; the caller gets it as its own type.
             raise failed.exceptions[0] from failed
         if not problems and size > self.request_bytes:
             what = f"the images of the request have more than {self.request_bytes:,} bytes"
             expected = "fewer or smaller ones (SYNTH_MAX_REQUEST_IMAGE_BYTES)"
             problems.append(Problem(what=what, expected=expected, where="messages"))
         if not problems and tokens >= context:
-            raise ContextOverflow(prompt=tokens, asked=1, context=context, image_tokens=tokens)
+            raise ContextOverflow(prompt=tokens, completion=1, context=context, image_tokens=tokens)
         if problems:
             order = {place: n for n, place in enumerate(places.values())}
             raise UserError(sorted(problems, key=lambda problem: order.get(problem.where, 0)))
-        return found
+        return images
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,13 +194,13 @@ class _Reader:
 
     async def _stored(self, uri: str, digest: str) -> bytes:
         try:
-            # The size is not looked at: the digest says whether it is whole.
+            # The size is not checked: the digest proves that the bytes are whole.
             return await self.source.blobs.get_bytes(BlobRef(uri=uri, size=0, sha256=digest))
         except BlobMissing as error:
             raise ImageRefused(f"{uri} is not stored here") from error
 
     async def _look(self, body: bytes) -> tuple[EngineImage, str]:
-        """The image of a file that can be decoded, and the name of its blob."""
+        """Return the image of a file that can be decoded, and the name of its blob."""
 
         digest = await self.source.decoder.check(body)
         name = f"orgs/{self.org}/images/{digest}"
@@ -211,32 +211,32 @@ class _Reader:
 def _leave_out(
     messages: list[Message], most: int | None, in_prompt: int | None
 ) -> tuple[list[Message], tuple[str, ...], int]:
-    """The messages with at most `most` images each, their first ones, and the latest `in_prompt` of all of them; a
-    sentence for each that had more; and how many images were dropped."""
+    """Return the messages with at most `most` images each, their first ones, and the latest `in_prompt` of all of them;
+    a sentence for each message that had more; and how many images were dropped."""
     kept: list[Message] = []
     dropped = 0
     warnings: list[str] = []
     left = in_prompt
     for i, message in reversed(list(enumerate(messages))):
         shown = len(image_parts(message))
-        gone = beyond = 0
+        extra = beyond = 0
         if most is not None:
-            message, gone = keep_first_images(message, most)
+            message, extra = keep_first_images(message, most)
         if left is not None:
             message, beyond = keep_last_images(message, left)
-            left -= shown - gone - beyond
-        if gone + beyond:
-            LEFT_OUT.inc(gone + beyond)
-            dropped += gone + beyond
-            log.debug("images left out", message=i, images=shown, beyond_message=gone, beyond_prompt=beyond)
-            limits = [f"a message may show {most}"] * (gone > 0) + [f"a prompt the latest {in_prompt}"] * (beyond > 0)
+            left -= shown - extra - beyond
+        if extra + beyond:
+            LEFT_OUT.inc(extra + beyond)
+            dropped += extra + beyond
+            log.debug("images left out", message=i, images=shown, beyond_message=extra, beyond_prompt=beyond)
+            limits = [f"a message may show {most}"] * (extra > 0) + [f"a prompt the latest {in_prompt}"] * (beyond > 0)
             warnings.append(f"messages[{i}] shows {shown} images, and {', '.join(limits)}: the others are left out")
         kept.append(message)
     return kept[::-1], tuple(reversed(warnings)), dropped
 
 
 def _addresses(message: Message, place: str) -> list[tuple[str, str]]:
-    """The place and the address of each image of a message."""
+    """Return the place and the address of each image of a message."""
     if isinstance(message.content, list):
         return [
             (f"{place}[{j}]", image_address(part))
@@ -247,7 +247,7 @@ def _addresses(message: Message, place: str) -> list[tuple[str, str]]:
 
 
 def _with_uris(message: Message, images: Mapping[str, EngineImage]) -> Message:
-    """The message with each image named by its blob."""
+    """Return the message with each image named by its blob."""
     shown = image_parts(message)
     if not shown:
         return message

@@ -43,7 +43,7 @@ class OpenAIField:
     """How one field is treated. taken: it has no effect on the text, and the reply does not mention it.
 
     neutral: values that change nothing, beside null; they are taken silently.
-    expected: what a refused field may say. note: why it is refused or ignored, and what to do.
+    expected: the values that a refused field may have. note: why it is refused or ignored, and what to do.
     """
 
     treatment: Treatment
@@ -122,7 +122,7 @@ ANNOTATIONS: dict[type[msgspec.Struct], dict[str, OpenAIField]] = {
         "detail": OpenAIField("ignored", ("auto", "high"), note="the model's image processor chooses the size"),
     },
     Tool: {"type": _HONOURED, "cache_control": _TAKEN},
-    # `strict` is read where a call is forced. A template that writes a tool whole shows its `return`, too.
+    # `strict` is read if a call is forced. A template that writes a tool whole shows its `return`, too.
     ToolFunction: {**dict.fromkeys(("strict", "return"), _HONOURED), "cache_control": _TAKEN},
 }
 
@@ -144,9 +144,9 @@ _OF_ASSISTANTS = frozenset(("tool_calls", "function_call", "reasoning_content", 
 _OF_OTHERS = _fields(ChatMessage) - _OF_ASSISTANTS
 _OF_TEXTS = frozenset(("type", "text"))
 _OF_ACTIONS = frozenset(("tool_name", "arguments"))
-#: By whether there is no `image_url`, which counts before `image`.
+#: Indexed by whether `image_url` is absent; it counts before `image`.
 _OF_IMAGES = (frozenset(("type", "image_url")), frozenset(("type", "image")))
-#: By whether the call is nested in `function`.
+#: Indexed by whether the call is nested in `function`.
 _OF_CALLS = (_fields(MessageToolCall) - {"function"}, _fields(MessageToolCall) - _fields(FunctionCall))
 
 
@@ -188,14 +188,14 @@ def _unread(value: Any, kind: type[msgspec.Struct], place: str, tables: Tables) 
             if isinstance(item, dict) and not (kind is ChatMessage and _is_plain(item)):
                 yield from _unread(item, kind, f"{place}[{i}]", tables)
         return
-    given = as_object(value)
-    owner, read = _read_keys(given, kind)
+    fields = as_object(value)
+    owner, read = _read_keys(fields, kind)
     if read is None:
         return
     children = _children(kind)
-    for name, inner in given.items():
+    for name, inner in fields.items():
         if name not in read:
-            field = _field(owner, name, given, place, tables)
+            field = _field(owner, name, fields, place, tables)
             if not _is_neutral(inner, field):
                 where = f"{place}.{name[:60]}".lstrip(".")
                 yield (owner, name), functools.partial(_judge, where, name, inner, field, read)
@@ -300,5 +300,5 @@ def _children(kind: type[msgspec.Struct]) -> dict[str, type[msgspec.Struct]]:
 def _struct_in(hint: Any) -> type[msgspec.Struct] | None:
     if isinstance(hint, type) and issubclass(hint, msgspec.Struct):
         return hint
-    # The last argument of an Annotated names the struct of what is decoded as a dict, or as a narrower struct.
+    # The last argument of an Annotated names the struct of a value that is decoded as a dict, or as a narrower struct.
     return next((struct for part in reversed(get_args(hint)) if (struct := _struct_in(part))), None)

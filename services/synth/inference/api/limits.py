@@ -1,4 +1,4 @@
-"""What one request may take: the bounds that an operator sets, each under its setting's name."""
+"""The bounds of one request, as the operator sets them, each under its setting's name."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ class RequestLimits:
     """The bounds of one request. body: bytes; values: JSON values in it;
     buffered: bytes of the bodies of all requests. choices: the largest `n`.
 
-    seconds: for a completion on a user's own account; a rollout's may take what is left of its rollout. end_seconds:
+    seconds: for a completion on a user's own account; a rollout's may take the rest of its rollout. end_seconds:
     for the engine to end it when that is over.
-    default_max_tokens: of a reply to a request that names no limit; None: what the context has left.
+    default_max_tokens: of a reply to a request that sets no limit; None: the rest of the context.
     """
 
     body: int = 32 << 20

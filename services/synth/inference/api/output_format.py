@@ -20,9 +20,10 @@ _SCHEMA = "response_format.json_schema.schema"
 
 @dataclass(frozen=True, slots=True)
 class OutputGrammars:
-    """answer: what the reply may say beside its reasoning: JSON, or that or calls of the tools that are offered.
+    """answer: the grammar of the reply outside its reasoning: JSON, or that or calls of the offered tools.
 
-    arguments: what a forced call's arguments may say, by function. warnings: what of the schemas is not enforced.
+    arguments: the grammar of a forced call's arguments, by function. warnings: the parts of the schemas that are not
+    enforced.
     """
 
     answer: Grammar | None = None
@@ -39,13 +40,13 @@ async def compile_output_grammars(
     limits: SchemaLimits,
     org: str,
 ) -> OutputGrammars:
-    """Compile what a request says of its output. must_call: the functions of which the reply has to call one.
+    """Compile the output format of a request. must_call: the functions of which the reply has to call one.
 
-    org: on whose behalf. Raises `UserError`, whose `where` is the place, for a format that is none and for a schema
-    that cannot be enforced.
+    org: the owner of the request. Raises `UserError`, whose `where` is the place, for an unknown format and for a
+    schema that cannot be enforced.
     """
     schema, strict = _answer_schema(request)
-    # A forced call is no answer, and what follows it is not looked at.
+    # A forced call is no answer, and text after it is not read.
     answer = None if must_call else schema
     compiler, warnings, arguments = chat.grammars, list[str](), dict[str, Grammar]()
     grammar = None
@@ -84,9 +85,9 @@ async def compile_output_grammars(
 
 
 def _answer_schema(request: ChatRequest) -> tuple[dict[str, Any] | None, bool]:
-    """The schema of the answer, None for free text, and whether all of it has to be enforced."""
-    asked = request.response_format
-    kind = "text" if asked is None else asked.get("type", "text")
+    """Return the schema of the answer, None for free text, and whether all of it has to be enforced."""
+    requested = request.response_format
+    kind = "text" if requested is None else requested.get("type", "text")
     if kind not in _FORMATS:
         raise UserError(
             Problem(
@@ -95,11 +96,11 @@ def _answer_schema(request: ChatRequest) -> tuple[dict[str, Any] | None, bool]:
                 where="response_format.type",
             )
         )
-    if asked is None or kind == "text":
+    if requested is None or kind == "text":
         return None, False
     if kind == "json_object":
         return {"type": "object"}, True
-    described = _object(asked.get("json_schema"), "response_format.json_schema")
+    described = _object(requested.get("json_schema"), "response_format.json_schema")
     strict = described.get("strict") or False
     if not isinstance(strict, bool):
         raise UserError(
@@ -114,11 +115,11 @@ def _answer_schema(request: ChatRequest) -> tuple[dict[str, Any] | None, bool]:
 
 def _functions(request: ChatRequest, must_call: tuple[str, ...]) -> list[tuple[str, Mapping[str, Any]]]:
     """Return the functions of `must_call`, each with its place in the request."""
-    found: list[tuple[str, Mapping[str, Any]]] = []
+    functions: list[tuple[str, Mapping[str, Any]]] = []
     for i, tool in enumerate(request.tools or ()):
         place = f"{tools_field(request)}[{i}]" + (".function" if "function" in tool else "")
-        found += [(place, f) for name, f in functions_of([tool]).items() if name in must_call]
-    return found
+        functions += [(place, f) for name, f in functions_of([tool]).items() if name in must_call]
+    return functions
 
 
 def _object(value: Any, where: str) -> dict[str, Any]:

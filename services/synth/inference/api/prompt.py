@@ -1,4 +1,4 @@
-"""From a chat request to its prompt: its images, and its messages rendered and tokenised."""
+"""Build the prompt of a chat request: its images, and its messages rendered and tokenised."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from synth.runtime.off_loop import INLINE_BYTES, OffLoop
 
 @dataclass(frozen=True, slots=True)
 class ModelBinding:
-    """What one call runs on. model: its name in the reply. org: on whose behalf; its images are its own. sampling: the
-    job's, for a rollout's call."""
+    """The engine and settings of one call. model: its name in the reply. org: the owner; its images are its own.
+    sampling: the job's, for a rollout's call."""
 
     engine: Engine
     chat: ChatFormat
@@ -38,7 +38,7 @@ async def show_images(
     *,
     seconds: float,
 ) -> ShownImages:
-    """The request's messages with their images. A text model is shown none: its template refuses them."""
+    """Return the request's messages with their images. A text model is shown none: its template refuses them."""
     job = binding.sampling
     most = images.per_message if job is None or job.max_images_per_message is None else job.max_images_per_message
     if binding.chat.processor is None:
@@ -90,12 +90,12 @@ def build_prompt(
         return binding.chat.prompt(conversation, history, shown.images, most=context - 1)
     except TooManyTokens as error:
         default = default_max_tokens(binding, limits)
-        asked = build_sampling_params(request, binding.sampling, default_max_tokens=default).max_tokens
+        completion = build_sampling_params(request, binding.sampling, default_max_tokens=default).max_tokens
         # The text has one token for each image.
         image_tokens = sum(image.shown.tokens for image in shown.images.values())
         raise ContextOverflow(
             prompt=error.tokens + image_tokens - len(shown.images),
-            asked=asked,
+            completion=completion,
             context=context,
             image_tokens=image_tokens,
             exact=error.exact and not image_tokens,

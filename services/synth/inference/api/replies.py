@@ -22,7 +22,7 @@ from synth.inference.tokenizers import Tokenizer
 
 @dataclass(frozen=True, slots=True)
 class ReplyContext:
-    """What a call runs on. prompt_ids: of its prompt. warnings: what the client requested without effect."""
+    """The inputs of a call. prompt_ids: of its prompt. warnings: the fields of the request that have no effect."""
 
     model: str
     tokenizer: Tokenizer
@@ -33,7 +33,7 @@ class ReplyContext:
 class FinishedChoice(NamedTuple):
     """One choice of a call, sampled to its end.
 
-    texts: the text that became certain with each of the deltas. rest: what was held back until the end.
+    texts: the text that became certain with each of the deltas. rest: the text that was held back until the end.
     """
 
     reply: ParsedReply
@@ -53,7 +53,7 @@ class ReplyWriter(Protocol):
     def id(self) -> str: ...
     @property
     def by_token(self) -> bool:
-        """Whether a whole reply needs deltas as small as those of a stream."""
+        """Whether a whole reply needs deltas as small as the deltas of a stream."""
         ...
 
     def body(self, choices: Sequence[FinishedChoice], usage: Usage) -> bytes: ...
@@ -83,7 +83,7 @@ class ChatCall:
 
 @dataclass(frozen=True, slots=True)
 class ReplyOptions:
-    """What the client wants to find in the reply. warnings: what else it asked for, without effect."""
+    """The options of the reply that the client has set. warnings: the fields of its request that have no effect."""
 
     id: str
     model: str
@@ -96,7 +96,7 @@ class ReplyOptions:
 
 @dataclass(slots=True)
 class Usage:
-    """The tokens of a call. sampled: in all its choices, reasoning included. forced: those that no policy sampled."""
+    """The tokens of a call. sampled: in all its choices, reasoning included. forced: tokens that no policy sampled."""
 
     prompt: int
     sampled: int = 0
@@ -109,7 +109,7 @@ class Usage:
         self.forced += sum(len(delta.token_ids) for delta in deltas if not delta.sampled)
 
     def json(self) -> dict[str, Any]:
-        """OpenAI's `usage`. `completion_tokens` counts the sampled tokens, so that `max_tokens` bounds it."""
+        """Return OpenAI's `usage`. `completion_tokens` counts the sampled tokens, so that `max_tokens` bounds it."""
         return {
             "prompt_tokens": self.prompt,
             "completion_tokens": self.sampled,
@@ -121,7 +121,7 @@ class Usage:
 def choice_json(
     index: int, reply: ParsedReply, deltas: Sequence[ReplyDelta], options: ReplyOptions, tokenizer: Tokenizer
 ) -> dict[str, Any]:
-    """One of a completion's `choices`."""
+    """Return one of a completion's `choices`."""
     choice: dict[str, Any] = {
         "index": index,
         "message": _message_json(reply.message),
@@ -136,7 +136,7 @@ def choice_json(
 def completion_json(
     choices: Sequence[dict[str, Any]], usage: Usage, options: ReplyOptions, prompt_ids: list[int]
 ) -> dict[str, Any]:
-    """The `chat.completion` object."""
+    """Return the `chat.completion` object."""
     body: dict[str, Any] = {
         "id": options.id,
         "object": "chat.completion",
@@ -210,12 +210,12 @@ class ChunkWriter:
         self._index = index
 
     def first_chunk(self) -> dict[str, Any]:
-        """The first chunk: the role, and in the first choice's chunk the warnings."""
+        """Return the first chunk: the role, and in the first choice's chunk the warnings."""
         chunk = self._chunk({"role": "assistant", "content": ""})
         return chunk if self._index else chunk | _warnings(self._options)
 
     def chunks(self, delta: ReplyDelta, text: TextDelta) -> Iterator[dict[str, Any]]:
-        """The chunks for new tokens, if any text became certain or logprobs were asked for."""
+        """Yield the chunks for new tokens, if any text became certain or logprobs were requested."""
         detailed = self._options.logprobs or self._options.token_ids
         if text.reasoning:
             # The token details go into the last of the chunks that these tokens make.
@@ -224,7 +224,7 @@ class ChunkWriter:
             yield self._chunk({"content": text.content}, delta=delta if detailed else None)
 
     def last_chunks(self, reply: ParsedReply, rest: TextDelta) -> Iterator[dict[str, Any]]:
-        """The last chunks: the text that was held back, tool calls, and the finish reason."""
+        """Yield the last chunks: the text that was held back, tool calls, and the finish reason."""
         if rest.reasoning:
             yield self._chunk(_reasoning_json(rest.reasoning))
         if rest.content:
@@ -246,7 +246,7 @@ class ChunkWriter:
 
 
 def usage_chunk(usage: Usage, options: ReplyOptions) -> dict[str, Any]:
-    """The last chunk of a stream whose usage was asked for."""
+    """Return the last chunk of a stream whose usage was requested."""
     return {**_chunk_base(options), "choices": [], "usage": usage.json()}
 
 
@@ -268,7 +268,7 @@ def _message_json(message: Message) -> dict[str, Any]:
 
 
 def _reasoning_json(reasoning: str) -> dict[str, str]:
-    """The reasoning under both names that clients look for."""
+    """Return the reasoning under both names that clients look for."""
     return {"reasoning_content": reasoning, "reasoning": reasoning}
 
 
@@ -281,7 +281,7 @@ def _call_json(call: MessageToolCall) -> dict[str, Any]:
 
 
 def logprobs_json(deltas: Sequence[ReplyDelta], tokenizer: Tokenizer) -> dict[str, Any]:
-    """One entry for each of `token_ids`; a forced token has logprob 0 and is marked as not sampled."""
+    """Return one entry for each of `token_ids`; a forced token has logprob 0 and is marked as not sampled."""
     content: list[dict[str, Any]] = []
     known: dict[int, tuple[str, list[int]]] = {}
 

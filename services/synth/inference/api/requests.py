@@ -1,4 +1,4 @@
-"""The body of a chat request: decodes and checks it, and reads what it says of sampling, tools and thinking."""
+"""The body of a chat request: decodes and checks it, and reads its sampling, tools and thinking."""
 
 from __future__ import annotations
 
@@ -70,9 +70,9 @@ class ResponseFormat(msgspec.Struct):
 
 
 class ChatRequest(msgspec.Struct, kw_only=True):
-    """The fields of a chat-completions body that are read; what becomes of others is in `synth.inference.api.keys`.
+    """The fields of a chat-completions body that are read; `synth.inference.api.keys` decides about all others.
 
-    A struct beside the type of a field names the keys of its objects, which stay as they came.
+    A struct beside the type of a field names the keys of its objects, which are kept unchanged.
     """
 
     messages: Annotated[list[Message], ChatMessage]
@@ -116,7 +116,7 @@ class JobSampling:
     banned: token ids that the policy must never sample; the trainer leaves them out of its softmax too.
     thinking: whether the model thinks; None leaves it to the app. thinking_budget: the most reasoning tokens.
     constrain_tools: whether a tool call that the app requires is forced. max_images_per_message: the most that a
-    message shows; None: what the service allows. max_images_per_prompt: the most that all messages show; None: any.
+    message shows; None: the service's limit. max_images_per_prompt: the most that all messages show; None: any.
     """
 
     temperature: float = 1.0
@@ -133,14 +133,14 @@ class JobSampling:
     @classmethod
     def of(cls, job: RlJob | EvalJob) -> JobSampling:
         """Take the sampling from a job's settings."""
-        rollout, asked = job.rollout, job.rollout.sampling
+        rollout, sampling = job.rollout, job.rollout.sampling
         return cls(
-            temperature=asked.temperature,
-            max_tokens=asked.max_tokens,
-            top_p=asked.top_p,
-            top_k=asked.top_k,
-            thinking=asked.thinking,
-            thinking_budget=asked.thinking_budget,
+            temperature=sampling.temperature,
+            max_tokens=sampling.max_tokens,
+            top_p=sampling.top_p,
+            top_k=sampling.top_k,
+            thinking=sampling.thinking,
+            thinking_budget=sampling.thinking_budget,
             constrain_tools=rollout.constrain_tools,
             max_images_per_message=job.vision.max_images_per_message if job.vision is not None else None,
             max_images_per_prompt=job.vision.max_images_per_prompt if job.vision is not None else None,
@@ -152,13 +152,13 @@ _T = TypeVar("_T")
 
 def decode_request(body: bytes, *, max_choices: int) -> ChatRequest:
     """Decode and check a body. max_choices: the largest `n`. Raises `UserError`, whose `where` is the field."""
-    given = decode_json(body)
+    body_json = decode_json(body)
     unread = list[UnreadKey]()
-    if isinstance(given, dict):
-        unread = unread_keys([(given, ChatRequest, "")])
-        given.pop("(unread)", None)
-        _take_older_names(given.get("messages"))
-    return read_request(given, unread, max_choices=max_choices)
+    if isinstance(body_json, dict):
+        unread = unread_keys([(body_json, ChatRequest, "")])
+        body_json.pop("(unread)", None)
+        _take_older_names(body_json.get("messages"))
+    return read_request(body_json, unread, max_choices=max_choices)
 
 
 def decode_json(body: bytes) -> Any:
@@ -187,7 +187,7 @@ def read_request(
 
 
 def _overruled(r: ChatRequest) -> Iterator[UnreadKey]:
-    """Yield the fields of which another one counts in its place, and differs."""
+    """Yield the fields that have no effect because another one counts, with another value."""
     beside, called = r.extra_body and r.extra_body.chat_template_kwargs, r.function_call
     overruled = {
         ("functions", "tools"): r.functions and r.tools,
@@ -211,9 +211,9 @@ def _called(choice: str | dict[str, Any]) -> Any:
 
 
 def _take_older_names(messages: Any) -> None:
-    """Write the older names of tool calls, and of the role of their results, as those of today.
+    """Write the older names of tool calls, and of the role of their results, as the names of today.
 
-    Raises `UserError`, with the place as it came.
+    Raises `UserError`, with the place as the client sent it.
     """
     for i, message in enumerate(messages if isinstance(messages, list) else ()):
         if not isinstance(message, dict):
@@ -242,7 +242,7 @@ def _problems(r: ChatRequest, max_choices: int) -> list[Problem]:
 
     limit = max_tokens(r)
     fewer = "send several requests, or have the operator raise SYNTH_MAX_CHOICES"
-    found: list[tuple[bool, Problem]] = [
+    problems: list[tuple[bool, Problem]] = [
         (not r.messages, wrong("messages", [], "at least one message")),
         (limit is not None and limit < 1, wrong("max_tokens", limit, "1 or more")),
         (not 0 <= (r.temperature or 0) <= 2, wrong("temperature", r.temperature, "0 to 2")),
@@ -261,7 +261,7 @@ def _problems(r: ChatRequest, max_choices: int) -> list[Problem]:
         ),
         ("" in stop_strings(r), wrong("stop", r.stop, "strings that are not empty")),
     ]
-    found += [
+    problems += [
         (budget is not None and budget < 0, wrong(where, budget, "0 or more tokens"))
         for where, budget in _thinking_budgets(r)
     ]
@@ -270,11 +270,11 @@ def _problems(r: ChatRequest, max_choices: int) -> list[Problem]:
         for i, message in enumerate(r.messages)
         if message.role not in ROLES
     ]
-    return [problem for is_wrong, problem in found if is_wrong] + roles
+    return [problem for is_wrong, problem in problems if is_wrong] + roles
 
 
 def max_tokens(request: ChatRequest) -> int | None:
-    """The limit that the request names, by either name of the field."""
+    """Return the limit that the request names, by either name of the field."""
     return request.max_completion_tokens if request.max_completion_tokens is not None else request.max_tokens
 
 
@@ -285,12 +285,12 @@ def stop_strings(request: ChatRequest) -> tuple[str, ...]:
 
 
 def num_choices(request: ChatRequest) -> int:
-    """How many replies the request asks for."""
+    """Return how many replies the request has to get."""
     return 1 if request.n is None else request.n
 
 
 def offered_tools(request: ChatRequest) -> Sequence[dict[str, Any]]:
-    """The functions that the model may call: those that `tool_choice` allows."""
+    """Return the functions that the model may call, as `tool_choice` allows."""
     if tool_choice(request) == "none":
         return ()
     allowed = allowed_tools(request)
@@ -299,12 +299,12 @@ def offered_tools(request: ChatRequest) -> Sequence[dict[str, Any]]:
 
 
 def tools_field(request: ChatRequest) -> str:
-    """The field that has the tools."""
+    """Return the field that has the tools."""
     return "functions" if request.functions and request.tools is request.functions else "tools"
 
 
 def tool_choice(request: ChatRequest) -> str | dict[str, Any] | None:
-    """The choice among the tools, by either name of the field: `function_call` is the old one.
+    """Return the choice among the tools, by either name of the field: `function_call` is the old one.
 
     A choice of the type "allowed_tools" is its mode.
     """
@@ -316,7 +316,7 @@ def tool_choice(request: ChatRequest) -> str | dict[str, Any] | None:
 
 
 def allowed_tools(request: ChatRequest) -> frozenset[str] | None:
-    """The names of the functions that a choice of the type "allowed_tools" lists; None where it lists none."""
+    """Return the functions that a choice of the type "allowed_tools" lists, by name; None for any other choice."""
     choice = request.tool_choice
     if not isinstance(choice, dict) or choice.get("type") != "allowed_tools":
         return None
@@ -325,40 +325,41 @@ def allowed_tools(request: ChatRequest) -> frozenset[str] | None:
 
 
 def one_call(request: ChatRequest) -> bool:
-    """Whether the reply ends after its first tool call."""
-    asked = request.stop_after_tool_calls or (request.extra_body and request.extra_body.stop_after_tool_calls)
-    return bool(offered_tools(request)) and (asked == 1 or request.parallel_tool_calls is False)
+    """Return whether the reply ends after its first tool call."""
+    limit = request.stop_after_tool_calls or (request.extra_body and request.extra_body.stop_after_tool_calls)
+    return bool(offered_tools(request)) and (limit == 1 or request.parallel_tool_calls is False)
 
 
 def thinking_wishes(request: ChatRequest) -> list[tuple[str, bool]]:
-    """What the request says of thinking: each place, and whether it asks the model to think. The first one counts.
+    """Return the request's settings of thinking: each place, and whether the model shall think. The first one counts.
 
-    `thinking_mode` is what an evaluation hands to its task app, so it counts before what the app's client adds.
+    `thinking_mode` is what an evaluation sends to its task app, so it counts before the fields that the app's client
+    adds.
     """
     settings = _template_settings(request)
     mode, enabled, effort = request.thinking_mode, settings and settings.enable_thinking, request.reasoning_effort
-    found = [
+    wishes = [
         ("thinking_mode", None if mode is None else mode == "think"),
         ("chat_template_kwargs.enable_thinking", enabled),
         ("reasoning_effort", None if effort is None else effort not in ("none", "minimal")),
     ]
-    return [(place, wish) for place, wish in found if wish is not None]
+    return [(place, wish) for place, wish in wishes if wish is not None]
 
 
 def thinking_budget_wishes(request: ChatRequest) -> list[tuple[str, int]]:
-    """What the request says of the most reasoning tokens: each place and number. The first one counts."""
+    """Return the request's limits of reasoning tokens: each place and number. The first one counts."""
     return [(place, budget) for place, budget in _thinking_budgets(request) if budget is not None]
 
 
 def build_sampling_params(request: ChatRequest, job: JobSampling | None, *, default_max_tokens: int) -> SamplingParams:
-    """The job's sampling for a rollout, in which the app can only lower the tokens; else that of the request.
+    """Return the job's sampling for a rollout, in which the app can only lower the tokens; else the request's sampling.
 
-    default_max_tokens: where neither names a limit.
+    default_max_tokens: if neither sets a limit.
     """
-    asked = max_tokens(request)
+    requested = max_tokens(request)
     if job is not None:
         return SamplingParams(
-            max_tokens=min(job.max_tokens, asked or job.max_tokens),
+            max_tokens=min(job.max_tokens, requested or job.max_tokens),
             temperature=job.temperature,
             top_p=job.top_p,
             top_k=job.top_k,
@@ -368,7 +369,7 @@ def build_sampling_params(request: ChatRequest, job: JobSampling | None, *, defa
         )
     temperature = 1.0 if request.temperature is None else request.temperature
     return SamplingParams(
-        max_tokens=asked or default_max_tokens,
+        max_tokens=requested or default_max_tokens,
         # Logits divided by almost zero are not finite, and so low a temperature draws the likeliest token anyway.
         temperature=0.0 if temperature < _GREEDY_BELOW else temperature,
         top_p=1.0 if request.top_p is None else max(request.top_p, _MIN_TOP_P),
@@ -391,9 +392,9 @@ def _template_settings(request: ChatRequest) -> TemplateSettings | None:
 
 def _thinking_budgets(request: ChatRequest) -> list[tuple[str, int | None]]:
     settings, beside = request.chat_template_kwargs, request.extra_body
-    found = [("thinking_budget", request.thinking_budget)]
+    budgets = [("thinking_budget", request.thinking_budget)]
     if settings is not None:
-        found.append(("chat_template_kwargs.thinking_budget", settings.thinking_budget))
+        budgets.append(("chat_template_kwargs.thinking_budget", settings.thinking_budget))
     if beside is not None and beside.chat_template_kwargs is not None:
-        found.append(("extra_body.chat_template_kwargs.thinking_budget", beside.chat_template_kwargs.thinking_budget))
-    return found
+        budgets.append(("extra_body.chat_template_kwargs.thinking_budget", beside.chat_template_kwargs.thinking_budget))
+    return budgets

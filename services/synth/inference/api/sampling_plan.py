@@ -1,6 +1,6 @@
 """Builds the conversation and the sampling plan of a reply from a chat request and, for a rollout, from its job.
 
-The job decides about a rollout's thinking if it says something of it. A tool call is forced on a rollout only if the
+If the job sets a rollout's thinking, its setting counts. A tool call is forced on a rollout only if the
 job wants that (decision 25), because forced tokens are not the policy's.
 """
 
@@ -44,9 +44,9 @@ _NAMED = 20
 
 
 def build_conversation(request: ChatRequest, job: JobSampling | None = None) -> Conversation:
-    """The messages, the tools unless they are switched off, and whether the model is asked to think."""
-    asked, budget = _thinking(request, job)
-    return Conversation(request.messages, offered_tools(request), asked is True and budget != 0)
+    """Return the messages, the tools unless they are switched off, and whether the model shall think."""
+    thinks, budget = _thinking(request, job)
+    return Conversation(request.messages, offered_tools(request), thinks is True and budget != 0)
 
 
 def forced_functions(request: ChatRequest, job: JobSampling | None, family: Family) -> tuple[str, ...]:
@@ -84,12 +84,12 @@ def build_sampling_plan(
     default_max_tokens: int,
     vocabulary: int,
 ) -> GenerationPlan:
-    """How the reply to a prompt is sampled. thinking: of its conversation. must_call: see `forced_functions`.
+    """Return how the reply to a prompt is sampled. thinking: of its conversation. must_call: see `forced_functions`.
 
     default_max_tokens: of a reply that neither the request nor a job bounds. vocabulary: of the model. Raises
     `UserError` for a `logit_bias` that cannot be.
     """
-    family, (asked, budget) = chat.family, _thinking(request, job)
+    family, (thinks, budget) = chat.family, _thinking(request, job)
     params = build_sampling_params(request, job, default_max_tokens=default_max_tokens)
     return GenerationPlan(
         params=replace(
@@ -99,8 +99,8 @@ def build_sampling_plan(
         ),
         thinks=thinking and family.thinks,
         opening=chat.opening(prompt_ids),
-        # With a budget of 0, reasoning that the template opens is closed at once.
-        thinking_budget=0 if asked is False else budget,
+        # If the budget is 0, reasoning that the template opens is closed at once.
+        thinking_budget=0 if thinks is False else budget,
         tools=offered_tools(request),
         one_call=one_call(request) or (bool(must_call) and tool_choice(request) != "required"),
         must_call=must_call,
@@ -110,13 +110,13 @@ def build_sampling_plan(
 
 
 def find_ineffective(request: ChatRequest, job: JobSampling | None, family: Family) -> tuple[str, ...]:
-    """Find what the request asks for and does not get: one sentence each, returned to the client in the reply.
+    """Find the fields of the request that have no effect: one sentence each, returned to the client in the reply.
 
     These are not errors, because task apps send them with every call, and an error would end their rollouts.
     """
     warnings = [*ignored_fields(request, in_rollout=job is not None), *_overruled_by_job(request, job)]
-    asked, budget = _thinking(request, job)
-    if asked and budget is not None and not family.thinks:
+    thinks, budget = _thinking(request, job)
+    if thinks and budget is not None and not family.thinks:
         warnings.append("thinking_budget has no effect: this model's chat template knows no `<think>`")
     if _unread_tools(request, family):
         warnings.append(f"tools has no effect: {_UNREAD}; a call is content")
@@ -153,22 +153,22 @@ def _wrong_biases(biases: dict[str, float], vocabulary: int) -> Iterator[Problem
 
 
 def _unread_tools(request: ChatRequest, family: Family) -> bool:
-    """Whether the model may call tools, and its family writes no calls that can be read."""
+    """Return whether the model may call tools, and its family writes no calls that can be read."""
     return family.calls is None and bool(offered_tools(request))
 
 
 def _thinking(request: ChatRequest, job: JobSampling | None) -> tuple[bool | None, int | None]:
-    """Whether the model is told to think, and the most reasoning tokens."""
-    asked = next((wish for _, wish in thinking_wishes(request)), None)
+    """Return whether the model shall think, and the most reasoning tokens."""
+    thinks = next((wish for _, wish in thinking_wishes(request)), None)
     budget = next((wish for _, wish in thinking_budget_wishes(request)), None)
     if job is None:
-        return asked, budget
+        return thinks, budget
     budgets = [b for b in (job.thinking_budget, budget) if b is not None]
-    return asked if job.thinking is None else job.thinking, min(budgets, default=None)
+    return thinks if job.thinking is None else job.thinking, min(budgets, default=None)
 
 
 def _overruled_by_job(request: ChatRequest, job: JobSampling | None) -> Iterator[str]:
-    """One sentence for each wish about sampling and thinking that another one, or the job's, counts before."""
+    """Yield one sentence for each wish about sampling and thinking that another one, or the job's, counts before."""
     wishes = thinking_wishes(request)
     if job is not None and job.thinking is not None:
         wishes.insert(0, ("the job's thinking_mode", job.thinking))
@@ -180,9 +180,9 @@ def _overruled_by_job(request: ChatRequest, job: JobSampling | None) -> Iterator
     for place, budget in thinking_budget_wishes(request)[:1]:
         if job.thinking_budget is not None and budget > job.thinking_budget:
             yield f"{place} {budget} has no effect: the job's is {job.thinking_budget}"
-    asked = max_tokens(request)
-    if asked is not None and asked > job.max_tokens:
-        yield f"max_tokens {asked} has no effect: the job's is {job.max_tokens}"
+    requested = max_tokens(request)
+    if requested is not None and requested > job.max_tokens:
+        yield f"max_tokens {requested} has no effect: the job's is {job.max_tokens}"
     for name, wish, ours in (
         ("temperature", request.temperature, job.temperature),
         ("top_p", request.top_p, job.top_p),
@@ -198,21 +198,21 @@ def _overruled_by_job(request: ChatRequest, job: JobSampling | None) -> Iterator
 
 
 def _must_call(request: ChatRequest) -> tuple[str, ...] | Problem:
-    """The functions of which the reply must call one, maybe none; or the problem with the request's choice."""
+    """Return the functions of which the reply must call one, maybe none; or the problem with the request's choice."""
     choice, names = tool_choice(request), tuple(functions_of(offered_tools(request)))
     where = "function_call" if request.tool_choice is None else "tool_choice"
     if choice in (None, "auto", "none"):
         return ()
     if isinstance(choice, dict):
         function: Any = choice.get("function", choice)
-        wanted: Any = function.get("name") if isinstance(function, dict) else None
-        if wanted not in names:
+        requested: Any = function.get("name") if isinstance(function, dict) else None
+        if requested not in names:
             return Problem(
-                what=f"there is no tool {str(wanted)[:60]!r}",
+                what=f"there is no tool {str(requested)[:60]!r}",
                 expected=f"one of {', '.join(names[:20])}" if names else "the name of a function in `tools`",
                 where=where,
             )
-        names = (str(wanted),)
+        names = (str(requested),)
     elif choice != "required":
         expected = "none, auto, required or one function"
         return Problem(what=f"{where} is {str(choice)[:60]!r}", expected=expected, where=where)

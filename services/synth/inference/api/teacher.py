@@ -1,4 +1,4 @@
-"""What the teacher of a job says of the tokens that its policy sampled."""
+"""The log-probabilities of a job's teacher for the tokens that its policy sampled."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from collections.abc import Sequence
 from synth.errors import Problem, UserError
 from synth.inference.engines.protocol import Engine
 
-#: What a prompt has to have room for beside what is scored (`Engine.score`).
+#: The tokens that a context has to have beside the scored ones (`Engine.score`).
 _SPARE = 1
 
 
 async def score_tokens(engine: Engine, token_ids: Sequence[int]) -> list[float | None]:
-    """Log-probabilities (nats, temperature 1) of token_ids[1:] under a teacher.
+    """Return the log-probabilities (nats, temperature 1) of token_ids[1:] under a teacher.
 
-    The last one is None where the tokens fill its context to the end: an engine scores one token fewer than it holds.
-    Raises `UserError` for a token that it does not know, for a text that is longer than its context, and where it gives
+    The last one is None if the tokens fill its context to the end: an engine scores one token fewer than it holds.
+    Raises `UserError` for an unknown token, for a text that is longer than its context, and if it gives
     a token no finite log-probability; `Transient` when it dies.
     """
     unknown = [token for token in token_ids if not 0 <= token < engine.vocabulary]

@@ -1,4 +1,4 @@
-"""Sampling one reply, over several requests to the engine where some of its tokens are forced.
+"""Sampling one reply, with several requests to the engine if some of its tokens are forced.
 
 An engine takes tokens and gives tokens. What a reply must contain (the end of reasoning that has reached its
 budget, the beginning of a tool call) is appended to the prompt, and sampling goes on after it: the forced tokens are
@@ -54,12 +54,12 @@ class ReplyDelta:
 class GenerationPlan:
     """How one reply is sampled. params: of the whole reply; its stop strings are the client's.
 
-    thinks: whether it may begin with reasoning. opening: where it begins, by its prompt.
+    thinks: whether it may begin with reasoning. opening: how the prompt makes it begin.
     thinking_budget: sampled tokens after which reasoning is closed; None leaves its end to the model.
-    tools: those that it may call. one_call: whether it ends after its first tool call. must_call: the functions of
+    tools: the tools that it may call. one_call: whether it ends after its first tool call. must_call: the functions of
     which it has to call one.
-    grammar: what its answer may say, after the reasoning. argument_grammars: what the arguments of the forced call may
-    say, for some of the functions.
+    grammar: of its answer, after the reasoning. argument_grammars: of the arguments of the forced call, for some of the
+    functions.
     """
 
     params: SamplingParams
@@ -74,7 +74,7 @@ class GenerationPlan:
 
     @property
     def must_answer(self) -> bool:
-        """Whether something has to follow the reasoning, whatever the model would do there."""
+        """Whether the reasoning must be followed by an answer or a call, independent of the model."""
         return bool(self.must_call) or self.grammar is not None
 
     @property
@@ -92,8 +92,8 @@ class GenerationPlan:
 class Generation:
     """The sampling of one reply.
 
-    images: those that the prompt shows. request_id: of the engine's requests, which append their number. time: for all
-    of them.
+    images: the images that the prompt shows. request_id: of the engine's requests, which append their number. time: for
+    all of them.
     """
 
     def __init__(
@@ -137,7 +137,7 @@ class Generation:
             self._engine.abort(self._running_request)
 
     async def deltas(self) -> AsyncGenerator[ReplyDelta]:
-        """The reply: deltas as they come if `stream`, else few and large. Raises what the engine raises."""
+        """Yield the reply: small deltas at once if `stream`, else few and large. Raises the engine's errors."""
         for phase in (self._think, self._start_forced_call, self._forced_arguments, self._answer):
             async with aclosing(phase()) as deltas:
                 async for delta in deltas:
@@ -146,12 +146,12 @@ class Generation:
                         return
 
     async def _think(self) -> AsyncGenerator[ReplyDelta]:
-        """The reasoning, up to where it is closed, by the model or by force."""
+        """Sample the reasoning, until the model or a forced token closes it."""
         plan = self._plan
         if not plan.stops_at_reasoning_end:
             return
         if plan.must_answer and not plan.in_reasoning:
-            # Otherwise the reply might begin with any text, and what has to follow would be forced after it.
+            # Otherwise the reply might begin with any text, and the required answer would be forced after it.
             self._forced = f"{THINK}\n"
         budget = self._tokens_left if plan.thinking_budget is None else plan.thinking_budget
         while budget > 0 and self._tokens_left > 0:
@@ -180,7 +180,7 @@ class Generation:
             self._forced += THINK_CLOSING.lstrip() if reply_text.endswith("\n") else THINK_CLOSING
 
     def _is_over(self, last: Delta, room: int) -> bool:
-        """Whether the reply has ended in its reasoning, or without any. room: tokens that could still have come."""
+        """Return whether the reply has ended in its reasoning, or without any. room: tokens that could still come."""
         if last.finish_reason == "length":
             # With room left it was the context that was full: no token fits after it.
             return room > 0
@@ -189,12 +189,12 @@ class Generation:
         return True
 
     def _in_reasoning(self, more: Sequence[int] = ()) -> bool:
-        """Whether what has been said so far, or is about to be, began with reasoning that is not closed yet."""
+        """Return whether the reply so far, with the tokens to be added, began with reasoning that is not closed yet."""
         reply_text = self._tokenizer.decode([*self._ids[self._prompt_length :], *more]) + self._forced
         return self._plan.in_reasoning or reply_text.lstrip().startswith(THINK)
 
     async def _start_forced_call(self) -> AsyncGenerator[ReplyDelta]:
-        """The beginning of a tool call, up to its arguments: the model chooses among several functions."""
+        """Yield the beginning of a tool call, up to its arguments: the model chooses among several functions."""
         names, calls = self._plan.must_call, self._family.calls
         if not names or calls is None:
             return
@@ -216,7 +216,7 @@ class Generation:
         self._called = names[heads.index(head)]
 
     async def _forced_arguments(self) -> AsyncGenerator[ReplyDelta]:
-        """The arguments of a forced call whose function has a grammar for them, and the call's end."""
+        """Yield the arguments of a forced call whose function has a grammar for them, and the call's end."""
         grammar, calls = self._plan.argument_grammars.get(self._called or ""), self._family.calls
         if grammar is None or calls is None or self._tokens_left <= 0:
             return
@@ -242,7 +242,7 @@ class Generation:
                 yield forced
 
     def _matching_prefix(self, name: Delta, heads: list[str]) -> tuple[Delta, str]:
-        """The longest beginning of `name` with which one of `heads` begins too, and its text."""
+        """Return the longest beginning of `name` with which one of `heads` begins too, and its text."""
         n, text = 0, ""
         for k in range(1, len(name.token_ids) + 1):
             grown = self._tokenizer.decode(name.token_ids[:k])
@@ -265,7 +265,7 @@ class Generation:
     async def _sample(
         self, limit: int, stops: tuple[str, ...], *, whole: bool = False, grammar: Grammar | None = None
     ) -> AsyncGenerator[Delta]:
-        """One request to the engine, for what follows the prompt, the reply so far and the forced text.
+        """Send one request for the text after the prompt, the reply so far and the forced text, and yield its deltas.
 
         stops: stop strings beside the client's own. whole: one delta, also of a reply that is streamed. grammar: what
         may be sampled.
@@ -308,7 +308,7 @@ class Generation:
             self._running_request = None
 
     def _emit(self, delta: Delta, *, finished: bool = False, grammar: Grammar | None = None) -> Iterator[ReplyDelta]:
-        """The engine's delta, after the forced tokens that come before it. grammar: what it was sampled under."""
+        """Yield the engine's delta, after the forced tokens before it. grammar: under which it was sampled."""
         if delta.token_ids and self._forced:
             self._version = delta.versions[0]
             yield from self._emit_forced(None)
@@ -328,7 +328,7 @@ class Generation:
             yield from self._emit_forced(delta.finish_reason)
 
     def _emit_forced(self, finish_reason: FinishReason | None) -> Iterator[ReplyDelta]:
-        """The forced tokens, with the version of the token beside them."""
+        """Yield the forced tokens, with the version of the token beside them."""
         forced = self._tokenizer.encode(self._forced)
         self._ids += forced
         self._forced = ""
@@ -350,7 +350,7 @@ class _FirstCall:
 
     @property
     def closing(self) -> str:
-        """What the calls so far lack to be whole."""
+        """The part that the calls so far lack to be whole."""
         return self._reader.syntax.closing if self._reader.syntax is not None and self._reader.unclosed else ""
 
     def ends(self, token_ids: Sequence[int]) -> int | None:
@@ -366,7 +366,7 @@ _EMPTY = Delta([], [], [])
 
 
 def derive_seed(seed: int | None, number: int) -> int | None:
-    """The seed of draws that do not repeat those of `seed`; number 0 is `seed` itself."""
+    """Return the seed of draws that do not repeat the draws of `seed`; number 0 is `seed` itself."""
     if seed is None or number == 0:
         return seed
     digest = hashlib.blake2b(f"{seed}:{number}".encode(), digest_size=8).digest()

@@ -1,7 +1,8 @@
-"""From the tokens of a reply, as they come, to what it says: reasoning, content, tool calls.
+"""Read the tokens of a reply, as they arrive, as reasoning, content and tool calls.
 
 Invariants: whole and streamed replies are read by the same code, and their deltas joined are the same, however the
-tokens were cut; text is given out once no later token can change it; whatever a model says is read, never refused.
+tokens were cut; text is given out once no later token can change it; every text of a model can be read, none is
+refused.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ class TextDelta(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ParsedReply:
-    """What the model said. finish_reason: OpenAI's word. reasoning_tokens: sampled ones of the reasoning.
+    """The content of a model's reply. finish_reason: OpenAI's word. reasoning_tokens: sampled ones of the reasoning.
 
     malformed_call: whether it began a tool call that cannot be read, or one whose arguments are no JSON object.
     """
@@ -45,9 +46,9 @@ class ParsedReply:
 class ReplyParser:
     """Reads one reply.
 
-    opening: where it begins, by its prompt. stop: strings that are cut off. must_call: the functions of which it was
-    made to call one; this call is read even if it is cut off.
-    json: whether its answer is JSON, in whose strings a call is text.
+    opening: how the prompt makes it begin. stop: strings that are cut off. must_call: the functions of which one call
+    was forced; this call is read even if it is cut off. json: whether its answer is JSON, in whose strings a call is
+    text.
     """
 
     def __init__(
@@ -74,7 +75,7 @@ class ReplyParser:
         self._forced_end: int | None = None
 
     def feed(self, delta: ReplyDelta) -> TextDelta:
-        """What has become certain with these tokens. The stop string of the last delta is cut off."""
+        """Return the text that has become certain with these tokens. The stop string of the last delta is cut off."""
         text = self._text.feed(delta.token_ids)
         if delta.sampled:
             self._sampled_ids += delta.token_ids
@@ -84,17 +85,17 @@ class ReplyParser:
             self._pending += text + self._text.rest()
             certain, self._pending = self._without_stop(delta.stop_text), ""
         elif not delta.sampled:
-            # The engine looks for stop strings in what it samples, and nowhere else.
+            # The engine looks for stop strings only in the tokens that it samples.
             certain, self._pending = self._pending + text, ""
         else:
             self._pending += text
-            held = max((_overlap(self._pending, stop) for stop in self._stop), default=0)
-            certain = self._pending[: len(self._pending) - held]
+            overlap = max((_overlap(self._pending, stop) for stop in self._stop), default=0)
+            certain = self._pending[: len(self._pending) - overlap]
             self._pending = self._pending[len(certain) :]
         return self._emit(self._reader.feed(certain))
 
     def close(self, finish_reason: str) -> tuple[ParsedReply, TextDelta]:
-        """The whole reply, and what of its text was held back until now."""
+        """Return the whole reply, and what of its text was held back until now."""
         text = self._emit(self._reader.close())
         calls = [
             MessageToolCall(id=self._id(call), function=FunctionCall(name=call.name, arguments=call.arguments))
@@ -130,7 +131,7 @@ class ReplyParser:
         return TextDelta(reasoning, content)
 
     def _reasoning_tokens(self) -> int:
-        """Sampled tokens up to the end of the reasoning, which may never have come."""
+        """Return the number of sampled tokens up to the end of the reasoning, or of the reply if it never ended."""
         if self._forced_end is not None:
             return self._forced_end
         mark, ids = self._tokenizer.encode(self._reader.reasoning_end), self._sampled_ids
@@ -149,6 +150,6 @@ def _is_object(arguments: str) -> bool:
 
 
 def _overlap(text: str, mark: str) -> int:
-    """How many characters at the end of `text` may be the beginning of `mark`."""
+    """Return how many characters at the end of `text` may be the beginning of `mark`."""
     longest = min(len(mark) - 1, len(text))
     return next((n for n in range(longest, 0, -1) if text.endswith(mark[:n])), 0)

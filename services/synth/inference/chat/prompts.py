@@ -1,9 +1,9 @@
-"""From the conversation of a chat request to prompt ids, token-exact across the turns of one rollout.
+"""Turn the conversation of a chat request into prompt ids, token-exact across the turns of one rollout.
 
-Rendering a conversation again and encoding it need not give the ids that were sampled: text does not say how it was
-tokenised. So the token ids of a rollout's calls are kept, and a request that continues one of these calls gets the
-recorded ids and, of the template, only what is new. An image is a run of image tokens, and the messages name it by its
-content.
+Rendering a conversation again and encoding it may give other ids than the sampled ones: a text does not determine its
+tokens. So the token ids of a rollout's calls are kept, and a request that continues one of these calls gets the
+recorded ids, and only its new part from the template. An image is a run of image tokens, and the messages name it by
+its content.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from synth.inference.tokenizers import Tokenizer, load_tokenizer
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """What a reply is sampled after. images: those that it shows, in the order of their tokens."""
+    """The prompt of a reply. images: the images that it shows, in the order of their tokens."""
 
     ids: list[int]
     images: tuple[EngineImage, ...] = ()
@@ -54,7 +54,7 @@ class RecordedTokens:
 class TokenHistory:
     """The calls of one rollout, by the conversation that each of them made: what to continue from.
 
-    images: what was found at each address, by its digest: later calls show the same again.
+    images: the image that was read from each address, by its digest: later calls show the same again.
     branch_breaks: calls that could not continue an earlier one, although there was one.
     """
 
@@ -87,7 +87,7 @@ class ChatFormat:
 
     @classmethod
     def load(cls, model_dir: Path) -> ChatFormat:
-        """Of a model's folder. Raises `Permanent` where it lacks what a chat needs."""
+        """Load the chat format of a model's folder. Raises `Permanent` if the folder lacks a file that a chat needs."""
         from transformers import AutoConfig
 
         from synth.images.qwen3_vl import MODEL_TYPES, media_tokens
@@ -114,10 +114,10 @@ class ChatFormat:
         *,
         most: int | None = None,
     ) -> Prompt:
-        """What to sample after. With a `history`, a continued call's own ids come first, untouched.
+        """Return the prompt to sample after. With a `history`, a continued call's own ids come first, untouched.
 
-        images: those that the messages show, by the addresses in them. most: tokens of text that a prompt may have.
-        Raises `UserError` for messages that the template cannot render, and `TooManyTokens` for more than `most`.
+        images: the images that the messages show, by the addresses in them. most: tokens of text that a prompt may
+        have. Raises `UserError` for messages that the template cannot render, and `TooManyTokens` for more than `most`.
         """
         shown = _images_of(conversation.messages, images)
         if history is None or not history.calls:
@@ -140,7 +140,7 @@ class ChatFormat:
         return Prompt(continued, shown)
 
     def opening(self, prompt_ids: Sequence[int]) -> Opening:
-        """Return where the reply to a prompt begins: inside its reasoning if the prompt ends in open reasoning."""
+        """Return how the reply to a prompt begins: inside its reasoning if the prompt ends in open reasoning."""
         return self.family.reader.opening(self.tokenizer.decode(prompt_ids[-16:]))
 
     def remember(
@@ -164,7 +164,7 @@ class ChatFormat:
         images: Mapping[str, EngineImage] | None,
         most: int | None,
     ) -> tuple[list[int] | None, str]:
-        """Recorded ids plus those of the new text, or None if no call can be continued; and the whole rendered text."""
+        """Return recorded and new ids, or None if no call can be continued; and the whole rendered text."""
         template, prepared = self.template, self.template.prepare(conversation)
         text = template.render(prepared, thinking=conversation.thinking, add_generation_prompt=True)
         n = max((n for n, tokens in enumerate(calls[:-1], start=1) if tokens is not None), default=0)
@@ -176,20 +176,20 @@ class ChatFormat:
         end = before.rfind(self.tokenizer.turn_end_text)
         if end < 0 or not text.startswith(before):
             return None, text
-        # The recorded ids end where the reply ended: with the token that ends a turn if it was sampled, else before it.
+        # The recorded ids end with the reply: with the token that ends a turn if it was sampled, else before it.
         ended = recorded.ids[-1] == self.tokenizer.turn_end
         new = text[end + len(self.tokenizer.turn_end_text) * ended :]
         return recorded.ids + self._encode(new, _images_of(conversation.messages[n:], images), most), text
 
     def _encode(self, rendered: str, images: Sequence[EngineImage], most: int | None) -> list[int]:
-        """Token ids of rendered text that shows these images."""
+        """Return the token ids of rendered text that shows these images."""
         ids = self.template.encode(rendered, most=most, characters_per_token=self.characters_per_token)
         if self.processor is None:
             return ids
         return expand_image_tokens(ids, [image.shown for image in images], self.template.image_token)
 
     def _key(self, conversation: Conversation, messages: Sequence[Message]) -> tuple[str, ...]:
-        """What makes two conversations the same to the template: one string for the settings, then one a message."""
+        """Return a key that is equal for equal input of the template: one string for the settings, one a message."""
         settings = json.dumps([conversation.tools, conversation.thinking], sort_keys=True)
         shown = template_messages(messages, thinks=False, sees=self.template.sees)
         reasoning = [message.reasoning_text for message in messages]
@@ -197,13 +197,13 @@ class ChatFormat:
 
 
 def _images_of(messages: Sequence[Message], images: Mapping[str, EngineImage] | None) -> tuple[EngineImage, ...]:
-    """The images that these messages show, in order."""
+    """Return the images that these messages show, in order."""
     if not images:
         return ()
     return tuple(images[image_address(part)] for message in messages for part in image_parts(message))
 
 
 def _message_key(entry: dict[str, Any], reasoning: str) -> str:
-    """One message in the template's form. A tool call's id is the client's to choose, and does not count."""
+    """Return one message in the template's form. A tool call's id is the client's to choose, and does not count."""
     calls = [call["function"] for call in entry.get("tool_calls", ())]
     return json.dumps([entry | {"tool_calls": calls}, reasoning], sort_keys=True)

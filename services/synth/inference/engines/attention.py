@@ -26,7 +26,8 @@ def grouped_query_attention(
     s_aux: Tensor | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """query [B, Hq, Q, D]; key, value [B, H, L, D]; mask additive [B, 1, 1, L], or None for causal. -> [B, Q, Hq, D].
+    """Attend: query [B, Hq, Q, D]; key, value [B, H, L, D]; mask additive [B, 1, 1, L] or None (causal). -> [B, Q, Hq,
+    D].
 
     sliding_window: positions that one attends to at most, of a layer that has a window. s_aux: the layer's sinks, [Hq].
 
@@ -54,6 +55,6 @@ def register() -> None:
 
 
 def additive_mask(masked_NL: Tensor, dtype: torch.dtype) -> Tensor:
-    """A mask to add to attention scores: -inf where `masked_NL` is True, else 0; [N, 1, 1, L]."""
+    """Return a mask to add to attention scores: -inf where `masked_NL` is True, else 0; [N, 1, 1, L]."""
     mask = torch.zeros(masked_NL.shape, dtype=dtype, device=masked_NL.device)
     return mask.masked_fill_(masked_NL, -torch.inf)[:, None, None, :]

@@ -35,7 +35,7 @@ Forward = Callable[[Tensor, Tensor, Tensor | None, SequenceCache | None, ImagePa
 """(ids [B, Q], positions, mask [B, 1, 1, L] additive or None for causal, cache, images) -> hidden states [B, Q, E].
 
 positions: [B, Q], or with images among the tokens [3, B, Q]. images: of all rows, in the order of their tokens.
-Without a cache the keys and values are computed in the call and not kept.
+Without a cache the keys and values are computed in the call and then dropped.
 """
 
 
@@ -64,7 +64,7 @@ class Batcher:
         seed: int | None,
         images: ImageReader | None = None,
     ) -> None:
-        """images: reads those of the requests; None for a model that sees none."""
+        """images: reads the images of requests; None for a model without vision."""
         self._images = images
         self._forward = forward
         self._head = head
@@ -105,7 +105,7 @@ class Batcher:
         self._read_ahead()
 
     def abort(self, request: SequenceRequest) -> None:
-        """End a request now, and deliver what was sampled so far."""
+        """End a request now, and deliver the tokens sampled so far."""
         if request.row >= 0:
             self._deliver(request, finish="abort")
             self._remove([request.row])
@@ -114,7 +114,7 @@ class Batcher:
             self._read_ahead()
 
     def step(self) -> None:
-        """Admit what fits (one prefill), then sample one token for every running request."""
+        """Admit the requests that fit (one prefill), then sample one token for every running request."""
         newcomers = self._select_admissible()
         if newcomers:
             self._admit(newcomers)
@@ -156,7 +156,7 @@ class Batcher:
             self.recompute()
 
     def score(self, token_ids: list[int]) -> list[float]:
-        """Logprobs of token_ids[1:] under the live weights (T = 1, full softmax), by one forward outside the batch."""
+        """Return logprobs of token_ids[1:] under the live weights (T = 1, full softmax), by a separate forward."""
         ids_1Q = torch.tensor([token_ids], device=self._device)
         hidden_QE = self._forward(ids_1Q, self._positions(1, len(token_ids)), None, None, None)[0, :-1]
         logprobs: list[float] = []
@@ -186,7 +186,7 @@ class Batcher:
         )
 
     def _select_admissible(self) -> list[SequenceRequest]:
-        """The waiting requests that join now: in turns, while KV and one prefill have room."""
+        """Return the waiting requests that join now: in turns, while KV and one prefill have room."""
         self._read_ahead()
         chosen: list[SequenceRequest] = []
         distinct: set[bytes] = set()
@@ -222,11 +222,11 @@ class Batcher:
         if self._images is not None:
             # No more than could be admitted at once, however many wait.
             first = itertools.islice(self._waiting, self._max_num_seqs)
-            wanted = (r.images for r in first if r.prompt_key not in self._prompts)
-            self._images.read_ahead(images for images in wanted if images is not None)
+            upcoming = (r.images for r in first if r.prompt_key not in self._prompts)
+            self._images.read_ahead(images for images in upcoming if images is not None)
 
     def _has_images(self, request: SequenceRequest) -> bool:
-        """Whether nothing that its prefill needs is still being read."""
+        """Return whether nothing that its prefill needs is still being read."""
         if self._images is None or request.images is None or request.prompt_key in self._prompts:
             return True
         return self._images.is_read(request.images)
@@ -237,7 +237,7 @@ class Batcher:
         return self._images.fault(request.images)
 
     def _admit(self, newcomers: list[SequenceRequest]) -> None:
-        """Prefill each distinct new prompt once, copy its KV to all that share it, and sample their first tokens."""
+        """Prefill each distinct new prompt once, copy its KV to the requests that share it, and sample first tokens."""
         batch = self._batch
         # Requests that copy from a running one come last, so that the prefilled ones are one slice of batch.
         newcomers.sort(key=lambda r: r.prompt_key in self._prompts)
@@ -345,7 +345,7 @@ class Batcher:
             self._deliver(request)
 
     def _stop_text(self, request: SequenceRequest) -> str | None:
-        """The stop string that the newest token completed, if any."""
+        """Return the stop string that the newest token completed, if any."""
         row, stop = request.row, request.params.stop
         end = int(self._batch.ints[0, row]) + 1
         # A character has at most four bytes, so at most four tokens of a byte-level vocabulary.
@@ -381,7 +381,7 @@ class Batcher:
         running = self._batch.requests
         self._max_length = int(self._batch.length.max()) if running else 0
         self._max_final_length = max((len(r.prompt_ids) + r.params.max_tokens for r in running), default=0)
-        self._read_ahead()  # also of whoever would have shared a prompt that has gone
+        self._read_ahead()  # also for requests that would have shared a prompt that has ended
 
     def _compute_keys(self, ids_PL: Tensor, requests: list[SequenceRequest]) -> Tensor:
         """Compute the keys and values of requests from their beginnings; the hidden states [P, L, E]."""

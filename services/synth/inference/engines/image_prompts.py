@@ -1,8 +1,8 @@
 """The images of requests: their patches, read shortly before they are needed, and the positions that they give a row.
 
-Patches take a hundred times the memory of an image's file. So a request holds its files alone, however many requests
-wait or run; a bounded store has patches of the next ones, and what room is left has those that were needed last.
-Nothing here is in the way of a text model: a request without images has none of it.
+Patches take a hundred times the memory of an image's file. So a request holds only its files, however many requests
+wait or run; a bounded store has the patches of the next requests and, in the remaining room, the latest used ones.
+A request without images uses none of this, so a text model is not slowed down.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Decode = Callable[[EngineImage], npt.NDArray[np.uint8]]
 class ImagePrompt:
     """The images of one prompt.
 
-    positions: int64 [3, T], of the prompt's tokens. shift: what a later token's position is above its index.
+    positions: int64 [3, T], of the prompt's tokens. shift: the difference of a later token's position and its index.
     """
 
     images: tuple[EngineImage, ...]
@@ -46,14 +46,14 @@ class ImagePrompt:
 
     @property
     def digests(self) -> bytes:
-        """What tells it from another prompt of the same ids."""
+        """Return the bytes that distinguish it from another prompt with the same ids."""
         return b"".join(bytes.fromhex(image.shown.sha256) for image in self.images)
 
 
 def read_prompt(
     prompt_ids: Sequence[int], images: Sequence[EngineImage], *, image_token: int, merge_size: int
 ) -> ImagePrompt | None:
-    """The images of a prompt; None for text. Raises `UserError` for images that its ids do not show."""
+    """Return the images of a prompt; None for text. Raises `UserError` for images that its ids do not show."""
     if not images and image_token not in prompt_ids:
         return None
     shown = tuple(image.shown for image in images)
@@ -69,7 +69,7 @@ def read_prompt(
 
 
 def check_no_images(images: Sequence[EngineImage]) -> None:
-    """Raises `UserError` for images that a text model is shown."""
+    """Raise `UserError` for images that a text model is shown."""
     if images:
         raise UserError(
             Problem(what=f"{len(images)} images for a text model", expected="text", fix="choose a vision model")
@@ -79,9 +79,9 @@ def check_no_images(images: Sequence[EngineImage]) -> None:
 class ImageReader:
     """Reads the images of one model's prompts as patches, float32 [its patches, values of a patch], in other threads.
 
-    All but `prompt` is for the engine's thread. max_bytes: of patches that are held; those of one request, or of one
-    forward, may be more, and are there until it is over. decode: returns an image's pixels. on_read: called when an
-    image was read. Both run in a reading thread.
+    Every method except `prompt` runs in the engine's thread. max_bytes: of the patches in memory; the patches of one
+    request, or of one forward, may be more, and stay until it is over. decode: returns an image's pixels. on_read:
+    called when an image was read. Both run in a reading thread.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class ImageReader:
         self._max_bytes = max_bytes
         self._on_read = on_read
         self._threads = ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="image")
-        # By digest, the one that was needed last at the end.
+        # The patches by digest, the latest used one at the end.
         self._held: OrderedDict[str, tuple[Future[Float32], int]] = OrderedDict()
         self._next: set[str] = set()
         self.held_bytes = 0
@@ -123,12 +123,12 @@ class ImageReader:
         self._make_room()
 
     def is_read(self, prompt: ImagePrompt) -> bool:
-        """Whether `patches` would not wait."""
-        held = [self._held.get(image.shown.sha256) for image in prompt.images]
-        return all(entry is not None and entry[0].done() for entry in held)
+        """Return whether `patches` would not wait."""
+        entries = [self._held.get(image.shown.sha256) for image in prompt.images]
+        return all(entry is not None and entry[0].done() for entry in entries)
 
     def fault(self, prompt: ImagePrompt) -> SynthError | None:
-        """Why an image of a prompt that is read cannot be shown; the next request with it has it read again."""
+        """Return why an image of a prompt that is read cannot be shown; the next request with it has it read again."""
         for image in prompt.images:
             error = self._held[image.shown.sha256][0].exception()
             if error is None:
@@ -140,12 +140,12 @@ class ImageReader:
         return None
 
     def patches(self, prompts: Sequence[ImagePrompt | None], device: torch.device) -> ImagePatches | None:
-        """The patches of rows that begin with these prompts, in the order of their tokens; waits for those not read."""
+        """Return the patches of rows with these prompts, in the order of their tokens; waits until they are read."""
         images = [image for prompt in prompts if prompt is not None for image in prompt.images]
         reading = [self._begin(image) for image in images]
-        found = ImagePatches.of([future.result() for future in reading], [image.shown for image in images], device)
+        patches = ImagePatches.of([future.result() for future in reading], [image.shown for image in images], device)
         self._make_room()
-        return found
+        return patches
 
     def close(self) -> None:
         """End the threads; nothing is read any more."""
@@ -178,12 +178,12 @@ class ImageReader:
         self.held_bytes -= size
 
     def _size(self, image: EngineImage) -> int:
-        """Bytes of its patches."""
+        """Return the bytes of its patches."""
         return image.shown.height * image.shown.width * self._processor.patch_values * np.float32().nbytes
 
 
 def row_positions(prompts: Sequence[ImagePrompt | None], length: int, device: torch.device) -> Tensor:
-    """The positions of the first `length` tokens of rows that begin with these prompts, int64 [3, rows, length]."""
+    """Return the positions of the first `length` tokens of rows with these prompts, int64 [3, rows, length]."""
     positions = np.empty((3, len(prompts), length), np.int64)
     positions[:] = np.arange(length)
     for i, prompt in enumerate(prompts):

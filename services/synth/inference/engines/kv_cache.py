@@ -17,7 +17,7 @@ class SequenceCache(Cache):
     """KV cache of S rows (`capacity`) by T positions, grown by doubling within a budget.
 
     Each layer's keys and values are [S, T, H, D] (H: KV heads), so that a token's keys of all heads are one contiguous
-    write. Before each forward the batcher says which cells it writes (`prepare_decode`, `prepare_prefill`).
+    write. Before each forward the batcher sets the cells to write (`prepare_decode`, `prepare_prefill`).
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class SequenceCache(Cache):
         self._attended = 0
 
     def reserve(self, rows: int, length: int) -> None:
-        """Make room for `rows` rows of `length` positions, and keep what is stored.
+        """Make room for `rows` rows of `length` positions, and keep the stored keys and values.
 
         The batcher admits a request only if `rows * length` stays within `budget_tokens`.
         """
@@ -57,14 +57,14 @@ class SequenceCache(Cache):
         self.capacity, self.positions = capacity, positions
 
     def prepare_decode(self, lengths_N: Tensor, attended: int) -> None:
-        """The next forward writes one token a row, at `lengths_N`, and attends to the first `attended` positions."""
+        """Let the next forward write one token a row, at `lengths_N`, and attend to the first `attended` positions."""
         n = lengths_N.shape[0]
         self._write_index = torch.arange(n, device=self._device) * self.positions + lengths_N
         self._written_rows = slice(0, n)
         self._attended = attended
 
     def prepare_prefill(self, rows: slice, source: Tensor | None) -> None:
-        """The next forward fills `rows` from position 0; row i takes the forward's row `source[i]` (None: its own)."""
+        """Let the next forward fill `rows` from position 0; row i takes its row `source[i]` (None: its own)."""
         self._write_index = None
         self._written_rows = rows
         self._source_rows = source
@@ -72,7 +72,7 @@ class SequenceCache(Cache):
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        """Called by the model's attention with new keys and values [B, H, Q, D]; returns those to attend to."""
+        """Store new keys and values [B, H, Q, D] for the model's attention; returns all that it attends to."""
         keys, values = self._keys[layer_idx], self._values[layer_idx]
         if self._write_index is not None:
             flat = (-1, *self._head_shape)
@@ -95,12 +95,12 @@ class SequenceCache(Cache):
     def move(self, source: Tensor, target: Tensor, length: int) -> None:
         """Copy the first `length` positions of rows `source` onto rows `target` (index tensors, disjoint)."""
         if not self.capacity:
-            return  # it was dropped, and all of it will be computed anew
+            return  # it was dropped, and all of it will be computed again
         for store in (*self._keys, *self._values):
             store[target, :length] = store[source, :length]
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Always raises: every row has its own length, and callers pass position ids."""
+        """Raise, always: every row has its own length, and callers pass position ids."""
         raise NotImplementedError("a SequenceCache has no single length; pass position_ids")
 
     def _empty(self, capacity: int, positions: int) -> Tensor:

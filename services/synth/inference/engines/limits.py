@@ -12,7 +12,7 @@ _LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 
 
 def vllm_lora_rank(rank: int) -> int:
-    """The rank to allocate in vLLM for adapters of `rank`. Raises `Permanent` when none of vLLM's is large enough."""
+    """Return the rank to allocate in vLLM for adapters of `rank`. Raises `Permanent` if vLLM's are all smaller."""
     supported = next((r for r in _LORA_RANKS if r >= rank), None)
     if supported is None:
         raise Permanent(f"an adapter of rank {rank} cannot be served by vLLM; expected at most {_LORA_RANKS[-1]}")
@@ -20,17 +20,19 @@ def vllm_lora_rank(rank: int) -> int:
 
 
 class ContextOverflow(UserError):
-    """The prompt leaves no room for a reply. Its text is the one that OpenAI's clients know and look for."""
+    """The prompt leaves no room for a reply. Its text is the one that OpenAI's clients match."""
 
-    def __init__(self, *, prompt: int, asked: int, context: int, image_tokens: int = 0, exact: bool = True) -> None:
-        """prompt: tokens of the messages; image_tokens: those of them that are of images. asked: of the reply at most.
-        context: of both together. exact: whether the prompt has so many tokens, not more.
+    def __init__(
+        self, *, prompt: int, completion: int, context: int, image_tokens: int = 0, exact: bool = True
+    ) -> None:
+        """prompt: tokens of the messages; image_tokens: how many of them are of images. completion: the most of the
+        reply. context: of both together. exact: whether the prompt has so many tokens, not more.
         """
         least = "" if exact else "at least "
         images = f", {image_tokens} of them of its images" if image_tokens else ""
         self.message = (
             f"This model's maximum context length is {context} tokens. However, you requested {least}"
-            f"{prompt + asked} tokens ({prompt} in the messages, {asked} in the completion). "
+            f"{prompt + completion} tokens ({prompt} in the messages, {completion} in the completion). "
             f"Please reduce the length of the messages to {context - 1} tokens or fewer."
             + (f" The images take {image_tokens} tokens." if image_tokens else "")
         )
@@ -49,24 +51,24 @@ class ContextOverflow(UserError):
 
 
 def cut_off_delta(delta: Delta) -> Delta:
-    """The last delta of a request that was ended because its time was over: its policy's own, cut off."""
+    """Return the last delta of a request that was ended because its time was over: its policy's own, cut off."""
     return replace(delta, finish_reason="length", out_of_time=True)
 
 
 def clamp_max_tokens(params: SamplingParams, *, prompt: int, context: int, image_tokens: int = 0) -> SamplingParams:
-    """The params with `max_tokens` lowered to what fits after `prompt` tokens, `image_tokens` of them of images.
+    """Return the params with `max_tokens` lowered to the room after `prompt` tokens, `image_tokens` of them of images.
 
     Raises `ContextOverflow` if no token fits, and `UserError` for a prompt without tokens.
     """
     if not prompt:
         raise UserError(Problem(what="the prompt has no tokens", expected="at least one", where="messages"))
     if prompt >= context:
-        raise ContextOverflow(prompt=prompt, asked=params.max_tokens, context=context, image_tokens=image_tokens)
+        raise ContextOverflow(prompt=prompt, completion=params.max_tokens, context=context, image_tokens=image_tokens)
     return replace(params, max_tokens=min(params.max_tokens, context - prompt))
 
 
 def check_scorable(tokens: int, context: int) -> None:
-    """Raises `UserError` for a text of `tokens` tokens that a context of `context` tokens cannot score."""
+    """Raise `UserError` for a text of `tokens` tokens that a context of `context` tokens cannot score."""
     if not 2 <= tokens < context:
         raise UserError(
             Problem(

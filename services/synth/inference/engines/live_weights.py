@@ -20,7 +20,7 @@ class LiveModel:
     """A causal language model whose weights, or whose adapter's, can be replaced while it serves.
 
     model: the bare model. Its forward stays the same object, because an adapter is injected into its layers. device:
-    where it computes.
+    on which it computes.
     """
 
     def __init__(self, model: Any, adapter: Path | None) -> None:
@@ -99,7 +99,7 @@ def read_weights(file: Path, version: int) -> PolicyWeights:
 
 
 def check_fit(weights: PolicyWeights, shapes: Mapping[str, tuple[int, ...]]) -> None:
-    """Raises `Permanent` unless the names and shapes of a policy's tensors are those of the model that serves it."""
+    """Raise `Permanent` if a policy's tensors differ in name or shape from the tensors of the model that serves it."""
     tensors = weights.tensors
     names = sorted(tensors.keys() ^ shapes.keys())
     misshapen = sorted(n for n in tensors.keys() & shapes.keys() if tuple(tensors[n].shape) != shapes[n])
@@ -111,7 +111,7 @@ def check_fit(weights: PolicyWeights, shapes: Mapping[str, tuple[int, ...]]) -> 
 
 
 def _verify(weights: PolicyWeights, live: dict[str, Tensor]) -> WeightProof:
-    """Compare the live tensors' digests with the file's; where the dtypes differ, with those of the cast tensors."""
+    """Compare the live tensors' digests with the file's; if the dtypes differ, with digests of the cast tensors."""
     matched = 0
     for name, announced in weights.digests.items():
         tensor = weights.tensors[name]
@@ -121,9 +121,9 @@ def _verify(weights: PolicyWeights, live: dict[str, Tensor]) -> WeightProof:
     return WeightProof(version=weights.version, tensors=len(weights.digests), matched=matched)
 
 
-def model_dtype(device: torch.device, stored: torch.dtype | None, asked: str | None) -> torch.dtype:
-    """What is asked for, as in `EngineSettings.dtype`; else float32 on a CPU, where bfloat16 is slower and tests want
-    exact numbers, and elsewhere the dtype that is stored."""
-    if asked is not None:
-        return {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}[asked]
+def model_dtype(device: torch.device, stored: torch.dtype | None, requested: str | None) -> torch.dtype:
+    """Return the requested dtype, as in `EngineSettings.dtype`; else float32 on a CPU, where bfloat16 is slower and
+    tests need exact numbers, and elsewhere the stored dtype."""
+    if requested is not None:
+        return {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}[requested]
     return torch.float32 if device.type == "cpu" or stored is None else stored

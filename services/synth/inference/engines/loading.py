@@ -121,7 +121,7 @@ def load_model(
 
 
 def float32_head(head: Any) -> Callable[[Tensor], Tensor]:
-    """The logits [N, V] of hidden states [N, E], in float32 whatever the model's dtype, as the trainer computes them.
+    """Return a function from hidden states [N, E] to logits [N, V] in float32 for any model dtype, as in the trainer.
 
     In bfloat16 a logit near 20 is rounded to an eighth, which the softmax has no way to undo. A GPU's tensor cores sum
     products of half precision in float32, so that these need no cast.
@@ -132,10 +132,10 @@ def float32_head(head: Any) -> Callable[[Tensor], Tensor]:
         if weight_VE.dtype == torch.float32:
             return head(hidden_NE)
         if hidden_NE.is_cuda and hidden_NE.dtype == weight_VE.dtype:
-            found = torch.mm(hidden_NE, weight_VE.T, out_dtype=torch.float32)
+            logits_NV = torch.mm(hidden_NE, weight_VE.T, out_dtype=torch.float32)
         else:
-            found = hidden_NE.float() @ weight_VE.float().T
-        return found if head.bias is None else found + head.bias.float()
+            logits_NV = hidden_NE.float() @ weight_VE.float().T
+        return logits_NV if head.bias is None else logits_NV + head.bias.float()
 
     return logits
 
@@ -178,7 +178,7 @@ def _vision_forward(model: Any) -> Forward:
 
 
 def stop_ids(configured: int | list[int] | None, ends: frozenset[int]) -> set[int]:
-    """The ids that end a completion: those of the generation config, and those with which the template ends a turn."""
+    """Return the ids that end a completion: of the generation config, and those that end a turn in the template."""
     listed = configured if isinstance(configured, list) else [configured]
     return {*ends, *(i for i in listed if i is not None)}
 

@@ -33,9 +33,9 @@ class SamplingParams:
     temperature: 0 is greedy. top_p 1 and top_k 0 are off.
     banned: token ids that can never be sampled (their logit is -inf); a request to a model that sees bans its media
     tokens, which would stand for images that are not there. stop: strings that end the text.
-    seed: makes the draws independent of what else is in the batch; None: the engine's own random stream.
-    grammar: what the completion may say: every token is drawn among those that it allows.
-    logit_bias: pairs of a token id and what is added to its logit. frequency_penalty, presence_penalty: taken off a
+    seed: makes the draws independent of the rest of the batch; None: the engine's own random stream.
+    grammar: of the completion: every token is drawn among the tokens that it allows.
+    logit_bias: pairs of a token id and the number added to its logit. frequency_penalty, presence_penalty: taken off a
     token's logit for each time that the reply has it, and once if the reply has it. All three come before temperature.
     reply_tokens: how many of the prompt's last tokens are the reply so far, which the penalties count too.
     top_logprobs: how many of the likeliest tokens each delta lists for each of its tokens.
@@ -64,7 +64,7 @@ class SamplingParams:
 
 
 class ImageDecoding(Protocol):
-    """Decodes images where no key is (`synth.images.decoder.ImageDecoder`)."""
+    """Decodes images in a process that has no key (`synth.images.decoder.ImageDecoder`)."""
 
     async def pixels(self, body: bytes) -> tuple[int, int, bytes | memoryview]:
         """Return the rows, the columns and the pixels in RGB of an image's file. Raises `ImageRefused`."""
@@ -99,7 +99,7 @@ class Delta:
     the time for sampling was over.
     stop_text: the stop string that ended it; its tokens are among the token ids.
     top_logprobs: for each token, the likeliest tokens of the same distribution and their logprobs, likeliest first;
-    those that could not have been drawn are left out. Empty where none were requested.
+    tokens that could not have been drawn are left out. Empty if none were requested.
     """
 
     token_ids: list[int]
@@ -118,10 +118,10 @@ class Delta:
 
 @dataclass(frozen=True, slots=True)
 class WeightProof:
-    """What is live after a swap: of the `tensors` in the file, `matched` have the announced digest.
+    """The live weights after a swap: of the `tensors` in the file, `matched` have the announced digest.
 
-    The transformers engine reads the live tensors back. vLLM fuses and repacks what it loads, so `matched` counts the
-    tensors that its loader took, each from bytes of the announced digest.
+    The transformers engine reads the live tensors back. vLLM fuses and repacks tensors as it loads them, so `matched`
+    counts the tensors that its loader took, each from bytes of the announced digest.
     """
 
     version: int
@@ -134,7 +134,7 @@ class EngineStats:
     """The load of an engine at one moment. running, waiting: requests. kv_tokens_used, kv_tokens_budget: tokens.
 
     prefills: prompts that went through the model; prompts_shared: requests that reused another's prompt.
-    cpu_seconds: of the engine's own thread since it began to serve; 0 where the engine is another process.
+    cpu_seconds: of the engine's own thread since it began to serve; 0 if the engine is another process.
     """
 
     running: int
@@ -150,7 +150,7 @@ class EngineStats:
 
 @dataclass(slots=True)
 class EngineCounters:
-    """What an engine has counted since it was loaded, as in `EngineStats`."""
+    """The counts of an engine since it was loaded, as in `EngineStats`."""
 
     sampled_tokens: int = 0
     prefills: int = 0
@@ -177,7 +177,7 @@ class Engine(Protocol):
 
     @property
     def vocabulary(self) -> int:
-        """Tokens that the model knows: the length of its logits."""
+        """The number of tokens of the model: the length of its logits."""
         ...
 
     def generate(
@@ -192,19 +192,19 @@ class Engine(Protocol):
     ) -> AsyncIterator[Delta]:
         """Sample one completion: deltas as they come if `stream`, else one delta with everything.
 
-        images: those that the prompt shows, in the order of their tokens, each as many image tokens as it has.
-        Closing the iterator ends the request. When `time` is over, it ends with what was sampled, as a reply that has
-        reached its length. Raises `ContextOverflow` for a prompt that does not fit, and `Transient` when nothing was
-        sampled in that time or the engine dies.
+        images: the images that the prompt shows, in the order of their tokens, each as many image tokens as it has.
+        Closing the iterator ends the request. When `time` is over, the request ends with the tokens sampled so far, as
+        a reply that has reached its length. Raises `ContextOverflow` for a prompt that does not fit, and `Transient` if
+        no token was sampled in that time or the engine dies.
         """
         ...
 
     def abort(self, request_id: str) -> None:
-        """End a request now: its iterator yields what was sampled so far, with finish_reason "abort"."""
+        """End a request now: its iterator yields the tokens sampled so far, with finish_reason "abort"."""
         ...
 
     async def score(self, token_ids: Sequence[int]) -> list[float]:
-        """Logprobs (nats, float32 values) of token_ids[1:] under the live policy: T = 1, the full softmax, no bans.
+        """Return logprobs (nats, float32 values) of token_ids[1:] under the live policy: T = 1, full softmax, no bans.
 
         Every token is recomputed, without a prefix cache. token_ids: at least two, and at most one fewer than the
         context holds. Raises `UserError` when they do not fit, `Transient` when the engine dies.
@@ -214,23 +214,23 @@ class Engine(Protocol):
     async def update_weights(self, file: Path, version: int) -> WeightProof:
         """Load a policy weights file between two steps.
 
-        Running requests go on under the new weights, after their KV was recomputed (decision 30). An engine that holds
-        several adapters at once finishes them on the adapter that they began with. Either way every token names its
-        version. Raises `Permanent` if the file does not fit the model, and then changes nothing; and if the engine
-        does not serve what was announced.
+        Running requests continue under the new weights, after their KV was recomputed (decision 30). An engine that
+        holds several adapters at once finishes them on the adapter that they began with. In both cases every token has
+        its version. Raises `Permanent` if the file does not fit the model, and then changes nothing; and if the engine
+        does not serve the announced weights.
         """
         ...
 
     async def sleep(self) -> None:
         """Give the device's memory back: weights move to the CPU's, the KV cache is dropped.
 
-        Running requests stand still, and their time with them; new ones queue up. Nothing else may be asked of a
-        sleeping engine. Does nothing in one that sleeps. Raises `Transient` when the engine dies.
+        Running requests stand still, and their time with them; new ones queue up. No other method may be called on a
+        sleeping engine. Does nothing if the engine sleeps already. Raises `Transient` when the engine dies.
         """
         ...
 
     async def wake(self) -> None:
-        """Take the memory again, recompute the KV of running requests, and go on. Raises `Transient`, as `sleep`."""
+        """Take the memory again, recompute the KV of running requests, and continue. Raises `Transient`, as `sleep`."""
         ...
 
     def stats(self) -> EngineStats: ...

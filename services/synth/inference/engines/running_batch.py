@@ -26,7 +26,7 @@ class SequenceRequest:
     row: its row in the batch while it runs, else -1. sent: how many tokens were delivered already (streams).
     prompt_key: the prompt's ids as bytes, and its images' digests. generator: of a request with a seed of its own.
     admitted: the engine's thread calls it when the request joins the batch.
-    grammar: how far it has come in the grammar of a constrained one. images: those of its prompt, kept as long as it
+    grammar: the state of its grammar, if it has one. images: of its prompt, kept as long as it
     runs. likeliest: of each token that was not delivered yet, the likeliest tokens and their logprobs, if requested.
     """
 
@@ -46,7 +46,7 @@ class SequenceRequest:
 
     @property
     def patches(self) -> int:
-        """Of the images of its prompt."""
+        """The number of patches of the images in its prompt."""
         return self.images.patches if self.images is not None else 0
 
     @property
@@ -55,7 +55,7 @@ class SequenceRequest:
         return self.stream or bool(self.params.stop) or self.grammar is not None
 
     def take_likeliest(self) -> list[TopLogprobs]:
-        """Return the likeliest tokens of what was not delivered yet, as in `Delta`."""
+        """Return the likeliest tokens that were not delivered yet, as in `Delta`."""
         taken, self.likeliest = self.likeliest, []
         if not taken:
             return []
@@ -148,12 +148,12 @@ class RunningBatch:
 
         Returns the moves (sources, targets), which the caller repeats in the KV cache.
         """
-        gone = set(rows)
-        for row in gone:
+        removed = set(rows)
+        for row in removed:
             self.requests[row].row = -1
-        left = len(self) - len(gone)
-        targets = sorted(r for r in gone if r < left)
-        sources = [r for r in range(left, len(self)) if r not in gone]
+        left = len(self) - len(removed)
+        targets = sorted(r for r in removed if r < left)
+        sources = [r for r in range(left, len(self)) if r not in removed]
         if sources:
             to, of = torch.tensor(targets, device=self.device), torch.tensor(sources, device=self.device)
             self.ints[:, to] = self.ints[:, of]
@@ -169,7 +169,7 @@ class RunningBatch:
         return sources, targets
 
     def sampling_of(self, start: int) -> SamplingTensors:
-        """The sampling settings of rows `start` …; those of all rows are cached until a request joins or leaves."""
+        """Return the sampling settings of rows `start` …; those of all rows are cached until the batch changes."""
         if start == 0 and self.sampling is not None:
             return self._in_this_step(self.sampling, start)
         requests = self.requests[start:]
@@ -217,7 +217,7 @@ class RunningBatch:
         return torch.tensor(rows, device=self.device), max(most)
 
     def _in_this_step(self, sampling: SamplingTensors, start: int) -> SamplingTensors:
-        """The settings with what differs in each step: what the grammars of rows `start` … allow, and their tokens."""
+        """Return the settings with the tokens of rows `start` … so far, and the tokens that their grammars allow."""
         if sampling.penalties is not None:
             stop = len(self)
             sampling = replace(sampling, history=(self.tokens[start:stop], self.ints[0, start:stop]))
@@ -245,7 +245,7 @@ class RunningBatch:
                 request.likeliest.append((token_M[:most], logp_M[:most]))
 
     def sampled(self, request: SequenceRequest, *, since: int = 0) -> tuple[list[int], list[float], list[int]]:
-        """Token ids, logprobs and versions of a running request's sampled tokens, from the `since`-th on.
+        """Return token ids, logprobs and versions of a running request's sampled tokens, from the `since`-th on.
 
         Counts the newest token, which is at position `length`, as sampled.
         """

@@ -40,7 +40,7 @@ class SamplingTensors:
 
     temperature_N float32 (0: greedy), top_p_N float32 (1: off), top_k_N int64 (0: off).
     banned: (row, token id) index pairs, each int64 [K], or None. allowed: the rows that have a grammar, int64 [K], and
-    which tokens it allows in each, bool [K, V]; or None. bias: (row, token id) index pairs and what is added to the
+    which tokens it allows in each, bool [K, V]; or None. bias: (row, token id) index pairs and the number added to the
     logit, float32 [K]; or None. penalties: None if no row has any. history: the tokens so far, int64 [N, T], and how
     many each row has, int64 [N]; read for penalties alone. listed: the rows whose likeliest tokens are listed, int64
     [K], and how many M at most; or None.
@@ -69,7 +69,7 @@ def sample_tokens(
     logits_NV: [N, V], any float dtype. uniform_N: float64 in [0, 1), one draw a row.
     The logprobs are under the distribution that the token was drawn from (see `Delta`); for greedy rows, the softmax.
 
-    Inverse-CDF sampling needs one uniform number a row, whatever the vocabulary, which makes a seeded request cheap and
+    Inverse-CDF sampling needs one uniform number a row for any vocabulary, which makes a seeded request cheap and
     independent of its neighbours. The CDF is float64, because float32 loses the tail of a 150k vocabulary.
     """
     logits_NV = logits_NV.float()

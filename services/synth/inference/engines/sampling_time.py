@@ -2,7 +2,7 @@
 
 It is no wall clock. It runs while one of the requests is sampled, or while none is open and the task app works. It
 stands still while all open requests wait: in the engine's queue, for another's turn at the device, or for new weights.
-So no policy is cut off for what it was not given. All of it happens on one event loop.
+So no policy is cut off because it had to wait. All of it happens on one event loop.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from synth.errors import Transient
 
 
 def late_completion() -> Transient:
-    """The error of a completion whose time was over before a token was sampled, which names what bounds it."""
+    """Return the error of a completion whose time was over before a token was sampled, with the name of its limit."""
     return Transient(
-        "no token of the completion was sampled in its time; a rollout's may take what is left of the job's "
+        "no token of the completion was sampled in its time; a rollout's may take the rest of the job's "
         "rollout_timeout_s, any other SYNTH_COMPLETION_S"
     )
 
 
 class SamplingTime:
-    """What is left of the time of a rollout or of a chat.
+    """The time that a rollout or a chat has left.
 
     over_after_s: how long an engine may take to end a request whose time is over; then the engine counts as hung.
     """
@@ -50,9 +50,9 @@ class SamplingTime:
 
     @contextmanager
     def request(self, cut_off: Callable[[], None]) -> Iterator[RequestTime]:
-        """The `RequestTime` of one request, from its call until its end.
+        """Yield the `RequestTime` of one request, from its call until its end.
 
-        cut_off: called when the time is over: it has the engine end the request with what was sampled.
+        cut_off: called when the time is over: the engine then ends the request with the tokens sampled so far.
         """
         request = RequestTime(self, cut_off)
         self._open.add(request)
@@ -102,7 +102,7 @@ class RequestTime:
 
     @property
     def held(self) -> bool:
-        """Whether it waits for what is not the policy's to give."""
+        """Whether it waits for something other than the policy, so that its time stands still."""
         return self._holds > 0
 
     @property
@@ -111,13 +111,13 @@ class RequestTime:
         return self._gives_up is not None
 
     def hold(self) -> None:
-        """It waits; `release` as often."""
+        """Add a reason to wait; each needs its own `release`."""
         self._holds += 1
         if self._holds == 1:
             self._time.update()
 
     def release(self) -> None:
-        """One reason to wait is gone."""
+        """Remove one reason to wait."""
         self._holds -= 1
         if self._holds == 0:
             self._time.update()
@@ -132,7 +132,7 @@ class RequestTime:
 
     @asynccontextmanager
     async def limit(self) -> AsyncIterator[None]:
-        """Around each wait for the engine: raises `TimeoutError` where it does not end what was cut off."""
+        """Limit each wait for the engine: raises `TimeoutError` if the engine does not end a cut-off request."""
         async with asyncio.timeout_at(self._gives_up) as self._waiting:
             try:
                 yield
@@ -149,7 +149,7 @@ class OpenTimes:
 
     @contextmanager
     def request(self, time: SamplingTime, cut_off: Callable[[], None]) -> Iterator[RequestTime]:
-        """As `SamplingTime.request`, held as often as the engine is. Raises `Transient` where no time is left."""
+        """As `SamplingTime.request`, held as often as the engine is. Raises `Transient` if no time is left."""
         if time.seconds_left <= 0:
             raise late_completion()
         with time.request(cut_off) as request:
@@ -184,10 +184,10 @@ class OpenTimes:
 
 
 class QueuedTimes:
-    """The times of requests in a queue of which only the length is known: those that came last wait.
+    """The times of requests in a queue of which only the length is known: the latest ones wait.
 
-    vLLM schedules in the order of arrival and tells, step by step, how many requests wait. One that it has preempted
-    counts as running.
+    vLLM schedules in the order of arrival and reports at each step how many requests wait. A request that it has
+    preempted counts as running.
     """
 
     def __init__(self) -> None:
@@ -195,7 +195,7 @@ class QueuedTimes:
 
     @contextmanager
     def request(self, request: RequestTime) -> Iterator[None]:
-        """From the moment at which it joins the queue, held; until its end."""
+        """Hold a request from the moment at which it joins the queue; it is counted until its end."""
         self._queued[request] = True
         request.hold()
         try:
@@ -205,7 +205,7 @@ class QueuedTimes:
                 request.release()
 
     def update(self, waiting: int) -> None:
-        """So many requests wait."""
+        """Mark the last `waiting` requests of the queue as held, and all others as running."""
         running = len(self._queued) - waiting
         self._set(list(self._queued)[: max(0, running)], held=False)
         self._set(list(self._queued)[max(0, running) :], held=True)

@@ -22,11 +22,11 @@ class EngineSettings:
     device: "cpu", "cuda:0" …; None: the first GPU if there is one.
     dtype: "fp32", "fp16" or "bf16"; None: float32 on a CPU; on a GPU bfloat16 with vLLM, else as the model is stored.
     kv_budget_bytes: of the KV cache; None: `CPU_KV_BYTES` on a CPU, on a GPU `synth.models.memory.gpu_kv_bytes`.
-    kv_share: the part of what is free on a GPU beside weights and logits that the KV cache takes then; the rest is for
+    kv_share: the part of a GPU's free memory, beside weights and logits, that the KV cache takes then; the rest is for
     the next engine, which takes the same part of it.
     max_num_seqs: requests in one step, each of which costs 12 bytes x vocabulary for its logits.
     seed: of the random stream of requests without a seed of their own; None: from the operating system.
-    pixel_cache_bytes: of the patches of images that are held: of the next requests, and of those that ran lately.
+    pixel_cache_bytes: of the patches of images in memory: of the next requests, and of the latest ones.
 
     Of a vLLM host, whose device is the platform that the environment's vLLM was built for:
     sleeps: whether it has to be able to give its memory back (`Engine.sleep`).
@@ -34,7 +34,7 @@ class EngineSettings:
     max_adapters: adapters that it holds at once, old versions included.
     start_s: how long it may take to start. call_s: how long its process may take to answer a call.
     max_batch_adapters: adapters in one step, each of which takes memory for the largest rank.
-    workarounds: those that are in force.
+    workarounds: the workarounds that are in force.
     """
 
     threads: int = 1

@@ -39,7 +39,7 @@ _CLOSE_TIMEOUT = 30.0
 
 @dataclass(frozen=True, slots=True)
 class _Command:
-    """Something for the engine's thread to do between two steps. fail: passes an error to whoever waits for it."""
+    """A command for the engine's thread, run between two steps. fail: passes an error to its caller."""
 
     run: Callable[[], None]
     fail: Callable[[SynthError], None] = lambda error: None
@@ -207,7 +207,7 @@ class TransformersEngine:
             except BaseException as error:
                 done.set_exception(error)
                 if type(error) is Permanent:
-                    return  # the file does not fit: nothing has changed, and the old version goes on
+                    return  # the file does not fit: nothing has changed, and the old version stays
                 raise  # half-loaded weights must not be served
             self._batcher.version = self._version = version
             done.set_result(proof)
@@ -267,12 +267,12 @@ class TransformersEngine:
     def _run(self, model_dir: Path, adapter: Path | None, ready: Future[None]) -> None:
         try:
             self._load(model_dir, adapter)
-        except BaseException as error:  # noqa: BLE001 - the caller of `load` gets it, whatever it is
+        except BaseException as error:  # noqa: BLE001 - the caller of `load` gets every error
             if not ready.cancelled():
                 ready.set_exception(error)
             return
         if ready.cancelled():
-            return  # the caller has given up, so nobody would ever close the engine
+            return  # the caller has given up, so the engine would never be closed
         ready.set_result(None)
         try:
             self._serve()
@@ -297,7 +297,7 @@ class TransformersEngine:
         return asyncio.run_coroutine_threadsafe(image.pixels(), self._loop).result()
 
     def _look_again(self) -> None:
-        """An image was read: whoever waits for it may be next."""
+        """Wake the engine after an image was read: a request that waits for it may be next."""
         with self._wake:
             self._wake.notify()
 
@@ -313,7 +313,7 @@ class TransformersEngine:
                         return
                 while self._inbox:
                     self._inbox[0].run()
-                    # Only now: if the command kills the thread, `_fail_all` still tells whoever waits for it.
+                    # Only now: if the command kills the thread, `_fail_all` still passes the error to its caller.
                     self._inbox.popleft()
                 if not self._batcher.idle and not self._asleep:
                     self._batcher.step()
@@ -335,7 +335,7 @@ class TransformersEngine:
 
 
 class _WeightsMismatch(Permanent):
-    """The weights that are served are not those that were announced, so the engine has to stop."""
+    """The served weights are not the announced ones, so the engine has to stop."""
 
 
 def _mismatch_message(proof: WeightProof) -> str:

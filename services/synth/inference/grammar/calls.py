@@ -21,7 +21,7 @@ from synth.errors import Problem, UserError
 
 SCHEMA = "\ue000schema\ue001"
 _PLACE = re.compile("\ue000(.*?)\ue001")
-#: One line: where any white space may come, a small model writes nothing else to the end.
+#: One line: if any white space is allowed, a small model may write nothing else to the end.
 ONE_LINE = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
 _OBJECT = json.dumps({"type": "object", "x-guidance": ONE_LINE})
 # Up to the first end of a parameter, and with it.
@@ -32,7 +32,7 @@ _UNENFORCED = ("pattern", "format", "minLength", "maxLength")
 
 
 def place(mark: str) -> str:
-    """Return what stands for a mark in a grammar's text."""
+    """Return the text that stands for a mark in a grammar."""
     return f"\ue000{mark}\ue001"
 
 
@@ -68,7 +68,7 @@ def answer_or_calls(family: Family, names: Sequence[str]) -> str | None:
         first, after_name, end = (_terminals(t, family) for t in (syntax.before_name, syntax.after_name, syntax.ending))
         later = "" if syntax.alone else f"({_terminals(syntax.later, family)} called)*"
         if syntax.before_name.startswith("{"):
-            # A call that is bare JSON begins as the answer does, so both are made of the same terminals.
+            # A call that is bare JSON begins as the answer does, so both have the same terminals.
             return "\n".join([*rules, 'calls: called ("; " called)*', f"called: %json {_bare_call(names)}"])
         arguments = "parameter*" if syntax.xml else f'" "? %json {_OBJECT}'
         rules += [
@@ -87,7 +87,7 @@ def _bare_call(names: Sequence[str]) -> str:
 
 
 def xml_arguments(schema: dict[str, Any], where: str) -> tuple[str, list[str]]:
-    """Return the grammar of an XML call's parameters, and the places of what it does not enforce.
+    """Return the grammar of an XML call's parameters, and the places of the rules that it does not enforce.
 
     Parameters come in the order of the schema. Raises `UserError` for a name that cannot be written.
     """
@@ -114,7 +114,7 @@ def xml_arguments(schema: dict[str, Any], where: str) -> tuple[str, list[str]]:
 
 
 def _value(schema: dict[str, Any], definitions: dict[str, Any]) -> str:
-    """The grammar of one parameter's value, with the parameter's end."""
+    """Return the grammar of one parameter's value, with the parameter's end."""
     end = json.dumps(f"\n{PARAMETER_END}\n")
     if not is_text(schema):
         return "%json " + json.dumps({**schema, **definitions, "x-guidance": {**ONE_LINE, "lenient": True}}) + f" {end}"
@@ -132,7 +132,7 @@ def _loose(named: dict[str, dict[str, Any]]) -> Iterator[str]:
 
 
 def _terminals(text: str, family: Family) -> str:
-    """The grammar of a fixed text, in which each mark is a terminal of its own."""
+    """Return the grammar of a fixed text, in which each mark is a terminal of its own."""
     marks = sorted({*MARKS, *family.marks, *CHANNEL_MARKS, "<|call|>"}, key=len, reverse=True)
     parts = re.split(f"({'|'.join(map(re.escape, marks))})", text)
     return " ".join(place(part) if part in marks else json.dumps(part) for part in parts if part)

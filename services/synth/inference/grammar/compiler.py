@@ -41,7 +41,8 @@ _START_S = 120.0
 class SchemaLimits:
     """The bounds of one JSON schema. size: bytes of its text. depth: levels of nesting.
 
-    seconds: CPU time to compile it; memory: bytes that compiling it may take. checks: where it is first compiled.
+    seconds: CPU time to compile it; memory: bytes that compiling it may take. checks: the process that compiles it
+    first.
     """
 
     size: int = 64 << 10
@@ -53,7 +54,7 @@ class SchemaLimits:
 
 @functools.cache
 def schema_decoders(sandbox: Literal["auto"] | Mode) -> Decoders:
-    """The processes of this service in which schemas are first compiled."""
+    """Return the processes of this service in which schemas are first compiled."""
     return Decoders("synth.inference.grammar.schema_check:check_schema", at_once=os.cpu_count() or 1, sandbox=sandbox)
 
 
@@ -122,9 +123,9 @@ class GrammarCompiler:
         self, text: str, vocabulary: int, where: str, limits: SchemaLimits, around: str | None, org: str
     ) -> Compiled:
         async with self._checks.hold(org):
-            found = await _check(text, where, limits)
-        if found["error"]:
-            raise _refused(found["error"].strip(), where + found["path"])
+            result = await _check(text, where, limits)
+        if result["error"]:
+            raise _refused(result["error"].strip(), where + result["path"])
         if self._lexicon is None:
             self._lexicon = asyncio.create_task(asyncio.to_thread(build_lexicon, self._tokenizer, vocabulary))
         lexicon = await asyncio.shield(self._lexicon)
@@ -134,11 +135,11 @@ class GrammarCompiler:
             grammar, error = await asyncio.to_thread(_build, lexicon, text, "lark", vocabulary)
         if error:
             raise _refused(error, where)
-        return Compiled(grammar, tuple(found["warnings"]))
+        return Compiled(grammar, tuple(result["warnings"]))
 
 
 def _with_options(schema: dict[str, Any], *, strict: bool, where: str, limits: SchemaLimits) -> str:
-    """The schema's text with our options for the compiler. Raises `SchemaError` beyond the limits."""
+    """Return the schema's text with our options for the compiler. Raises `SchemaError` beyond the limits."""
     check_schema_size(schema, where=where, limits=limits)
     if is_too_deep(schema, limits.depth):
         raise SchemaError(
@@ -165,7 +166,7 @@ def check_schema_size(schema: Any, *, where: str, limits: SchemaLimits) -> None:
     while waiting:
         value = waiting.pop()
         more: Iterable[Any] = ()
-        # What stands around and between the items counts: two bytes an item of a list, six an entry of an object, and
+        # Characters around and between the items count: two bytes an item of a list, six an entry of an object, and
         # two brackets.
         if isinstance(value, dict):
             entries = cast(dict[str, Any], value)
@@ -187,10 +188,10 @@ def _too_long(size: str, where: str, limits: SchemaLimits) -> SchemaError:
 
 
 async def _check(text: str, where: str, limits: SchemaLimits) -> dict[str, Any]:
-    """What the process of `schema_check` says. Raises `SchemaError` when it went beyond its memory or time."""
+    """Return the answer of the process of `schema_check`. Raises `SchemaError` if it exceeded its memory or time."""
     seconds = max(1, math.ceil(limits.seconds))
     try:
-        said = await limits.checks.call(
+        answer = await limits.checks.call(
             text.encode(), seconds=limits.seconds + _START_S, cpu_s=seconds, map_bytes=limits.memory
         )
     except DecoderEnded as ended:

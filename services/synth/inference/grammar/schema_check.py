@@ -27,12 +27,12 @@ def check_schema(body: bytes, write: Callable[[bytes], None]) -> None:
 
     answer("")
     if error:
-        # A second answer, which may not come in time: where the error is.
+        # A second answer, which may be too late: the place of the error.
         answer(find_place(root, error))
 
 
 def check(schema: dict[str, Any]) -> tuple[str, list[str]]:
-    """What is wrong with a schema, in llguidance's words ("" if nothing is), and which of its keywords are ignored."""
+    """Return the error of a schema, in llguidance's words ("" if none), and which of its keywords are ignored."""
     try:
         grammar = LLMatcher.grammar_from_json_schema(schema)
     except ValueError as error:
@@ -42,7 +42,7 @@ def check(schema: dict[str, Any]) -> tuple[str, list[str]]:
 
 
 def find_place(root: dict[str, Any], error: str) -> str:
-    """The path of the innermost part of the schema that gives the same error by itself, as `.properties.a`."""
+    """Return the path of the innermost part of the schema that gives the same error by itself, as `.properties.a`."""
     beside = {name: root[name] for name in _DEFINITIONS if name in root}
     place, part = "", root
     while True:

@@ -1,7 +1,7 @@
 """Which token may come next in a completion that must be JSON or a call of a tool. No chats, no HTTP, no torch.
 
 Both engines compile the same text with the same library, llguidance, so both allow the same tokens at every
-position; and what a completion's tokens were drawn from can be worked out again from its token ids.
+position; and the distribution of a completion's tokens can be computed again from its token ids.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from synth.errors import Problem, UserError
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Grammar:
-    """What a completion may say before the end of the turn: a JSON value that fits a schema, or that or calls of tools.
+    """The grammar of a completion before the end of the turn: a JSON value that fits a schema, or that or tool calls.
 
     text: a JSON schema, or a grammar in llguidance's Lark (kind "lark"), as both engines take it.
     start: the compiled matcher before the first token; it is copied, and never advanced.
@@ -32,13 +32,13 @@ class Grammar:
     vocabulary: int
 
     def begin(self) -> GrammarState:
-        """The state before the first token of a completion."""
+        """Return the state before the first token of a completion."""
         return GrammarState(self.start.deep_copy(), self.vocabulary)
 
     def masks(self, token_ids: Sequence[int]) -> Iterator[npt.NDArray[np.bool_]]:
-        """bool [V] for each token of a completion: the tokens that could have come in its place.
+        """Yield bool [V] for each token of a completion: the tokens that could have come in its place.
 
-        Raises `UserError` where the schema became too complex to be followed.
+        Raises `UserError` if the schema became too complex to be followed.
         """
         state = self.begin()
         for token_id in token_ids:
@@ -46,15 +46,15 @@ class Grammar:
             state.advance(token_id)
 
     def check_whole(self, token_ids: Sequence[int]) -> None:
-        """Raises `UserError` where these tokens, the last of which ended the turn, say no whole value.
+        """Raise `UserError` if these tokens, the last of which ended the turn, are not a whole value.
 
-        A matcher that gives up (its parser has limits) allows the end of the turn alone, and whoever samples under its
-        masks cannot tell that from the end of a value.
+        A matcher that gives up (its parser has limits) allows only the end of the turn, and a sampler under its masks
+        cannot distinguish that from the end of a value.
         """
         matcher = self.start.deep_copy()
         taken = matcher.try_consume_tokens(list(token_ids[:-1]))
         if taken == len(token_ids) - 1 and not matcher.is_error():
-            # Not before: a matcher may give up only when it is asked for what comes next.
+            # Not before: a matcher may give up only when the next tokens are computed.
             matcher.compute_bitmask()
         if matcher.is_error() or not matcher.is_accepting():
             reason = matcher.get_error().partition("\n")[0] or f"it ended after {len(token_ids)} tokens, in the middle"
@@ -69,7 +69,7 @@ class GrammarState:
         self._vocabulary = vocabulary
 
     def allowed(self) -> npt.NDArray[np.bool_]:
-        """bool [V]: the tokens that may come next; the end of the turn alone once the value is complete."""
+        """Return bool [V]: the tokens that may come next; only the end of the turn once the value is complete."""
         bits = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
         allowed = np.zeros(self._vocabulary, np.bool_)
         known = np.unpackbits(bits, bitorder="little")[: self._vocabulary]
@@ -77,7 +77,7 @@ class GrammarState:
         return allowed
 
     def advance(self, token_id: int) -> None:
-        """Take the token that came. Raises `UserError` where the schema is too complex to be followed."""
+        """Take the next token. Raises `UserError` if the schema is too complex to be followed."""
         if self._matcher.is_stopped() and not self._matcher.is_error():
             return  # the value is complete, and this is the end of the turn
         if not self._matcher.consume_token(token_id) and self._matcher.is_error():
@@ -95,7 +95,7 @@ def _unfollowed(reason: str) -> UserError:
 
 
 def build_lexicon(tokenizer: Any, vocabulary: int) -> Any:
-    """llguidance's view of a Hugging Face tokenizer, as vLLM makes it. Takes a second for a vocabulary of 150k."""
+    """Build llguidance's view of a Hugging Face tokenizer, as vLLM does. Takes a second for a vocabulary of 150k."""
     from llguidance.hf import from_tokenizer
 
     return from_tokenizer(tokenizer, max(vocabulary, len(tokenizer)))

@@ -1,4 +1,4 @@
-"""The record of one reply, from what was sampled."""
+"""Build the record of one reply from its sampled tokens."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from synth.trajectories import CompletionRecord, TokenMasks, TokenSet
 async def make_record(
     prompt: Prompt, deltas: Sequence[ReplyDelta], chat: ChatFormat, *, malformed_call: bool = False
 ) -> CompletionRecord:
-    """The record of a reply. A token that a grammar allowed no other than is not sampled (decision 33)."""
+    """Return the record of a reply. A token that a grammar allowed no other than is not sampled (decision 33)."""
     constrained = any(delta.grammar is not None for delta in deltas)
     # Thousands of masks take a second.
     allowed = await asyncio.to_thread(_allowed_tokens, deltas, chat.media) if constrained else []
@@ -41,9 +41,9 @@ async def make_record(
 
 
 def _allowed_tokens(deltas: Sequence[ReplyDelta], never: Sequence[int]) -> list[TokenSet | None]:
-    """For each token of a reply, the tokens that could have come in its place; None where any could.
+    """Return, for each token of a reply, the tokens that could have come in its place; None if any could.
 
-    never: tokens that no reply has, whatever its grammar allows.
+    never: tokens that no reply has, under any grammar.
     """
     allowed: list[TokenSet | None] = []
     grammar = next((delta.grammar for delta in deltas if delta.grammar is not None), None)

@@ -17,11 +17,15 @@ class RecorderMetrics(Collector):
         self._recorder = recorder
 
     def collect(self) -> Iterator[Metric]:
-        held = self._recorder
-        yield GaugeMetricFamily("synth_recorder_bytes", "Bytes of the records of open rollouts", held.nbytes)
+        recorder = self._recorder
+        yield GaugeMetricFamily("synth_recorder_bytes", "Bytes of the records of open rollouts", recorder.nbytes)
         yield CounterMetricFamily(
-            "synth_recorder_late_records", "Completions that ended after their rollout was closed", held.late_records
+            "synth_recorder_late_records",
+            "Completions that ended after their rollout was closed",
+            recorder.late_records,
         )
         yield CounterMetricFamily(
-            "synth_recorder_branch_breaks", "Calls that did not go on from their rollout's history", held.branch_breaks
+            "synth_recorder_branch_breaks",
+            "Calls that did not go on from their rollout's history",
+            recorder.branch_breaks,
         )

@@ -2,7 +2,7 @@
 
 Invariants: a cid takes calls until it is closed or expires, and never again; a close returns all of its records, in
 the order in which the calls arrived; a repeated close returns the same bytes for a minute; nothing that a task app
-says about tokens is trusted.
+reports about tokens is trusted.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from synth.transcripts.conversation_log import ConversationLog
 from synth.transcripts.transcript import RecordedChat
 
 _CLOSED_KEPT_S = 60.0
-# A sweep looks at every rollout of the last minutes, so a sweep at each close would cost more the longer a job runs.
+# A sweep checks every rollout of the last minutes, so a sweep at each close would cost more the longer a job runs.
 _SWEEP_INTERVAL_S = 1.0
 
 
@@ -67,7 +67,7 @@ class OpenRollout:
 
     @property
     def expires(self) -> float:
-        """Unix seconds: later than its credential says, by the time that its policy was not given."""
+        """The end of its time, in Unix seconds: later than the credential's by the time that the policy had to wait."""
         return self.cid.expires + self.stood_still
 
     @property
@@ -92,7 +92,7 @@ class ChoiceRecording:
 
     @property
     def time(self) -> SamplingTime:
-        """What its rollout has left for sampling."""
+        """The time that its rollout has left for sampling."""
         return self._recorder.time_of(self._rollout)
 
     @property
@@ -115,7 +115,7 @@ class ChoiceRecording:
 
     @property
     def responses(self) -> ResponseLog:
-        """What earlier calls of the rollout returned by the Responses API."""
+        """The responses of the rollout's earlier calls to the Responses API."""
         return self._rollout.responses
 
     def keep_items(self, response: str, items: Sequence[dict[str, Any]]) -> None:
@@ -133,7 +133,7 @@ class ChoiceRecording:
             self._recorder.hold(self._rollout, size)
 
     def finish(self, record: CompletionRecord) -> None:
-        """Keep what was sampled. After the close it is dropped and counted: the rollout was scored without it."""
+        """Keep the sampled tokens. After the close they are dropped and counted: the rollout is scored without them."""
         self.settled = True
         self._rollout.aborts.pop(self._number, None)
         self._recorder.store(self._rollout, self._number, record)
@@ -234,7 +234,7 @@ class Recorder:
         self.nbytes += nbytes
 
     def responses(self, cid_text: str) -> ResponseLog:
-        """The Responses of an open rollout; none of a rollout that has made no call."""
+        """Return the Responses of an open rollout; none of a rollout that has made no call."""
         rollout = self._open.get(cid_text)
         return ResponseLog() if rollout is None else rollout.responses
 
@@ -277,7 +277,7 @@ class Recorder:
         return rollout.time
 
     def stood_still(self, cid_text: str) -> float:
-        """Seconds that the policy of an open rollout was not given; 0 for one that has made no call."""
+        """Return the seconds that the policy of an open rollout had to wait; 0 for one that has made no call."""
         rollout = self._open.get(cid_text)
         return 0.0 if rollout is None else rollout.stood_still
 
@@ -310,7 +310,7 @@ class Recorder:
 
 
 def _in_order(records: dict[int, CompletionRecord]) -> list[CompletionRecord]:
-    """The records in the order of their calls. A chat then goes on from an index of them, no longer from a number."""
+    """Return the records in the order of their calls. A chat then continues an index of them, no longer a number."""
     numbers = sorted(records)
     index = {number: i for i, number in enumerate(numbers)}
     ordered: list[CompletionRecord] = []

@@ -28,7 +28,7 @@ class _KeptCall:
 
 @dataclass(slots=True)
 class ResponseLog:
-    """What the calls of a rollout returned.
+    """The results of a rollout's calls.
 
     items: of their output, by id. owners: the response of each item. responses: the call of each response, as its
     number in the rollout.
@@ -58,7 +58,7 @@ class ResponseLog:
     ) -> int:
         """Keep the conversation of a response. Returns how many bytes that takes.
 
-        chat: what the call repeats of an earlier one, which is not kept twice.
+        chat: the messages that the call repeats from an earlier one, which are not kept twice.
         """
         continues, kept = chat.continues, chat.kept
         if continues not in self._calls:

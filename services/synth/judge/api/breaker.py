@@ -41,7 +41,7 @@ class CircuitBreaker:
         return not (self.open or self._in_a_row or self._probing)
 
     def check(self) -> None:
-        """Raises `CircuitOpen` where a call would not be let through."""
+        """Raise `CircuitOpen` if a call is not allowed now."""
         if not self.open:
             return
         left = self._opened_at + self._open_for - self._clock()
@@ -49,16 +49,16 @@ class CircuitBreaker:
             raise CircuitOpen(left if left > 0 else self._open_s, self._reason)
 
     def enter(self) -> None:
-        """A call is about to be made: the first one after the pause is the probe. Raises `CircuitOpen`."""
+        """Record that a call is about to be made; the first one after the pause is the probe. Raises `CircuitOpen`."""
         self.check()
         self._probing = self.open
 
     def succeeded(self) -> None:
-        """A call was answered, whatever the answer was."""
+        """Record that a call was answered, with any status."""
         self._in_a_row, self._open_for, self._probing = 0, 0.0, False
 
     def failed(self, reason: str) -> None:
-        """A call got no answer."""
+        """Record that a call got no answer."""
         self._in_a_row += 1
         self._reason = reason
         if self._probing or (not self.open and self._in_a_row >= self._failures):
@@ -67,5 +67,5 @@ class CircuitBreaker:
         self._probing = False
 
     def abandoned(self) -> None:
-        """A call was given up before it had an answer: whether the API is well is not known."""
+        """Record that a call was given up before it had an answer, so that the state of the API is not known."""
         self._probing = False

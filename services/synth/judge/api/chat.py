@@ -1,4 +1,4 @@
-"""One chat call of a judge, and what its API's answer means: an answer, a wait, or the reason why there is none."""
+"""Make one chat call of a judge, and read its API's reply: an answer, a wait, or an error."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ log = logs.get("judge calls")
 _T = TypeVar("_T")
 _Content = TypeVar("_Content", bytes, str)
 
-#: Times that one question waits because its API says so, until it is told that the judge is away.
+#: Pauses of its API that one question waits for, before the judge is reported as away.
 _MAX_PAUSES = 3
 _AWAY_S = 2.0
 _MAX_SHOWN = 300
-#: Characters of an error that are looked at.
+#: Characters of an error that are read.
 _MAX_READ = 64 << 10
 _TOKEN_COUNTS = ("prompt_tokens", "completion_tokens")
-#: What APIs say of a prompt that is too long, of `response_format`, and of what their filter does not let through.
+#: Words of APIs about a prompt that is too long, about `response_format`, and about text that their filter blocks.
 _TOO_LONG = (
     "context_length",
     "context length",
@@ -54,7 +54,7 @@ _FILTERED = ("content_filter", "content_policy", "content management policy")
 
 @dataclass(frozen=True)
 class ChatAnswer:
-    """What the model said. cut: at its limit of tokens."""
+    """The text of the model's answer. cut: whether it was cut off at its limit of tokens."""
 
     text: str
     cut: bool
@@ -62,7 +62,7 @@ class ChatAnswer:
 
 @dataclass(frozen=True)
 class _Reply:
-    """What is read of a reply. answer: None if it holds no message; its tokens are paid all the same."""
+    """The read fields of a reply. answer: None if it holds no message; its tokens are paid all the same."""
 
     answer: ChatAnswer | None
     prompt_tokens: int
@@ -74,7 +74,7 @@ class ReplyNotJson(Exception):
 
 
 class _Again(Exception):
-    """The same call, once more: the API asked for a pause, or refused a field that is now left out."""
+    """The same call again: the API sent a pause, or refused a field that is now left out."""
 
     def __init__(self, *, pause: bool = False, quirks: ModelQuirks | None = None) -> None:
         super().__init__()
@@ -106,7 +106,7 @@ class JudgeChat:
         wish: Wish,
         usage: UsageCount,
     ) -> ChatAnswer:
-        """One answer of the judge, whatever it says. schema: name and schema of the JSON that is asked for.
+        """Return one answer of the judge, unchecked. schema: name and schema of the JSON that the call requests.
 
         beside: other fields of the call, by the API's names.
 
@@ -156,7 +156,7 @@ class JudgeChat:
             what = f"it has failed too often in a row and is left alone for {error.seconds:.0f} s; last: {error}"
             raise away(what, where=endpoint.where, retry_after_s=error.seconds) from error
         except ApiPaused as error:
-            what = f"it has asked for a pause, which lasts {error.seconds:.0f} s more"
+            what = f"its API sent a Retry-After, and {error.seconds:.0f} s of that pause are left"
             raise away(what, where=endpoint.where, retry_after_s=error.seconds, limited=True) from error
         CALLS.labels(outcome=str(reply.status_code)).inc()
         if reply.status_code == 200:
@@ -230,7 +230,7 @@ class JudgeChat:
             raise refused(str(error), where=endpoint.where) from error
         except (TimeoutError, httpx.TimeoutException) as error:
             CALLS.labels(outcome="none").inc()
-            # What a job gives too little time has not failed, and must not be kept from the others.
+            # If a job set a short time, the API has not failed, and other jobs may still use it.
             counts = timeout_s >= self._min_failing_timeout_s
             raise self._no_answer(endpoint, f"it did not answer within {timeout_s:g} s", counts=counts) from error
         except httpx.HTTPError as error:
@@ -251,52 +251,52 @@ class JudgeChat:
     def _refusal(
         self, endpoint: JudgeEndpoint, quirks: ModelQuirks, reply: httpx.Response, reason: str, *, last: bool
     ) -> Exception:
-        """What an answer that is no 200 means."""
-        status, said = reply.status_code, _shown(reason, endpoint.key)
-        breaker, told = endpoint.breaker, f"it answered HTTP {reply.status_code}"
-        told = f"{told}: {said}" if said else told
+        """Return the error for an answer with a status other than 200."""
+        status, text = reply.status_code, _shown(reason, endpoint.key)
+        breaker, message = endpoint.breaker, f"it answered HTTP {reply.status_code}"
+        message = f"{message}: {text}" if text else message
         pause = _retry_after(reply.headers.get("retry-after"))
         if status == 429 or (status in (503, 529) and pause is not None):
             breaker.succeeded()
             pause = 1.0 if pause is None else pause
             endpoint.api.limiter.pause(pause)
-            # A longer pause is heeded where the turn is waited for.
+            # A longer pause is checked by the limiter, when the call waits for its turn.
             return (
                 _Again(pause=True)
                 if not last
-                else away(told, where=endpoint.where, retry_after_s=pause, limited=status == 429)
+                else away(message, where=endpoint.where, retry_after_s=pause, limited=status == 429)
             )
         if status >= 500 or status in (408, 425):
-            return self._no_answer(endpoint, told)
+            return self._no_answer(endpoint, message)
         breaker.succeeded()
         if status in (401, 403):
             fix = (
                 "`synthctl keys judge add NAME --url …` stores another" if endpoint.identity.startswith("url ") else ""
             )
-            return refused(f"its key is refused: {told}", where=endpoint.where, fix=fix)
+            return refused(f"its key is refused: {message}", where=endpoint.where, fix=fix)
         if status in (400, 413, 422):
-            return self._about_request(endpoint, quirks, said, told)
+            return self._about_request(endpoint, quirks, text, message)
         if status == 404:
             fix = "check the judge's model, and its url up to /v1"
-            return refused(f"there is no such model or address: {told}", where=endpoint.where, fix=fix)
-        return refused(told, where=endpoint.where)
+            return refused(f"this model or address does not exist: {message}", where=endpoint.where, fix=fix)
+        return refused(message, where=endpoint.where)
 
-    def _about_request(self, endpoint: JudgeEndpoint, quirks: ModelQuirks, said: str, told: str) -> Exception:
-        words = said.lower()
+    def _about_request(self, endpoint: JudgeEndpoint, quirks: ModelQuirks, text: str, message: str) -> Exception:
+        words = text.lower()
         if any(word in words for word in _TOO_LONG):
             return refused(
-                f"the rollout is longer than what the judge reads at once: {told}",
+                f"the rollout is longer than the judge's context: {message}",
                 where=endpoint.where,
                 fix="use a judge with a longer context, or shorten rollouts (max_turns, max_tokens)",
             )
         if any(word in words for word in _FILTERED):
-            return unreadable(f"it does not judge this rollout: {told}", where=endpoint.where)
+            return unreadable(f"it does not judge this rollout: {message}", where=endpoint.where)
         if "max_completion_tokens" in words and quirks.tokens_field == "max_tokens":
             return _Again(quirks=replace(quirks, tokens_field="max_completion_tokens"))
         if quirks.schema and any(word in words for word in _NO_SCHEMA):
-            log.info("a judge takes no schema; its answers are read as they come", judge=endpoint.where, said=said)
+            log.info("a judge accepts no schema; its answers are read without one", judge=endpoint.where, reason=text)
             return _Again(quirks=replace(quirks, schema=False))
-        return refused(told, where=endpoint.where)
+        return refused(message, where=endpoint.where)
 
 
 def read_reply(content: bytes) -> _Reply:
@@ -309,13 +309,13 @@ def read_reply(content: bytes) -> _Reply:
     tokens = [value if isinstance(value := _get(usage, name), int) and value > 0 else 0 for name in _TOKEN_COUNTS]
     try:
         choice = body["choices"][0]
-        said = choice["message"].get("content")
+        reply = choice["message"].get("content")
         cut = choice.get("finish_reason") == "length"
     except (KeyError, IndexError, TypeError, AttributeError):
         return _Reply(None, tokens[0], tokens[1])
-    if isinstance(said, list):
-        said = "".join(str(part.get("text", "")) for part in said if isinstance(part, dict))
-    return _Reply(ChatAnswer(text=said if isinstance(said, str) else "", cut=cut), tokens[0], tokens[1])
+    if isinstance(reply, list):
+        reply = "".join(str(part.get("text", "")) for part in reply if isinstance(part, dict))
+    return _Reply(ChatAnswer(text=reply if isinstance(reply, str) else "", cut=cut), tokens[0], tokens[1])
 
 
 def _get(fields: Any, name: str) -> Any:
@@ -323,7 +323,7 @@ def _get(fields: Any, name: str) -> Any:
 
 
 def _retry_after(value: str | None) -> float | None:
-    """Seconds: of the number, or until the date."""
+    """Return the seconds of a Retry-After: the number, or the time until the date."""
     if value is None:
         return None
     try:
@@ -337,22 +337,22 @@ def _retry_after(value: str | None) -> float | None:
 
 
 def read_refusal(content: bytes) -> str:
-    """Read the words of an error, of which the beginning is enough."""
+    """Read the beginning of an error's text."""
     text = content[:_MAX_READ].decode(errors="replace")
     try:
         body: Any = msgspec.json.decode(content)
         error = body.get("error", body)
-        found = error.get("message") if isinstance(error, dict) else error
+        message = error.get("message") if isinstance(error, dict) else error
         code = error.get("code") if isinstance(error, dict) else None
-        if isinstance(found, str):
-            text = f"{found} ({code})" if isinstance(code, str) and code not in found else found
+        if isinstance(message, str):
+            text = f"{message} ({code})" if isinstance(code, str) and code not in message else message
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, AttributeError):
         pass
     return text[:_MAX_READ]
 
 
 def _shown(text: str, key: str) -> str:
-    """The words of an error, shortened, without the key."""
+    """Return the words of an error, shortened, without the key."""
     text = " ".join(text.split())
     if key:
         text = text.replace(key, "…")

@@ -1,4 +1,4 @@
-"""The connections to what users name as judges: each organisation has its own, and so many at most."""
+"""The connections to the judges that users name: each organisation has its own, up to a limit."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _IDLE_S = 600.0
 
 @dataclass
 class _Pool:
-    """Of one organisation. users: calls that wait or are made."""
+    """The client of one organisation. users: calls that wait or are made."""
 
     client: httpx.AsyncClient
     free: asyncio.Semaphore
@@ -27,7 +27,7 @@ class _Pool:
 
 
 class OrgConnections:
-    """Clients that reach only what the policy admits. at_once: calls of one organisation."""
+    """HTTP clients that connect only to addresses that the policy allows. at_once: the calls of one organisation."""
 
     def __init__(self, policy: GuardPolicy, *, at_once: int) -> None:
         self._policy = policy
@@ -36,7 +36,7 @@ class OrgConnections:
 
     @asynccontextmanager
     async def use(self, org: str) -> AsyncIterator[httpx.AsyncClient]:
-        """The client of an organisation for one call, which waits here for its connection."""
+        """Yield the client of an organisation for one call, which waits here for its connection."""
         pool = self._pools.get(org)
         if pool is None:
             client = guarded_client(self._policy, max_connections=self._at_once)

@@ -26,13 +26,13 @@ from synth.outbound.http_guard import names_allowed_address, origin_of, read_url
 from synth.outbound.service_calls import CallSigner
 
 _MAX_OPEN_S = 60.0
-#: An API that nothing was asked of for so long is forgotten here; what others must know of it is in its record.
+#: The state of an API without calls for this long is dropped here; the state that replicas share is in its record.
 _FORGET_S = 600.0
 
 
 @dataclass(frozen=True)
 class ModelQuirks:
-    """What an API has refused of a model, and answered without."""
+    """The fields that an API has refused for a model; it answered without them."""
 
     schema: bool = True
     tokens_field: str = "max_tokens"
@@ -40,10 +40,10 @@ class ModelQuirks:
 
 @dataclass
 class JudgeApi:
-    """What this process knows of one API, whoever asks it.
+    """The state that this process keeps of one API, for all organisations.
 
-    new_breaker: makes one; breakers: by model, quirks: by organisation and model, so that what one asks in its own way
-    changes nothing for another.
+    new_breaker: makes a breaker; breakers: by model, quirks: by organisation and model, so that the refused fields of
+    one organisation's calls change nothing for another.
     """
 
     limiter: ApiLimiter
@@ -58,20 +58,20 @@ class JudgeApi:
         return any(breaker.open for breaker in self.breakers.values())
 
     def breaker(self, model: str) -> CircuitBreaker:
-        """That of a model. Those of others that have nothing to say are forgotten: users make up names."""
-        found = self.breakers.get(model)
-        if found is None:
+        """Return the breaker of a model. Drops the other breakers without failures: users can invent model names."""
+        breaker = self.breakers.get(model)
+        if breaker is None:
             self.breakers = {name: known for name, known in self.breakers.items() if not known.quiet}
-            found = self.breakers[model] = self.new_breaker()
-        return found
+            breaker = self.breakers[model] = self.new_breaker()
+        return breaker
 
 
 @dataclass(frozen=True)
 class JudgeEndpoint:
-    """One judge, ready to be asked. identity: of its API; where: what an error names; key: not to be shown.
+    """One judge, ready for calls. identity: of its API; where: the name in errors; key: secret, must not be shown.
 
     prices: of a prompt token and of a completion token. connection: the client for one call, entered when it may be
-    made. url: None where a replica is chosen for each call.
+    made. url: None if a replica is chosen for each call.
     """
 
     identity: str
@@ -93,7 +93,7 @@ class JudgeEndpoint:
         return self.api.breaker(self.model)
 
     def remember(self, quirks: ModelQuirks) -> None:
-        """The API has answered a call that was made like this."""
+        """Remember the quirks with which the API has answered a call."""
         if quirks != self.quirks:
             self.api.quirks[self.org, self.model] = quirks
 
@@ -128,7 +128,7 @@ class Endpoints:
         await self._guarded.aclose()
 
     async def resolve(self, judge: JudgeModel, *, org: str) -> JudgeEndpoint:
-        """The API of a judge of this organisation. Raises `JudgeTrouble`: refused, with the reason."""
+        """Return the API of a judge of this organisation. Raises `JudgeTrouble`: refused, with the reason."""
         if judge.url is not None:
             return await self._of_user(judge, judge.url, org)
         if judge.provider is None:
@@ -150,7 +150,7 @@ class Endpoints:
         return self._of_operator(judge, judge.provider, org)
 
     def next_call(self, endpoint: JudgeEndpoint) -> tuple[str, dict[str, str]]:
-        """The address and the headers of the next call.
+        """Return the address and the headers of the next call.
 
         Raises `JudgeTrouble`: away, if no replica serves the cluster's models.
         """
@@ -203,16 +203,16 @@ class Endpoints:
         key = ""
         if judge.key is not None:
             try:
-                found = await self._secrets.judge_key(org, judge.key)
+                stored = await self._secrets.judge_key(org, judge.key)
             except InvalidKey as error:
                 raise refused(f"the key {judge.key!r} cannot be opened: {error}", where=where) from error
-            if found is None:
+            if stored is None:
                 raise refused(
                     f"your organisation has no key {judge.key!r}",
                     where=where,
                     fix=f"`synthctl keys judge add {judge.key} --url {origin_of(url) or url}` stores it",
                 )
-            key = await self._openable(judge.key, found, url, where)
+            key = await self._openable(judge.key, stored, url, where)
         identity = f"url {org} {url}"
         api = self._api(identity, ApiLimits())
         return JudgeEndpoint(
@@ -227,7 +227,7 @@ class Endpoints:
         )
 
     async def _openable(self, name: str, stored: JudgeKey, url: str, where: str) -> str:
-        """The key, where it may be sent to this address. Raises `JudgeTrouble`."""
+        """Return the key, if it may be sent to this address. Raises `JudgeTrouble` if not."""
         origin = origin_of(url)
         if origin != stored.origin:
             raise refused(
@@ -282,12 +282,12 @@ class Endpoints:
 
     @property
     def apis(self) -> Mapping[str, JudgeApi]:
-        """Those in use, by their identity."""
+        """The APIs in use, by their identity."""
         return self._apis
 
 
 def _choose(replicas: ReplicaTable, model: str) -> Replica | None:
-    """The least busy replica that has the model; else always the same one, so that not every one loads it."""
+    """Return the least busy replica that has the model; else always the same one, so that not every one loads it."""
     if serving := replicas.serving(model):
         return serving[0]
     cold = replicas.alive()

@@ -33,12 +33,12 @@ log = logs.get("judge limits")
 _POLL_S = 0.05
 _RENEW_S = 5.0
 _HOLD_S = 20.0
-#: Of the margin, what a call may leave late; the rest is for its way.
+#: The share of the margin that a call may leave late; the rest is for its way through the network.
 _LATE_SHARE = 0.25
 
 
 class ApiPaused(Exception):
-    """The API has asked for a pause that is longer than a call waits. seconds: until its end."""
+    """The API sent a pause that is longer than a call waits. seconds: until its end."""
 
     def __init__(self, seconds: float) -> None:
         super().__init__(f"paused for {seconds:.1f} s")
@@ -95,7 +95,7 @@ class ApiLimiter:
             self._release(wish)
 
     def pause(self, seconds: float) -> None:
-        """Let no replica make a call for so long: the API has said so."""
+        """Let no replica make a call for so long, because the API sent this pause."""
         self._pause = max(self._pause, self._clock() + seconds)
         self._wake()
 
@@ -138,11 +138,11 @@ class ApiLimiter:
             self._task = asyncio.create_task(self._run())
 
     async def _run(self) -> None:
-        """Serve who waits, for as long as anything waits or runs."""
+        """Serve the waiting calls, for as long as any call waits or runs."""
         renew_at = self._clock() + _RENEW_S
         try:
             while self._waiting or self._running or self._ended or self._pause:
-                # What happens from here on is looked at in the next turn.
+                # Events after this line are handled in the next turn.
                 self._work.clear()
                 wait_s = max(0.0, renew_at - self._clock())
                 if self._waiting or self._ended or self._pause or not wait_s:
@@ -152,7 +152,7 @@ class ApiLimiter:
         finally:
             self._task = None
             for waiting in self._waiting:
-                # Only a failure of ours ends the loop with somebody in it.
+                # The loop ends with waiting calls only after an error in this code.
                 waiting.moment.cancel()
 
     async def _sleep(self, seconds: float) -> None:
@@ -163,11 +163,11 @@ class ApiLimiter:
             pass
 
     async def _step(self) -> float:
-        """One change of the record; returns the seconds until the next, if nothing happens before."""
+        """Change the record once; returns the seconds until the next change, if nothing happens before."""
         try:
             return await self._change()
         except (NatsError, JetStreamError, TimeoutError) as error:
-            # Without the record nobody knows what others have under way, so nobody makes a call.
+            # The record holds the running calls of all replicas: until it can be read, no call is made.
             log.warning("the limits of a judge cannot be read", key=self._key, error=repr(error))
             return 1.0
 

@@ -1,7 +1,7 @@
 """When the next calls of one judge's API may be made: pure arithmetic on a record that all replicas share.
 
-Calls that a rate limits are made at moments that lie at least 1/rate apart, so that no second has more of them, whoever
-makes them. A replica that dies leaves its running calls in the record until they expire.
+Calls under a rate limit are made at least 1/rate apart, so that no second has more of them, over all replicas. A
+replica that dies leaves its running calls in the record until they expire.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ class HeldCalls(msgspec.Struct, kw_only=True):
 
 
 class LimitState(msgspec.Struct, kw_only=True):
-    """The record. Moments are unix seconds.
+    """The record that replicas share. Times are Unix seconds.
 
-    next_at: when the API's next call may be made; jobs: the same of each job that limits itself. paused_until: what the
-    API's own Retry-After says. held: by replica.
+    next_at: when the API's next call may be made; jobs: the same for each job with its own limit. paused_until: the end
+    of the API's own Retry-After. held: the running calls by replica.
     """
 
     next_at: float = 0.0
@@ -43,7 +43,7 @@ class Wish(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ApiLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """What the operator says of one API: calls per second and at one time, None for no limit."""
+    """The operator's limits for one API: calls per second and at one time, None for no limit."""
 
     rate: float | None = None
     concurrency: int | None = None
@@ -64,8 +64,8 @@ def grant(
     margin_s: by how much a call may arrive late. hold_s: seconds after which the calls of a silent replica are over.
     """
     _forget(state, now)
-    held = state.held.setdefault(replica, HeldCalls())
-    held.expires = now + hold_s
+    calls = state.held.setdefault(replica, HeldCalls())
+    calls.expires = now + hold_s
     moments: list[float | None] = []
     for wish in wishes:
         moment = max(now, state.next_at, state.paused_until, state.jobs.get(wish.job, 0.0) if wish.rate else 0.0)
@@ -76,28 +76,28 @@ def grant(
             state.next_at = moment + _interval(limits.rate, margin_s)
         if wish.rate:
             state.jobs[wish.job] = moment + _interval(wish.rate, margin_s)
-        held.jobs[wish.job] = held.jobs.get(wish.job, 0) + 1
+        calls.jobs[wish.job] = calls.jobs.get(wish.job, 0) + 1
         moments.append(moment)
     return moments
 
 
 def give_back(state: LimitState, ended: Mapping[str, int], *, replica: str) -> None:
     """Take calls that have ended out of the state. ended: how many of each job."""
-    held = state.held.get(replica)
-    if held is None:
+    calls = state.held.get(replica)
+    if calls is None:
         return
     for job, count in ended.items():
-        left = held.jobs.get(job, 0) - count
+        left = calls.jobs.get(job, 0) - count
         if left > 0:
-            held.jobs[job] = left
+            calls.jobs[job] = left
         else:
-            held.jobs.pop(job, None)
-    if not held.jobs:
+            calls.jobs.pop(job, None)
+    if not calls.jobs:
         del state.held[replica]
 
 
 def next_look(state: LimitState, wishes: Sequence[Wish], *, now: float, poll_s: float) -> float:
-    """Seconds until it is worth looking again for the first of these wishes."""
+    """Return the seconds after which to look again for the first of these wishes."""
     moments = [max(state.next_at, state.paused_until, state.jobs.get(w.job, 0.0) if w.rate else 0.0) for w in wishes]
     due = min(moments, default=now) - HORIZON_S / 2 - now
     return min(max(due, 0.005 if due > 0 else poll_s), poll_s * 10)
@@ -112,7 +112,7 @@ def _has_room(state: LimitState, wish: Wish, limits: ApiLimits) -> bool:
 
 
 def _interval(rate: float, margin_s: float) -> float:
-    """Seconds between two calls: a second in which the first is late and the last is not has no more than `rate`."""
+    """Return the seconds between two calls: with a late first and a punctual last call a second has at most `rate`."""
     return (1.0 + margin_s) / rate
 
 

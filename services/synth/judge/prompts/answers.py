@@ -1,7 +1,6 @@
-"""What a judge answers: found in its text, and checked. What is wrong with it is a sentence that it can be told.
+"""Find a judge's answer in its text, and check it. An error is a sentence that can be sent to the judge.
 
-Reading takes time that is linear in the text, whatever stands in it, and yet seconds for the longest: it belongs in a
-thread.
+Reading takes time that is linear in any text, but seconds for the longest: call it in a thread.
 """
 
 from __future__ import annotations
@@ -16,24 +15,24 @@ import msgspec
 from synth.chat.json_text import BadJson, read_json, refuse_constant
 from synth.judging.settings import Criterion
 
-#: Of the braces in a text the last ones may begin the answer: it comes after the reasoning.
+#: How many of the last braces in a text may begin the answer: it comes after the reasoning.
 _MAX_STARTS = 4096
 #: Characters that are read to find it, for each one of the text, and beside them for a short text; a start costs some.
 _READ_SHARE = 16
 _READ_FREE = 1 << 22
 _START_COST = 256
-#: Characters that are kept of what is read already.
+#: Characters that are kept of the text that is already read.
 _CUT_AT = 1 << 16
 #: A count above it is no count of anything in a rollout, and would drown every other criterion.
 MAX_COUNT = 1_000_000
 
 
 class UnusableAnswer(Exception):
-    """The answer holds no scores that can be used; the message says why, to the judge and to people."""
+    """The answer has no usable scores; the message gives the reason, for the judge and for people."""
 
 
 class Scores(msgspec.Struct, frozen=True, kw_only=True):
-    """What one vote says: of each criterion by id, its score and the reason."""
+    """The scores of one vote: for each criterion, by id, its score and the reason."""
 
     scores: dict[str, float]
     reasons: dict[str, str] = {}
@@ -41,22 +40,22 @@ class Scores(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Order(msgspec.Struct, frozen=True, kw_only=True):
-    """What one vote says of a group. places: of each rollout in the order in which they were shown; 0 is the best."""
+    """The ranking of one vote. places: of each rollout, in the order in which they were shown; 0 is the best."""
 
     places: list[int]
     summary: str = ""
 
 
 def read_scores(text: str, criteria: Sequence[Criterion]) -> Scores:
-    """The scores in an answer: each criterion's, finite and on its scale. Raises `UnusableAnswer`."""
+    """Return the scores in an answer: each criterion's, finite and on its scale. Raises `UnusableAnswer`."""
     answer = answer_object(text, "scores")
-    given = answer.get("scores")
-    if not isinstance(given, dict):
+    value = answer.get("scores")
+    if not isinstance(value, dict):
         raise UnusableAnswer('the JSON has no object "scores" with each criterion in it')
     scores: dict[str, float] = {}
     reasons: dict[str, str] = {}
     for criterion in criteria:
-        entry = cast(dict[str, Any], given).get(criterion.id)
+        entry = cast(dict[str, Any], value).get(criterion.id)
         if entry is None:
             raise UnusableAnswer(f'"scores" lacks the criterion {criterion.id!r}')
         if isinstance(entry, dict):
@@ -68,12 +67,12 @@ def read_scores(text: str, criteria: Sequence[Criterion]) -> Scores:
 
 
 def read_order(text: str, count: int) -> Order:
-    """The order in an answer, as numbers from 1 to `count`, the best first. Raises `UnusableAnswer`."""
+    """Return the order in an answer, as numbers from 1 to `count`, the best first. Raises `UnusableAnswer`."""
     answer = answer_object(text, "order")
-    given = answer.get("order")
-    if not isinstance(given, list):
+    value = answer.get("order")
+    if not isinstance(value, list):
         raise UnusableAnswer('the JSON has no list "order"')
-    order = cast(list[Any], given)
+    order = cast(list[Any], value)
     numbers = [n for n in order if isinstance(n, int) and not isinstance(n, bool)]
     if len(numbers) != len(order) or sorted(numbers) != list(range(1, count + 1)):
         raise UnusableAnswer(f'"order" is {shown(order, 200)}, and not each number from 1 to {count} once')
@@ -108,29 +107,29 @@ def _on_scale(value: Any, criterion: Criterion) -> float:
 
 
 def answer_object(text: str, key: str) -> dict[str, Any]:
-    """The answer's JSON object: all of the text, else the last one in it that has this key."""
+    """Return the answer's JSON object: all of the text, else the last one in it that has this key."""
     if not text.strip():
         raise UnusableAnswer("the answer is empty")
     try:
         whole = read_json(text)
     except BadJson as error:
-        found = [candidate for candidate in _objects(text) if key in candidate]
-        if not found:
+        candidates = [candidate for candidate in _objects(text) if key in candidate]
+        if not candidates:
             raise UnusableAnswer(f"the answer is not JSON ({error})") from error
-        return found[-1]
+        return candidates[-1]
     if not isinstance(whole, dict):
         raise UnusableAnswer("the answer is JSON, but no object")
     return cast(dict[str, Any], whole)
 
 
 def _objects(text: str) -> list[dict[str, Any]]:
-    """The JSON objects that stand in a text, such as behind a judge's reasoning or in a fenced block.
+    """Return the JSON objects that stand in a text, such as behind a judge's reasoning or in a fenced block.
 
     Raises `UnusableAnswer` for a text that cannot be searched in linear time: one nested too deeply to be read, or with
     too many objects that do not end.
     """
     decoder = json.JSONDecoder(parse_constant=refuse_constant)
-    found: list[dict[str, Any]] = []
+    objects: list[dict[str, Any]] = []
     left = _READ_SHARE * len(text) + _READ_FREE
     at = _first_start(text)
     while at >= 0:
@@ -147,13 +146,13 @@ def _objects(text: str) -> list[dict[str, Any]]:
                 raise UnusableAnswer("the answer has too many braces that begin no JSON object") from error
             at = text.find("{", at + 1)
             continue
-        found.append(value)
+        objects.append(value)
         at = text.find("{", end)
-    return found
+    return objects
 
 
 def _first_start(text: str) -> int:
-    """Where the first of the last `_MAX_STARTS` braces is; -1 without any."""
+    """Return the position of the first of the last `_MAX_STARTS` braces; -1 without any."""
     first, at = -1, text.rfind("{")
     for _ in range(_MAX_STARTS):
         if at < 0:
@@ -163,7 +162,7 @@ def _first_start(text: str) -> int:
 
 
 def _read_until(error: ValueError, text: str) -> int:
-    """How far the parser may have come: it does not say of a string without an end, or of a number that is none."""
+    """Return how far the parser may have come: it gives no position for an endless string or an invalid number."""
     if not isinstance(error, json.JSONDecodeError) or error.msg.startswith("Unterminated"):
         return len(text)
     return error.pos

@@ -1,4 +1,4 @@
-"""The questions that a judge is asked: the messages, and the JSON schema of the answer."""
+"""Build the questions for a judge: the messages, and the JSON schema of the answer."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ Answer with one JSON object and nothing else, in which "order" has the number of
 
 @dataclass(frozen=True)
 class JudgePrompt:
-    """One question. schema: what the answer's JSON must be, under this name.
+    """One question. schema: the JSON schema of the answer, under this name.
 
     sampling: parameters of the call in place of the judge's own: `temperature`, `max_completions_tokens`, and others
     that are sent as they are.
@@ -53,19 +53,19 @@ class JudgePrompt:
     sampling: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     def digest(self, *beside: str) -> str:
-        """What names the answer: the hex SHA-256 of the messages and what else it depends on."""
+        """Return the name of the answer: the hex SHA-256 of the messages and of all other inputs of the answer."""
         body = msgspec.json.encode([self.messages, self.schema, self.sampling, *beside])
         return hashlib.sha256(body).hexdigest()
 
 
 def ask_outcome(rollout: JudgedRollout, rubric: Rubric, *, fence: str) -> JudgePrompt:
-    """How good was the whole episode?"""
+    """Build the question about the whole episode."""
     task = "Judge the whole episode."
     return _scoring(fenced(fence, rollout.episode()), task, rubric.outcome, rubric.goal, fence=fence)
 
 
 def ask_event(rollout: JudgedRollout, index: int, rubric: Rubric, *, fence: str) -> JudgePrompt:
-    """How good was one call of the model? index: from 0."""
+    """Build the question about one call of the model. index: from 0."""
     task = 'Judge "reply" alone: what came before it is its context, and "environment" what it led to.'
     if not rollout.transcript.turns:
         task = 'Judge "event" alone: what came before it is its context.'
@@ -74,7 +74,7 @@ def ask_event(rollout: JudgedRollout, index: int, rubric: Rubric, *, fence: str)
 
 
 def ask_order(rollouts: Sequence[JudgedRollout], rubric: Rubric, *, fence: str) -> JudgePrompt:
-    """Which of these episodes is the best, which the next …? They are numbered from 1 as they stand."""
+    """Build the question about the order of these episodes, best first. They are numbered from 1 in the given order."""
     shown = [{"attempt": number, **rollout.episode()} for number, rollout in enumerate(rollouts, start=1)]
     count = len(rollouts)
     system = _RANK.format(
@@ -94,7 +94,7 @@ def ask_order(rollouts: Sequence[JudgedRollout], rubric: Rubric, *, fence: str) 
 
 
 def presentation_order(count: int, *, seed: str, vote: int) -> list[int]:
-    """The order in which a vote is shown a group's rollouts, as their indices.
+    """Return the order in which a vote is shown a group's rollouts, as their indices.
 
     Half of the votes see the reverse of another vote's order, so that a judge that likes the first one gains nothing.
     """
@@ -133,7 +133,7 @@ def _criteria(criteria: Sequence[Criterion], *, scales: bool = True) -> str:
 
 
 def object_schema(properties: dict[str, Any]) -> dict[str, Any]:
-    """The schema of an object with all of these, and nothing else."""
+    """Return the schema of an object with all of these, and nothing else."""
     return {
         "type": "object",
         "properties": properties,

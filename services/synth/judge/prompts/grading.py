@@ -1,6 +1,6 @@
-"""The question of a grader that asks a model, and its answer: a score in the grader's range, or one of its labels.
+"""The question of a grader that calls a model, and its answer: a score in the grader's range, or one of its labels.
 
-What the graded model said stands between two lines that nothing in it can spell, wherever the messages have it.
+The graded model's reply stands between two lines that no text in it can contain, anywhere in the messages.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ _FORM = "Answer with one JSON object and nothing else: {form}"
 
 
 def ask_grader(prompt: GraderPrompt, *, fence: str) -> JudgePrompt:
-    """The messages of a grader, behind what is data in them, and before the form of the answer."""
-    told = [{"role": _role(message), "content": _content(message, fence)} for message in prompt.messages]
+    """Build the messages of a grader: first the notice that marks the data, last the form of the answer."""
+    conversation = [{"role": _role(message), "content": _content(message, fence)} for message in prompt.messages]
     system = [_DATA.format(fence=fence)]
     # One system message, and the first: chat templates of models refuse others.
-    while told and told[0]["role"] == "system":
-        system.append(told.pop(0)["content"])
+    while conversation and conversation[0]["role"] == "system":
+        system.append(conversation.pop(0)["content"])
     form = _FORM.format(form=_form(prompt))
-    if told and told[-1]["role"] == "user":
-        form = f"{told.pop()['content']}\n\n{form}"
-    messages = [{"role": "system", "content": "\n\n".join(system)}, *told, {"role": "user", "content": form}]
+    if conversation and conversation[-1]["role"] == "user":
+        form = f"{conversation.pop()['content']}\n\n{form}"
+    messages = [{"role": "system", "content": "\n\n".join(system)}, *conversation, {"role": "user", "content": form}]
     return JudgePrompt(messages, "grade", _schema(prompt), prompt.sampling)
 
 
 def read_grade(text: str, prompt: GraderPrompt) -> Scores:
-    """The score in an answer, finite and in the range, or what its label is worth. Raises `UnusableAnswer`."""
-    name = _asked_for(prompt)
+    """Return the score in an answer, finite and in the range, or the score of its label. Raises `UnusableAnswer`."""
+    name = _answer_field(prompt)
     answer = answer_object(text, name)
     if name not in answer:
         raise UnusableAnswer(f"the JSON has no {name!r}")
@@ -65,7 +65,7 @@ def _in_range(value: Any, bounds: tuple[float, float]) -> float:
     return score
 
 
-def _asked_for(prompt: GraderPrompt) -> str:
+def _answer_field(prompt: GraderPrompt) -> str:
     return "label" if prompt.range is None else "score"
 
 
@@ -81,11 +81,11 @@ def _schema(prompt: GraderPrompt) -> dict[str, Any]:
         if prompt.range is None
         else {"type": "number", "minimum": prompt.range[0], "maximum": prompt.range[1]}
     )
-    return object_schema({"reason": {"type": "string"}, _asked_for(prompt): value})
+    return object_schema({"reason": {"type": "string"}, _answer_field(prompt): value})
 
 
 def _role(message: PromptMessage) -> str:
-    # Few servers know the newer word.
+    # Few servers accept the newer word.
     return "system" if message.role == "developer" else message.role
 
 

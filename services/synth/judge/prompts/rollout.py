@@ -22,18 +22,18 @@ class JudgedRollout:
     transcript: Transcript
 
     def __post_init__(self) -> None:
-        """Raises ValueError for a call that goes on from none of those before it."""
+        """Raise ValueError for a call that continues no call before it."""
         for number, turn in enumerate(self.transcript.turns):
             if turn.continues is not None and not 0 <= turn.continues < number:
                 raise ValueError(f"call {number + 1} goes on from no call before it")
 
     @property
     def num_events(self) -> int:
-        """Its calls of the model; of a trace that has none, its steps of the environment."""
+        """The number of its model calls; for a trace without any, of its steps of the environment."""
         return len(self.transcript.turns) or len(self._steps)
 
     def episode(self) -> dict[str, Any]:
-        """The whole of it: what was said and what the environment did, each message once, in the order of events."""
+        """Return the whole rollout: the model's and the environment's messages, each once, in the order of events."""
         turns, steps = self.transcript.turns, self._steps
         events: list[dict[str, Any]] = []
         for number, turn in enumerate(turns, start=1):
@@ -49,7 +49,7 @@ class JudgedRollout:
         return {"events": events, **self._rest(), **self._gaps()}
 
     def event(self, index: int) -> dict[str, Any]:
-        """One call with all that came before it and what the environment made of it; index: from 0."""
+        """Return one call with everything before it and the environment's reaction to it; index: from 0."""
         turns, steps = self.transcript.turns, self._steps
         if not turns:
             before = [_step(step) for step in steps[:index]]
@@ -70,13 +70,13 @@ class JudgedRollout:
         return self.transcript.answer.steps if self.transcript.answer is not None else []
 
     def _conversation(self, index: int) -> list[Any]:
-        """The messages of a call, its reply left out."""
+        """Return the messages of a call, its reply left out."""
         turns = self.transcript.turns
         turn = turns[index]
         pieces, needed = [turn.messages], turn.kept
         while turn.continues is not None:
             turn = turns[turn.continues]
-            # What a call added begins where ends what it kept itself.
+            # A call's own messages begin after the ones that it kept.
             pieces.append([*turn.messages, turn.reply][: max(0, needed - turn.kept)])
             needed = min(needed, turn.kept)
         return [message for piece in reversed(pieces) for message in piece]
@@ -85,16 +85,16 @@ class JudgedRollout:
         answer = self.transcript.answer
         if answer is None:
             return {}
-        found = {"final": answer.final, "metrics": answer.metrics}
+        fields = {"final": answer.final, "metrics": answer.metrics}
         aborted = {"policy_failed": True} if answer.aborted else {}
-        return {name: value for name, value in found.items() if value is not None} | aborted | self._context()
+        return {name: value for name, value in fields.items() if value is not None} | aborted | self._context()
 
     def _context(self) -> dict[str, Any]:
         body = self.transcript.answer.body if self.transcript.answer is not None else None
         return {} if body is None else {"context": body}
 
     def _gaps(self) -> dict[str, Any]:
-        """What the transcript lacks, so that a judge does not take a gap for a silence."""
+        """Return the parts that the transcript lacks, so that a judge does not take a gap for a silence."""
         lacks = {
             "shortened_values": self.transcript.cut_values,
             "calls_left_out": self.transcript.turns_left_out,
@@ -104,13 +104,13 @@ class JudgedRollout:
 
 
 def fence(secret: str, org: str, digests: Sequence[str]) -> str:
-    """The name of the lines around these rollouts: not to be guessed, and the same each time, as the cache needs it."""
-    told = "\0".join(("judge", org, *digests))
-    return hmac.new(secret.encode(), told.encode(), hashlib.sha256).hexdigest()[:24]
+    """Return the name of the lines around these rollouts: not to be guessed, but the same each time for the cache."""
+    text = "\0".join(("judge", org, *digests))
+    return hmac.new(secret.encode(), text.encode(), hashlib.sha256).hexdigest()[:24]
 
 
 def fenced(name: str, value: Any) -> str:
-    """A value as JSON between the two lines of this name."""
+    """Return a value as JSON between the two lines of this name."""
     return f"<rollout-{name}>\n{msgspec.json.encode(value).decode()}\n</rollout-{name}>"
 
 

@@ -1,4 +1,4 @@
-"""Whether judges and environment part ways: the policy pleases the one, and does worse at what the other pays."""
+"""Detect when the judges' scores rise while the environment's reward falls: the policy pleases only the judges."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 @dataclass
 class JudgeDrift:
-    """The means of both over the last `window` steps, against those of the first `window`.
+    """The means of the judges' scores and of the environment's reward over the first and the last `window` steps.
 
     env_std: the largest standard deviation of the environment's rewards of a batch so far.
     """
@@ -23,9 +23,9 @@ class JudgeDrift:
         self.recent = deque(maxlen=self.window)
 
     def add(self, values: Mapping[str, float]) -> float | None:
-        """By how many standard deviations the environment's reward has fallen, where the judges' scores have risen.
+        """Return by how many standard deviations the environment's reward has fallen while the judges' scores rose.
 
-        0 where they have not; None before there is anything to compare, and in a job that is not judged.
+        Returns 0 if they did not; None before there are steps to compare, and for a job that is not judged.
         """
         judged = [values[name] for name in ("reward_event_mean", "reward_outcome_mean") if name in values]
         if not judged or "reward_env_mean" not in values:

@@ -1,6 +1,6 @@
-"""Whether a job still has anything to learn from, whatever its settings say (decision 26).
+"""Decide whether a job still has anything to learn, independent of its settings (decision 26).
 
-Invariant. What is said is a pure function of the steps' values in their order, as in `synth.trainer.collapse.rules`.
+Invariant. The warnings are a pure function of the steps' values in order, as in `synth.trainer.collapse.rules`.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from synth.events import TrainWarned
 NO_LEARNING_SIGNAL = "no_learning_signal"
 #: Nothing is left to learn, because every rollout earns the most there is to earn.
 SOLVED = "solved"
-#: The metric of a step that says which seeds it played: 0 are those of `[data] seeds`, k the k-th of the curriculum.
+#: The metric of a step that holds which seeds it played: 0 for `[data] seeds`, k for the k-th of the curriculum.
 STAGE = "curriculum_stage"
-#: What a task app pays for a rollout in which everything is right: rewards are from 0 to 1 by convention. On a larger
-#: scale the most is what the policy was seen to earn, beside rollouts that earned less. Less than this is part of what
-#: can be earned, on which a policy may be stuck.
+#: The reward for a rollout in which everything is right: by convention rewards are from 0 to 1. On a larger scale the
+#: most is the highest reward seen while other rollouts earned less. A lower reward is only a part of the full reward,
+#: and a policy may be stuck on it.
 FULL_REWARD = 1.0
 _IN_A_ROW = 5
 _ROUNDING = 1e-6
@@ -29,14 +29,14 @@ _ROUNDING = 1e-6
 
 @dataclass
 class LearningSignal:
-    """The steps so far, and those of the current seeds.
+    """The counts of a learning signal: over all steps so far, and over the steps on the current seeds.
 
-    solved_after: steps in a row in which every rollout earned the most; 0: that ends nothing. stages: sets of seeds,
-    those of `[data] curriculum` included. stage: the set that is played now, from 0. taught: by a teacher, from whom
-    there is something to learn whatever is earned.
+    solved_after: the steps in a row in which every rollout earned the most that end the job; 0: they do not end it.
+    stages: the number of seed sets, `[data] curriculum` included. stage: the set that is played now, from 0.
+    taught: whether a teacher trains the policy, so that there is something to learn at any reward.
     best: the most that a rollout has earned on the current seeds; seen_less: whether another one earned less.
-    solved_in_a_row, skipped_in_a_row: of the last steps, those that earned the most, and those without a signal.
-    every_solved: whether all steps of the job did; moved: whether any optimizer step has changed the policy.
+    solved_in_a_row, skipped_in_a_row: the last steps in a row in which all rollouts earned the most, or without signal.
+    every_solved: whether in all steps of the job they did; moved: whether any optimizer step has changed the policy.
     """
 
     solved_after: int = 0
@@ -53,11 +53,11 @@ class LearningSignal:
     moved: bool = False
 
     def is_behind(self, values: Mapping[str, float]) -> bool:
-        """Whether a step played seeds that were solved before it was trained: it was collected ahead."""
+        """Return whether a step played seeds that were solved before it was trained: it was collected ahead."""
         return values.get(STAGE, 0.0) < self.stage
 
     def add(self, step: int, values: Mapping[str, float], *, learned: bool) -> TrainWarned | None:
-        """The warning of the next step. learned: whether the reward has risen and is near its best."""
+        """Return the warning of the next step. learned: whether the reward has risen and is near its best."""
         self.steps += 1
         self.skipped += bool(values.get("skipped"))
         # A log of an earlier version does not say how often the policy was changed.
@@ -67,10 +67,10 @@ class LearningSignal:
         solved = not self.taught and self._earned_the_most(values)
         self.every_solved = self.every_solved and solved
         self.solved_in_a_row = self.solved_in_a_row + 1 if solved else 0
-        # What is solved has no group whose rewards differ either, and is no lack of a signal.
+        # A solved batch has no group whose rewards differ either, but that is no lack of a signal.
         self.skipped_in_a_row = self.skipped_in_a_row + 1 if values.get("skipped") and not solved else 0
         if solved:
-            return self._say_solved(step) if self.solved_in_a_row == (self.solved_after or _IN_A_ROW) else None
+            return self._warn_solved(step) if self.solved_in_a_row == (self.solved_after or _IN_A_ROW) else None
         if self.skipped_in_a_row != _IN_A_ROW:
             return None
         what = f"{_IN_A_ROW} iterations in a row (the last is {step}) had no {self._lacking}"
@@ -79,7 +79,7 @@ class LearningSignal:
         return _no_signal(step, _IN_A_ROW, what, "stop")
 
     def at_the_end(self, step: int) -> TrainWarned | None:
-        """What a job that has done all its steps has to say if none of them changed the policy; None if one did."""
+        """Return the warning of a job that did all its steps without a change of the policy; None if it changed."""
         if self.moved or not self.steps:
             return None
         if self.every_solved:
@@ -96,15 +96,15 @@ class LearningSignal:
 
     @property
     def _lacking(self) -> str:
-        """What an iteration without anything to learn from has none of."""
+        """The part that an iteration needs to learn from, in words."""
         return "whole group of rollouts to learn from" if self.taught else "group whose rewards differ"
 
     def _earned_the_most(self, values: Mapping[str, float]) -> bool:
-        """Whether every rollout of a step earned the most: a batch says its mean, its spread and its largest reward."""
+        """Return whether every rollout of a step earned the most, from the batch's mean, spread and largest reward."""
         mean, std = values.get("reward_mean"), values.get("reward_std")
         if mean is None or std is None:
             return False
-        # A log of an earlier version does not say the largest: where all are the same it is their mean.
+        # A log of an earlier version has no largest reward: if all are the same, it is their mean.
         best = values.get("reward_max", mean if std <= _ROUNDING else -math.inf)
         if best > self.best + _ROUNDING:
             self.seen_less, self.best = self.seen_less or self.best > -math.inf, best
@@ -113,8 +113,8 @@ class LearningSignal:
         most = full or (self.best > FULL_REWARD and self.seen_less)
         return most and std <= _ROUNDING and mean >= self.best - _ROUNDING
 
-    def _say_solved(self, step: int) -> TrainWarned:
-        """The warning of a policy that has earned the most for long enough; begins the next seeds, where there are."""
+    def _warn_solved(self, step: int) -> TrainWarned:
+        """Return the warning that a policy has earned the most for long enough; start the next seeds, if any."""
         over, best = self.solved_in_a_row, self.best
         what = (
             f"every rollout of {over} iterations in a row (the last is {step}) earned {best:g}, the most there is: "

@@ -32,9 +32,9 @@ _MAX_DROP = 0.25
 class Rule:
     """A sign of collapse. name: also of its threshold in `[training.watch]`.
 
-    metric: computed from a step's values; None where the step lacks them. against: what the threshold is: a factor on
-    the mean of the first steps that the metric goes below or above, a rise over that mean, or the limit itself. what,
-    meaning, fix: the metric in words, what it is a sign of, and what to do. excused_if_learned: a policy that has
+    metric: computed from a step's values; None if the step lacks them. against: the meaning of the threshold: a factor
+    on the mean of the first steps that the metric goes below or above, a rise over that mean, or the limit itself.
+    what, meaning, fix: the metric in words, its likely cause, and how to fix it. excused_if_learned: a policy that has
     learned shows the sign too, so it does not count while the reward has risen and is near its best, or is the most.
     """
 
@@ -76,7 +76,7 @@ RULES: tuple[Rule, ...] = (
         _metric("entropy"),
         "below first",
         what="the entropy of the sampled tokens is {}",
-        meaning="the policy says but one thing, and explores no more",
+        meaning="the policy gives only one answer, and no longer explores",
         fix="lower the learning rate, raise [training] clip_high, or go on from an earlier checkpoint",
         excused_if_learned=True,
     ),
@@ -118,7 +118,7 @@ RULES: tuple[Rule, ...] = (
         _metric("completion_truncated_rate"),
         "rise",
         what="the share of replies that are cut off for their length is {}",
-        meaning="the policy does not come to an end",
+        meaning="the policy does not end its replies",
         fix="raise max_tokens if the replies are good ones, else lower the learning rate",
     ),
     Rule(
@@ -144,7 +144,7 @@ RULES: tuple[Rule, ...] = (
         _metric("mismatch_kl"),
         "above",
         what="the KL divergence of the policy that trains from the one that sampled is {}",
-        meaning="what is trained is not what was sampled",
+        meaning="the policy that trains differs from the one that sampled",
         fix="lower async_level; at level 0, compare the engine's dtype and kernels with the trainer's",
     ),
     Rule(
@@ -168,7 +168,7 @@ RULES: tuple[Rule, ...] = (
         _stale_share,
         "above",
         what="the share of sequences that are too old to be trained is {}",
-        meaning="most of what is collected is thrown away",
+        meaning="most of the collected rollouts are thrown away",
         fix="lower async_level or max_concurrent_rollouts, or raise max_staleness",
     ),
     Rule(
@@ -177,9 +177,9 @@ RULES: tuple[Rule, ...] = (
         "above",
         what="the judges' scores have risen since the first iterations, and the environment's reward has fallen by {} "
         "of its standard deviations",
-        meaning="the policy learns to please the judges, and not to do what the environment pays",
+        meaning="the policy learns to please the judges instead of the environment",
         fix="read some rollouts with `synthctl rollouts ls --sort best`; give the environment a higher weight, or the "
-        "rubric a criterion for what it misses",
+        "rubric a criterion for the missing behaviour",
     ),
 )
 
@@ -201,7 +201,7 @@ class CollapseDetector:
         self._images_dropped = False
 
     def add(self, step: int, values: Values) -> list[TrainWarned]:
-        """The warnings of the next step, in the order of the rules."""
+        """Return the warnings of the next step, in the order of the rules."""
         behind = self._signal.is_behind(values)
         if not behind:
             self._reward.add(values)
@@ -212,31 +212,31 @@ class CollapseDetector:
         learned = self._reward.learned
         signal = self._signal.add(step, values, learned=learned)
         solved = behind or self._signal.solved_in_a_row > 0 or (signal is not None and signal.rule == SOLVED)
-        found = [
+        warnings = [
             warned for state in self._rule_states if (warned := state.add(step, values, learned=learned or solved))
         ]
         if not self._images_dropped and values.get("images_dropped"):
             self._images_dropped = True
-            found.append(_dropped_images(step, values["images_dropped"]))
+            warnings.append(_dropped_images(step, values["images_dropped"]))
         if signal is None:
-            return found
+            return warnings
         if signal.action == "advance":
             # Harder seeds earn less, which is no fall.
             self._reward, self._drift = _RewardTrend(self._window), JudgeDrift(self._window)
-        return [*found, signal]
+        return [*warnings, signal]
 
     @property
     def stage(self) -> int:
-        """Which seeds the next iterations play: 0 are those of `[data] seeds`, k the k-th of the curriculum."""
+        """Which seeds the next iterations play: 0 for `[data] seeds`, k for the k-th set of the curriculum."""
         return self._signal.stage
 
     def at_the_end(self, step: int) -> TrainWarned | None:
-        """The warning of a job whose last step this was and in which nothing was trained."""
+        """Return the warning of a job whose last step this was and in which nothing was trained."""
         return self._signal.at_the_end(step)
 
 
 def _dropped_images(step: int, count: float) -> TrainWarned:
-    """The one warning of a job whose model is not shown every image."""
+    """Return the one warning of a job whose model is not shown every image."""
     what = f"{count:.0f} images of the rollouts of iteration {step} were dropped, and the model was not shown them"
     return TrainWarned(
         step=step,
@@ -318,7 +318,7 @@ class _RuleState:
     active: bool = False
 
     def add(self, step: int, values: Values, *, learned: bool) -> TrainWarned | None:
-        """The warning that this step causes, if there is one. learned: whether the policy has learned."""
+        """Return the warning that this step causes, if there is one. learned: whether the policy has learned."""
         value = self.rule.metric(values)
         if value is None:
             return None
@@ -340,7 +340,7 @@ class _RuleState:
         return self._warned(step, value, limit)
 
     def _limit(self) -> float | None:
-        """The limit of the metric; None where it is a factor on a mean that is not positive."""
+        """Return the limit of the metric; None if the limit is a factor on a mean that is not positive."""
         mean = sum(self.first) / len(self.first) if self.first else 0.0
         match self.rule.against:
             case "above":

@@ -1,4 +1,4 @@
-"""`python -m synth.trainer.learner`: one training process, which imports what it needs itself."""
+"""`python -m synth.trainer.learner`: one training process, which does its own imports."""
 
 from synth.runtime.startup import collector_off
 

@@ -21,9 +21,10 @@ _TOKENS = 64
 
 
 def canary_tokens(sequences: Sequences) -> list[int] | None:
-    """The last tokens of a sequence, which were sampled: of the first that has at least two, None where none has.
+    """Return the last tokens of a sequence, which were sampled; of the first sequence with at least two. None if none
+    has.
 
-    They begin after the sequence's last image, as the canary is a forward of text.
+    They begin after the sequence's last image, because the canary is a forward of text only.
     """
     for start, end in itertools.pairwise(sequences.cu_seqlens.tolist()):
         tokens = sequences.tokens[max(start, end - _TOKENS) : end]
@@ -36,7 +37,7 @@ def canary_tokens(sequences: Sequences) -> list[int] | None:
 
 @torch.no_grad()
 def score_canary(policy: Policy, token_ids: list[int]) -> Canary:
-    """The log-probabilities of these tokens (at least two) under the policy as it is now, at temperature 1."""
+    """Return the log-probabilities of these tokens (at least two) under the policy as it is now, at temperature 1."""
     tokens = np.asarray(token_ids, dtype=np.int32)
     sequences = Sequences(tokens, np.ones(len(tokens), np.float32), np.array([0, len(tokens)]))
     logp_N, _ = policy.logprobs(collate(sequences, [0], packing="padded", device=policy.device))

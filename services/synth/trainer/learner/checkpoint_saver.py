@@ -33,7 +33,7 @@ class CheckpointSaver:
         channel: OwnerChannel,
         best_file: Path | None = None,
     ) -> None:
-        """work: where they are written. total: the last step. best_file: the best weights, once there are any."""
+        """work: the folder of the checkpoints. total: the last step. best_file: the best weights, if any."""
         self.state = state
         self._work = work
         self._total = total
@@ -73,7 +73,7 @@ class CheckpointSaver:
         self._writer.wait()
 
     def metrics(self) -> dict[str, float]:
-        """`seconds_checkpoint`: how long training has waited for checkpoints since this was last asked."""
+        """Return `seconds_checkpoint`: how long training has waited for checkpoints since the last call."""
         return self._writer.metrics()
 
     def _save(self) -> None:

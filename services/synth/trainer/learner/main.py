@@ -3,8 +3,8 @@
 The service starts this process, sends it batches and watches it; the process knows neither bus nor HTTP. The messages
 are in `protocol.py`.
 
-Where a config asks for several ranks, this process is rank 0 and starts the others, which run the very same code on the
-same messages: what differs between ranks is in `ProcessGroup`.
+If a config has several ranks, this process is rank 0 and starts the others, which run the same code on the same
+messages: `ProcessGroup` holds all differences between ranks.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def main() -> NoReturn:
         channel.fail(
             Failed(code="out_of_memory", detail=f"{error}; lower micro_batch_tokens or checkpoint activations"),
         )
-    except Exception as error:  # noqa: BLE001  (the edge of the process: reported, and the exit code says so)
+    except Exception as error:  # noqa: BLE001  (the edge of the process: reported, and it sets the exit code)
         traceback.print_exc()
         channel.fail(Failed(code="internal", detail=f"{type(error).__name__}: {error}"))
     lines_out.flush()
@@ -102,7 +102,7 @@ def warm_up() -> None:
 
 
 def train_rl(start: Start, config: RlTrainConfig, channel: OwnerChannel) -> None:
-    """RL: load, send `ready`, then train on each batch that the owner sends, until it sends `finish` or `pause`."""
+    """Run RL: load, send `ready`, then train on each batch that the owner sends, until `finish` or `pause`."""
     find_loss(config.loss)  # before anything large is loaded: a plugin may be at fault
     work = Path(start.work_dir)
     process_group = channel.init_process_group(config)
@@ -119,7 +119,7 @@ def train_rl(start: Start, config: RlTrainConfig, channel: OwnerChannel) -> None
         while isinstance(message := _next_message(channel, turns), TrainBatch):
             if message.iteration != trainer.state.step + 1:
                 raise TrainingFailed(
-                    "out_of_order", f"asked for step {message.iteration}; {trainer.state.step} steps are done"
+                    "out_of_order", f"the batch is for step {message.iteration}; {trainer.state.step} steps are done"
                 )
             try:
                 batch = RolloutBatch.from_bytes(Path(message.batch).read_bytes())
@@ -142,7 +142,7 @@ def train_rl(start: Start, config: RlTrainConfig, channel: OwnerChannel) -> None
                         canary=canary,
                     )
                 )
-            # Whoever samples the next batch waits for these weights, and nobody for a checkpoint.
+            # The next batch is sampled with these weights, so they are sent before the checkpoint is saved.
             checkpoints.save_if_due()
     if isinstance(message, Pause):
         _pause(checkpoints, channel)
@@ -151,7 +151,7 @@ def train_rl(start: Start, config: RlTrainConfig, channel: OwnerChannel) -> None
 
 
 def _next_message(channel: OwnerChannel, turns: Turns) -> TrainBatch | Pause | Finish | Start:
-    """The next message. While there is none, a shared device is for whoever samples the next batch."""
+    """Return the next message. While there is none, inference may use a shared device to sample the next batch."""
     if channel.has_message():
         turns.give_up_if_awaited()
     else:
@@ -181,12 +181,12 @@ def _canary(trainer: RlTrainer, config: RlTrainConfig) -> Canary | None:
 
 
 def train_sft(start: Start, config: SftTrainConfig, channel: OwnerChannel) -> None:
-    """SFT or DPO: tokenise, load, send `ready`, then train step after step to the end, and write the model."""
+    """Run SFT or DPO: tokenise, load, send `ready`, then train step after step to the end, and write the model."""
     if start.dataset is None:
         raise TrainingFailed("bad_message", "`start` of an SFT run has no dataset")
     work = Path(start.work_dir)
     process_group = channel.init_process_group(config)
-    # Those who come after it find what rank 0 has made.
+    # The other ranks run after rank 0, and read the chunks that it has made.
     with process_group.main_process_first():
         data, validation = (
             file and _encode(start, config, file, channel, examples=examples, makes=process_group.is_main)
@@ -228,16 +228,16 @@ def train_sft(start: Start, config: SftTrainConfig, channel: OwnerChannel) -> No
 def _encode(
     start: Start, config: SftTrainConfig, file: DataFile, channel: OwnerChannel, *, examples: int | None, makes: bool
 ) -> SftDataset[StoredSequences] | PairDataset[StoredSequences]:
-    """The tokens of a file. makes: whether this process makes what the cache has not."""
-    given, loader = start.tokens, _image_loader(start)
-    if given is None:
+    """Return the tokens of a file. makes: whether this process makes the tokens that are not in the cache."""
+    cache_config, loader = start.tokens, _image_loader(start)
+    if cache_config is None:
         cache = TokenCache(Path(start.work_dir) / "tokens", max_bytes=sys.maxsize, processes=1)
     else:
         cache = TokenCache(
-            Path(given.folder),
-            max_bytes=given.max_bytes,
-            processes=given.processes,
-            chunk_bytes=given.chunk_bytes,
+            Path(cache_config.folder),
+            max_bytes=cache_config.max_bytes,
+            processes=cache_config.processes,
+            chunk_bytes=cache_config.chunk_bytes,
             waiting=lambda: channel.send_progress("wait for tokens", 0, 1),
         )
     return (encode_file if config.dpo is None else encode_pair_file)(
@@ -261,7 +261,7 @@ def _load(start: Start, config: TrainConfig, channel: OwnerChannel, *, dropout: 
 
 
 def _image_loader(start: Start) -> ImageLoader | None:
-    """What a model that sees is shown; None for one that sees none."""
+    """Return the loader of the images in prompts; None for a model without vision."""
     model_dir = Path(start.model_dir)
     return ImageLoader.load(model_dir, Path(start.work_dir) / IMAGES_FOLDER) if is_vision_folder(model_dir) else None
 

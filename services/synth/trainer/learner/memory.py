@@ -18,16 +18,17 @@ from synth.trainer.protocol import Start
 
 
 def peak_memory_bytes(device: torch.device) -> float:
-    """The peak of the GPU's allocator, or on a CPU the largest resident size of this process."""
+    """Return the peak of the GPU's allocator, or on a CPU the largest resident size of this process."""
     if device.type == "cuda":
         return float(torch.cuda.max_memory_allocated(device))
     return float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
 
 
 def check_device_memory(start: Start, config: TrainConfig) -> None:
-    """Look whether the GPU that this process computes on can hold the job, before its model is loaded.
+    """Check whether the GPU that this process computes on can hold the job, before its model is loaded.
 
-    A CPU says nothing of what it could give. Raises `TrainingFailed` (does_not_fit) with the numbers and what would do.
+    A CPU is not checked, because its limit is not known. Raises `TrainingFailed` (does_not_fit) with the numbers and a
+    fix.
     """
     if start.job is None or config.device != "cuda":
         return
@@ -38,7 +39,7 @@ def check_device_memory(start: Start, config: TrainConfig) -> None:
 
 
 def memory_fault(start: Start, config: TrainConfig, memory: int) -> str | None:
-    """Why devices of so many bytes cannot hold a job; None where they can, as far as the arithmetic knows its model."""
+    """Return why devices of this size cannot hold a job; None if they can, or if the model is not known."""
     job = job_from_data(start.job or {})
     shape = read_shape(Path(start.model_dir))
     if shape is None or not isinstance(job, RlJob | SftJob):

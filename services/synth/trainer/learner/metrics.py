@@ -42,8 +42,8 @@ class StepMetrics:
         """Add one trained micro-batch.
 
         log_ratio_N: log π/π_old, nats. entropy_N: of the distribution at each token, nats. advantage_U, clipped_U: of
-        `LossOutput`, U sequences or tokens, whichever the loss clips. first_minibatch: whether the micro-batch belongs
-        to the step's first minibatch. reference_kl_N: KL(π ‖ π_ref), where there is a reference.
+        `LossOutput`, U sequences or tokens, depending on the loss. first_minibatch: whether the micro-batch belongs
+        to the step's first minibatch. reference_kl_N: KL(π ‖ π_ref), if there is a reference.
         """
         x = log_ratio_N.double()
         # Schulman's k3 of KL(π_old ‖ π), in float64: at 1e-4 its terms are below float32's resolution.
@@ -68,9 +68,9 @@ class StepMetrics:
         add_metrics(self.correction, correction)
 
     def add_optimizer_step(self, grad_norm: float, *, scale: float = 1.0) -> None:
-        """Add one minibatch. grad_norm: as `Optimizer.step` returned it; 0 where no parameter changed.
+        """Add one minibatch. grad_norm: as `Optimizer.step` returned it; 0 if no parameter changed.
 
-        scale: what its gradient was multiplied by.
+        scale: the factor on its gradient.
         """
         self.grad_norms.append(grad_norm)
         add_metrics(self.sums, {"loss": self.minibatch_loss * scale})
@@ -82,10 +82,10 @@ class StepMetrics:
         self.correction = process_group.reduce_metrics(self.correction)
 
     def compute(self) -> dict[str, float]:
-        """The metrics of the step: means over tokens, sequences or minibatches.
+        """Return the metrics of the step: means over tokens, sequences or minibatches.
 
-        Only lr, optimizer_moves and skipped if nothing was trained. A clip rate is a share of what the loss clips:
-        sequences or tokens.
+        Only lr, optimizer_moves and skipped if nothing was trained. A clip rate is a share of the sequences or tokens
+        that the loss clips.
         """
         s = self.sums
         optimizer_steps = sum(norm > 0 for norm in self.grad_norms)
@@ -117,7 +117,7 @@ def batch_metrics(
     trained_indices: list[int],
     eos_ids: set[int],
 ) -> dict[str, float]:
-    """The metrics of the batch itself: rewards, counts, lengths and staleness.
+    """Return the metrics of the batch itself: rewards, counts, lengths and staleness.
 
     lag_T: versions between the policy that sampled a token and the one in training. trained_indices: the indices of the
     sequences that were trained. eos_ids: the tokens that end a completion; one without is counted as truncated.

@@ -1,4 +1,4 @@
-"""What training on the rows of a file minimises: the negative log-likelihood of conversations, or DPO's loss of pairs.
+"""The objectives of training on the rows of a file: the negative log-likelihood of conversations, or DPO's loss.
 
 Invariants: the loss of a step is a sum over its rows divided by a number that is known before the forward, however the
 step is divided into micro-batches and ranks; both sides of a pair are in one micro-batch.
@@ -35,14 +35,14 @@ from synth.trainer.learner.training_state import TrainingState
 
 
 class Objective(Protocol):
-    """What a step minimises, and what a validation measures. Every rank calls each method."""
+    """The loss that a step minimises, and the measure of a validation. Every rank calls each method."""
 
     def prepare(self) -> None:
-        """Do what has to be done before the first step of a job."""
+        """Prepare the first step of a job."""
         ...
 
     def sequences_of(self, indices: list[int]) -> list[int]:
-        """The sequences of these rows of the dataset."""
+        """Return the sequences of these rows of the dataset."""
         ...
 
     def backward(self, indices: list[int]) -> dict[str, float]:
@@ -76,7 +76,7 @@ class NllObjective:
         self._progress = progress
 
     def prepare(self) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def sequences_of(self, indices: list[int]) -> list[int]:
         """As `Objective`: a row is a sequence."""
@@ -128,7 +128,7 @@ class _PairBatch:
     side_S: Tensor
 
     def sum_sides(self, logp_N: Tensor) -> Tensor:
-        """float64 [P, 2]: the weighted sum of the log-probabilities of each pair's chosen and rejected side."""
+        """Return float64 [P, 2]: the weighted sum of the log-probabilities of each pair's chosen and rejected side."""
         sums = torch.zeros(2 * len(self.pairs), dtype=torch.float64, device=logp_N.device)
         side_N = self.side_S[sequence_index(self.micro.cu_seqlens)]
         return sums.index_add(0, side_N, (logp_N * self.weight_N).double()).view(-1, 2)
@@ -137,9 +137,9 @@ class _PairBatch:
 class DpoObjective:
     """DPO's loss, as a mean over the pairs of a step.
 
-    The reference is the policy as the job began. What it says of each pair is computed once, before the first step,
-    and kept in the training state, whose checkpoints hold it: no second model is in memory, and a job that resumes
-    compares with the same numbers.
+    The reference is the policy at the start of the job. Its log-probabilities of each pair are computed once, before
+    the first step, and kept in the training state and its checkpoints: no second model is in memory, and a job that
+    resumes compares with the same numbers.
     """
 
     def __init__(
@@ -219,7 +219,7 @@ class DpoObjective:
 
     @torch.no_grad()
     def _score(self, data: PairDataset[SequenceSource]) -> Tensor:
-        """float64 [P, 2], on the CPU: the log-probability of each side of each pair under the policy as it is."""
+        """Return float64 [P, 2], on the CPU: the log-probability of each side of each pair under the current policy."""
         scores = torch.zeros((len(data), 2), dtype=torch.float64)
         with _evaluating(self._policy):
             for batch in self._all_batches(data, "reference"):
@@ -231,7 +231,7 @@ class DpoObjective:
         return scores
 
     def _all_batches(self, data: PairDataset[SequenceSource], stage: str) -> Iterator[_PairBatch]:
-        """The micro-batches of all pairs, as `_batches`."""
+        """Yield the micro-batches of all pairs, as `_batches`."""
         for window in windows(len(data)):
 
             def progress(done: int, of: int, window: list[int] = window) -> None:
@@ -242,7 +242,7 @@ class DpoObjective:
     def _batches(
         self, data: PairDataset[SequenceSource], pairs: list[int], progress: Callable[[int, int], None]
     ) -> Iterator[_PairBatch]:
-        """The micro-batches of this rank, with the progress of those that were before."""
+        """Yield the micro-batches of this rank, and report progress after each."""
         group, packing = self._policy.process_group, self._config.packing
         plan = plan_micro_batches(
             {p: self._tokens(data, p) for p in pairs},
@@ -259,14 +259,14 @@ class DpoObjective:
             progress(done, len(micro_batches))
 
     def _tokens(self, data: PairDataset[SequenceSource], pair: int) -> int:
-        """What a pair takes of a forward, padding included."""
+        """Return the tokens that a pair takes in a forward, padding included."""
         lengths = data.sequences.lengths(data.sequences_of([pair])).values()
         return sum(lengths) if self._config.packing == "packed" else max(lengths) * len(lengths)
 
 
 @contextlib.contextmanager
 def _evaluating(policy: Policy) -> Iterator[None]:
-    """The policy without dropout."""
+    """Switch the policy's dropout off within the context."""
     policy.model.eval()
     try:
         yield
@@ -275,7 +275,7 @@ def _evaluating(policy: Policy) -> Iterator[None]:
 
 
 def _pair_sums(out: DpoOutput, logp_P2: Tensor) -> dict[str, float]:
-    """What of some pairs is added up for their means."""
+    """Return the sums over some pairs from which their means are computed."""
     chosen_P, rejected_P = logp_P2.detach().unbind(1)
     sums: dict[str, Tensor] = {
         "loss": out.loss_P.detach(),

@@ -6,7 +6,7 @@ backward, optimizer step.
 
 Invariants: π_old is computed on the same micro-batches that are trained, so the first minibatch's ratio is exactly 1;
 micro-batches and their order are a pure function of (seed, step, batch, ranks); the sequences of a rollout are in one
-minibatch; what a token weighs is known before the forward, and counts sequences with zero advantage too.
+minibatch; the weight of a token is known before the forward, and counts sequences with zero advantage too.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _LOSSES: dict[str, Loss] = {
 
 
 def find_loss(name: str) -> Loss:
-    """A loss of ours, or of a plugin, which is tried. Raises `TrainingFailed` (bad_recipe, plugin_failed)."""
+    """Return a loss of ours, or of a plugin, which is tried. Raises `TrainingFailed` (bad_recipe, plugin_failed)."""
     if is_plugin(name):
         return load_loss(name)
     if name not in _LOSSES:
@@ -68,7 +68,7 @@ def find_loss(name: str) -> Loss:
 class _Minibatch:
     """The work of one optimizer step.
 
-    micro_batches: those of this rank. indices: the sequences that are trained, on any rank. sequences: all of them.
+    micro_batches: of this rank. indices: the sequences that are trained, on any rank. sequences: all of them.
     """
 
     micro_batches: list[MicroBatch]
@@ -79,7 +79,7 @@ class _Minibatch:
 class RlTrainer:
     """Trains a policy, one `step` for each batch, in the order of their iterations (from 1).
 
-    reference: from `load_reference`, for this config. Raises `TrainingFailed` (bad_recipe) where that is missing.
+    reference: from `load_reference`, for this config. Raises `TrainingFailed` (bad_recipe) if it is missing.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class RlTrainer:
             raise TrainingFailed(
                 "bad_recipe",
                 f"config.kl_beta is {config.kl_beta} and config.reference is {config.reference!r}; expected a "
-                "reference where kl_beta is above 0, and none where it is 0",
+                "reference if kl_beta is above 0, and none if it is 0",
             )
         self._loss = find_loss(config.loss)
         self._clip = Clip(config.clip_low, config.clip_high, config.dual_clip)
@@ -150,7 +150,7 @@ class RlTrainer:
         return StepResult(step=step, values=values)
 
     def _scale(self, total: float, rejected: float) -> float:
-        """What the gradient of a minibatch is multiplied by. total: its weight. rejected: of it, by this rank."""
+        """Return the factor on a minibatch's gradient. total: its weight. rejected: the part that it rejected."""
         if self.config.rejected == "count":
             return 1.0
         return rescaling(total, self.policy.process_group.reduce_metrics({"rejected": rejected})["rejected"])
@@ -160,7 +160,7 @@ class RlTrainer:
         return self.policy.process_group.reduce_metrics(local)["memory/max"]
 
     def _read_batch(self, batch: RolloutBatch, step: int) -> tuple[Sequences, npt.NDArray[np.int32]]:
-        """The batch as sequences, and each token's lag in policy versions. Raises `TrainingFailed`."""
+        """Return the batch as sequences, and each token's lag in policy versions. Raises `TrainingFailed`."""
         if batch.meta.iteration != step:
             raise TrainingFailed(
                 "out_of_order",
@@ -200,7 +200,7 @@ class RlTrainer:
         return Sequences(batch.tokens, weights, batch.cu_seqlens, batch.masks, batch.images, banned), lag_T
 
     def _within_staleness(self, batch: RolloutBatch, lag_T: npt.NDArray[np.int32]) -> npt.NDArray[np.bool_]:
-        """bool [S]: which sequences have no token older than `max_staleness`."""
+        """Return bool [S]: which sequences have no token older than `max_staleness`."""
         # The collector admits a rollout only at a recent enough policy. This check is of the tokens themselves, at the
         # step that would train them.
         if not batch.sequences:
@@ -208,7 +208,7 @@ class RlTrainer:
         return np.maximum.reduceat(lag_T, batch.cu_seqlens[:-1]) <= self.config.max_staleness
 
     def _divide(self, batch: RolloutBatch, step: int) -> list[list[int]]:
-        """The sequences of each minibatch. Those of one rollout stay together, as they weigh as one."""
+        """Return the sequences of each minibatch. A rollout's sequences stay together, because they weigh as one."""
         starts = np.unique(np.sort(batch.rollout), return_index=True)[1]
         rollouts = np.split(np.argsort(batch.rollout, kind="stable"), starts[1:]) if batch.sequences else []
         order = permutation(len(rollouts), self.config.seed, step)
@@ -218,7 +218,7 @@ class RlTrainer:
     def _token_weights(
         self, batch: RolloutBatch, tokens_S: npt.NDArray[np.int64], minibatches: int
     ) -> npt.NDArray[np.float64]:
-        """float64 [S]: what one token of each sequence weighs in the loss. tokens_S: how many are trained of each."""
+        """Return float64 [S]: the weight of one token of each sequence in the loss. tokens_S: how many are trained."""
         groups = np.asarray([rollout.group for rollout in batch.meta.rollouts], np.int32)
         return token_weights(
             self.config.loss_reduction,
@@ -231,7 +231,7 @@ class RlTrainer:
     def _minibatches(
         self, sequences: Sequences, trains_S: npt.NDArray[np.bool_], parts: list[list[int]]
     ) -> list[_Minibatch]:
-        """The minibatches that have something to learn from. trains_S: which sequences add to the gradient.
+        """Return the minibatches that have something to learn from. trains_S: which sequences add to the gradient.
 
         One that does not is counted, and not put through the model.
         """
@@ -262,9 +262,9 @@ class RlTrainer:
 
     @torch.no_grad()
     def _old_logps(self, minibatches: list[_Minibatch], temperature: float) -> list[list[Tensor | None]]:
-        """log π_old of every micro-batch, [N] each.
+        """Return log π_old of every micro-batch, [N] each.
 
-        None for those of the first minibatch: it trains on weights that are still π_old, so its own forward is π_old.
+        None for the first minibatch: it trains on weights that are still π_old, so its own forward is π_old.
         """
         old_logps: list[list[Tensor | None]] = []
         for k, minibatch in enumerate(minibatches):
@@ -334,7 +334,7 @@ class RlTrainer:
 
 
 def _has_advantage(batch: RolloutBatch) -> npt.NDArray[np.bool_]:
-    """bool [S]: which sequences have an advantage other than 0, for a token at least."""
+    """Return bool [S]: which sequences have an advantage other than 0, for a token at least."""
     if batch.token_advantages is None or not batch.sequences:
         return batch.advantages != 0
     return np.logical_or.reduceat(batch.token_advantages != 0, batch.cu_seqlens[:-1])

@@ -27,16 +27,16 @@ def seed_everything(seed: int, *, threads: int, deterministic: bool) -> None:
 
 
 def permutation(n: int, *key: int) -> list[int]:
-    """0 … n-1 in an order that depends on n and the key alone (seed, step or epoch, …)."""
+    """Return 0 … n-1 in an order that depends on n and the key alone (seed, step or epoch, …)."""
     return np.random.Generator(np.random.PCG64([k % 2**32 for k in key])).permutation(n).tolist()
 
 
 class DrawOrder:
-    """0 … n-1 in the order of `permutation`, of which a part is asked for: 4 bytes of memory a number.
+    """0 … n-1 in the order of `permutation`, computed for any range of it: 4 bytes of memory a number.
 
     Beyond 2^24 it is another permutation that depends on n and the key alone, and takes no memory at all: a Feistel
-    network over the smallest power of 4 that is not below n, whose numbers from n on are walked past (Black and
-    Rogaway, "Ciphers with Arbitrary Finite Domains", 2002).
+    network over the smallest power of 4 that is not below n, whose numbers from n on are skipped by cycle walking
+    (Black and Rogaway, "Ciphers with Arbitrary Finite Domains", 2002).
     """
 
     _LARGE = 1 << 24
@@ -55,7 +55,7 @@ class DrawOrder:
         self._keys = np.random.SeedSequence(list(key)).generate_state(self._ROUNDS, np.uint64)
 
     def part(self, begin: int, end: int) -> list[int]:
-        """The numbers at the places from `begin` up to `end`, or to the last."""
+        """Return the numbers at the places from `begin` up to `end`, or to the last."""
         end = min(end, self._n)
         if self._order is not None:
             return self._order[begin:end].tolist()
@@ -81,14 +81,14 @@ def reseed(*key: int) -> None:
 
 
 def capture() -> dict[str, Any]:
-    """The state of every generator, as JSON."""
+    """Return the state of every generator, as JSON."""
     version, words, gauss = random.getstate()
     name, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
     return {
         "python": [version, list(words), gauss],
         "numpy": [name, np.asarray(keys).tolist(), position, has_gauss, cached],
         "torch": _encode(torch.get_rng_state()),
-        # Of the device that trains only: another machine may have another number of devices.
+        # Only the state of the device that trains: another machine may have another number of devices.
         "cuda": _encode(torch.cuda.get_rng_state()) if torch.cuda.is_available() else None,
     }
 

@@ -1,6 +1,6 @@
 """Training on a file: loop over epochs of tokenised rows, step, validate at intervals, keep the best weights.
 
-Supervised fine-tuning and DPO are the same loop over rows or pairs, and differ in what a step minimises
+Supervised fine-tuning and DPO are the same loop over rows or pairs, and differ in the loss that a step minimises
 (`objectives.py`). Invariant: the rows of a step are a pure function of (seed, step), so the step is the data cursor. Of
 a dataset on the disk, a step reads its own rows.
 """
@@ -43,9 +43,9 @@ class SftTrainer:
         best_file: Path | None = None,
         progress: ProgressCallback | None = None,
     ) -> None:
-        """data, validation: pairs where the config has `dpo`, else rows.
+        """data, validation: pairs if the config has `dpo`, else rows.
 
-        best_file: where the best weights are kept; `best_metric` needs it. Raises `TrainingFailed` (bad_recipe).
+        best_file: the path for the best weights; `best_metric` needs it. Raises `TrainingFailed` (bad_recipe).
         """
         if config.best_metric and (validation is None or best_file is None or not config.validation_every):
             raise TrainingFailed(
@@ -66,7 +66,7 @@ class SftTrainer:
         self._order: tuple[int, DrawOrder] = (-1, DrawOrder(0))
 
     def step(self) -> StepResult:
-        """One optimizer step over `batch_size` rows or pairs. Raises `TrainingFailed` (nan_loss, nan_gradient)."""
+        """Run one optimizer step over `batch_size` rows or pairs. Raises `TrainingFailed` (nan_loss, nan_gradient)."""
         self._objective.prepare()
         if self.validation is not None and self.state.step == 0 and self.config.validation_every:
             self.state.reference[_SOURCE_ROWS] = self._objective.validate()[1]
@@ -76,7 +76,7 @@ class SftTrainer:
         sequences = self.data.sequences
         indices = self._indices(step)
         if not self._process_group.is_main:
-            # Rank 0 continues the generator that a checkpoint stores; that of another rank need not last.
+            # Rank 0 continues the generator that a checkpoint stores; the generators of other ranks are not stored.
             reseed(self.config.seed, step, self._process_group.rank)
         measured = self._objective.backward(indices)
         loss = measured.pop("loss")
@@ -121,7 +121,7 @@ class SftTrainer:
         return self._process_group.reduce_metrics(local)["memory/max"]
 
     def use_best(self) -> None:
-        """Load the best weights into the policy, where `best_metric` asks for them and a validation has been run."""
+        """Load the best weights into the policy, if `best_metric` is set and a validation has run."""
         if self.config.best_metric and self.state.best is not None and self._best_file is not None:
             self._process_group.barrier()  # rank 0 has written it
             best, _ = load_tensors(self._best_file)

@@ -1,4 +1,4 @@
-"""What a trainer returns from a step, and the callback that it reports progress to."""
+"""The result of a trainer's step, and the callback that it reports progress to."""
 
 from __future__ import annotations
 

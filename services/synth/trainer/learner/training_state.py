@@ -44,15 +44,16 @@ _MACHINE_FIELDS = frozenset(
     {"device", "dtype", "threads", "deterministic", "world_size", "sharding", "reference_device", "checkpoint_bytes"}
 )
 
-# What a checkpoint keeps of the last batch: a resumed policy has to give it the same loss. Training waits for that
-# loss, which is a forward of so many tokens where a step is a forward and a backward of all: about 1 % of it.
+# A checkpoint keeps a part of the last batch: a resumed policy has to give it the same loss. Training waits for that
+# loss, which is a forward of these tokens, compared with a forward and a backward of the whole batch: about 1 % of a
+# step.
 _PROBE_SEQUENCES = 8
 _PROBE_SHARE = 1 / 32
 
 
 @dataclass(frozen=True)
 class Resumed:
-    """What `TrainingState.resume` found.
+    """The result of `TrainingState.resume`.
 
     loss_then, loss_now: the loss of the probe when it was saved, and now; None before anything was trained.
     same_fingerprint: whether this machine and its settings give the bytes that the saving machine gave. best_file: the
@@ -71,8 +72,8 @@ class TrainingState:
     """The progress of a training run, beside the policy itself.
 
     step: steps done. reports: the metrics of each step that no checkpoint stores yet. probe: some sequences of the last
-    batch, whose loss a resumed run must reproduce. probe_temperature: that at which the probe is scored. best: the
-    lowest validation loss and its step. canary: the canary's token ids. reference: by name, what a job compares its
+    batch, whose loss a resumed run must reproduce. probe_temperature: the temperature of that loss. best: the lowest
+    validation loss and its step. canary: the canary's token ids. reference: by name, the values that a job compares its
     policy with: the source's log-probabilities of DPO's pairs, and the validation losses of each row.
     """
 
@@ -106,17 +107,17 @@ class TrainingState:
 
     @property
     def size(self) -> int:
-        """Bytes of what a checkpoint holds at most: float32 weights, and two moments of each that is trained."""
+        """Return the largest size of a checkpoint in bytes: float32 weights, and two moments of each trained one."""
         trained = sum(p.numel() for p in self.policy.trainable_parameters().values())
         return sum(self.policy.model_sizes().values()) + 8 * trained
 
     def snapshot(self, *, best_file: Path | None = None) -> Snapshot:
-        """What the resume checkpoint of the step that was just done holds. Every rank calls this.
+        """Take the content of the resume checkpoint of the last step. Every rank calls this.
 
         It is valid until the next one is taken. best_file: the best weights so far.
         """
         policy, config, group = self.policy, self.policy.config, self.policy.process_group
-        # An adapter is small, and its readers know one file.
+        # An adapter is small, and its readers expect one file.
         ranks = group.size if policy.kind == "full" else 1
         model_ranks = assign_to_ranks(policy.model_sizes(), ranks)
         moment_ranks = assign_to_ranks(self.optimizer.sizes(), ranks)
@@ -139,10 +140,10 @@ class TrainingState:
             canary=self.canary,
         )
         self.reports = {}
-        found = Snapshot(state, group.rank, group.size, weights, optimizer, tensors, bodies={}, copies={})
+        snapshot = Snapshot(state, group.rank, group.size, weights, optimizer, tensors, bodies={}, copies={})
         if group.is_main:
-            self._add_small_files(found, {n: weights[rank] for n, rank in model_ranks.items()}, best_file)
-        return found
+            self._add_small_files(snapshot, {n: weights[rank] for n, rank in model_ranks.items()}, best_file)
+        return snapshot
 
     def _add_small_files(self, snapshot: Snapshot, file_of: dict[str, str], best_file: Path | None) -> None:
         """Add what rank 0 alone writes. file_of: the file of each tensor of the model."""
@@ -154,7 +155,7 @@ class TrainingState:
                 {"metadata": {}, "weight_map": names}
             )
         snapshot.bodies[RNG] = msgspec.json.encode(rng.capture())
-        # The files of images may be gone when their turn comes to be written.
+        # Read now: the files of images may be deleted before they are written.
         snapshot.bodies.update({f"{IMAGES}/{image.name}": image.read_bytes() for image in self._probe_images()})
         snapshot.tensors[PROBE] = {} if self.probe is None else sequences_to_tensors(self.probe)
         if self.reference:
@@ -168,8 +169,8 @@ class TrainingState:
 
         Raises `TrainingFailed`: bad_checkpoint, or resume_mismatch when the policy does not reproduce the stored loss.
         """
-        found = load_checkpoint(folder)
-        state = found.state
+        checkpoint = load_checkpoint(folder)
+        state = checkpoint.state
         if (
             _job_fields(_complete(state.config, type(self.policy.config)))
             != _job_fields(config_as_json(self.policy.config))
@@ -177,26 +178,26 @@ class TrainingState:
         ):
             raise TrainingFailed(
                 "bad_checkpoint",
-                f"{folder.name} was saved by a run with another config or model; resume with the same, or start anew",
+                f"{folder.name} was saved by a run with another config or model; resume with the same, or start again",
             )
-        self.policy.load_trainable_state_dict(found.weights)
-        self.optimizer.load_tensors(found.optimizer)
+        self.policy.load_trainable_state_dict(checkpoint.weights)
+        self.optimizer.load_tensors(checkpoint.optimizer)
         self.step, self.best = state.step, state.best
         self.probe_temperature, self.canary = state.probe_temperature, state.canary
-        self.reference = found.reference
-        if found.probe:
-            self.probe = sequences_from_tensors(found.probe)
-            self._take_images(found.images)
+        self.reference = checkpoint.reference
+        if checkpoint.probe:
+            self.probe = sequences_from_tensors(checkpoint.probe)
+            self._take_images(checkpoint.images)
         now = self._probe_loss()
         here = fingerprint(self.policy.config)
         if now is not None and state.probe_loss is not None:
             check_same_loss(state.probe_loss, now, saved=state.fingerprint, here=here, step=state.step)
-        rng.restore(found.rng)
+        rng.restore(checkpoint.rng)
         return Resumed(
             loss_then=state.probe_loss,
             loss_now=now,
             same_fingerprint=state.fingerprint == here,
-            best_file=found.best_file,
+            best_file=checkpoint.best_file,
             reports=state.reports,
         )
 
@@ -231,5 +232,5 @@ def _complete(config: dict[str, Any], kind: type[TrainConfig]) -> dict[str, Any]
 
 
 def _job_fields(config: dict[str, Any]) -> dict[str, Any]:
-    """The fields of a config that the job decides."""
+    """Return the fields of a config that the job decides."""
     return {name: value for name, value in config.items() if name not in _MACHINE_FIELDS}

@@ -61,9 +61,9 @@ class Announcer:
         watch: CollapseWatch | None,
         provisional: ProvisionalSteps,
     ) -> None:
-        """total: steps of the job. model_at: how the model of a step is served, given the tree of its checkpoint.
+        """total: steps of the job. model_at: returns the served model of a step, given the tree of its checkpoint.
 
-        watch: None where nothing watches the job for a collapse. provisional: says what waits for its checkpoint.
+        watch: None if the job has no collapse watch. provisional: publishes the steps that wait for their checkpoint.
         """
         self._model_at = model_at
         self._bus = bus
@@ -133,9 +133,9 @@ class Announcer:
             self._step_published.notify_all()
 
     async def announce_continued_policy(self, continues: Continuation, work_dir: Path) -> None:
-        """Publish the policy of another job's checkpoint, which the engines of this one have yet to serve.
+        """Publish the policy of another job's checkpoint, which the engines of this job do not serve yet.
 
-        Raises `JobFailure` where its weights are gone.
+        Raises `JobFailure` if its weights no longer exist.
         """
         version, attempt = continues.version, self._fence.attempt
         if any(known >= version for _, known in self._announced.weights):
@@ -175,10 +175,11 @@ class Announcer:
             del self._announced.weights[key]
 
     async def store_checkpoint(self, written: Saved, *, keep: KeepSteps) -> None:
-        """Store and announce a checkpoint, and every step that it covers; delete those that it supersedes.
+        """Store and announce a checkpoint and every step that it covers; delete the checkpoints that it supersedes.
 
-        It waits for the announcement of the step's weights: who resumes from a checkpoint publishes no weights of its
-        step, and rollouts would wait for a version that never comes. keep: the steps whose checkpoints are kept.
+        It waits for the announcement of the step's weights: an attempt that resumes from a checkpoint publishes no
+        weights of its step, so rollouts would wait for a version that is never published. keep: the steps whose
+        checkpoints are kept.
         """
         async with self._step_published:
             await self._step_published.wait_for(lambda: self._published_step >= written.step)
@@ -213,10 +214,10 @@ class Announcer:
         self._announced.checkpoints = [c for c in self._announced.checkpoints if c.tree.uri not in expired]
 
     async def _expire(self, uris: list[str], *, trees: Sequence[str] = ()) -> None:
-        """trees: the manifests among these blobs."""
+        """Announce the blobs that expire. trees: the manifests among them."""
         if not uris:
             return
-        # A resume deletes what the last of these events names again: there is one at a time.
+        # A resume deletes the blobs that the last of these events names again, so only one is published at a time.
         async with self._expiring:
             event = BlobExpired(uris=uris)
             await self._publisher.fenced(event, fence=self._fence, id=f"{self._fence.attempt}:{uris[0]}")
@@ -229,18 +230,18 @@ class Announcer:
         await self._blobs.delete([uri for uri in uris if uri not in spared])
 
     async def _leased(self, trees: Sequence[str]) -> set[str]:
-        """Those that other jobs need; all of them when that cannot be read, so that nothing expires this time."""
+        """Return the trees that other jobs need, or all of them if the leases cannot be read, so that none expires."""
         if not trees:
             return set()
         try:
             return await leased_trees(self._bus, self._fence.org, self._fence.job_id, trees)
         except (SynthError, NatsError, OSError) as error:
-            # The attempt goes on: what is not deleted now is at the next checkpoint.
+            # The attempt continues: the next checkpoint deletes the trees that are kept now.
             log.warning("nothing expires, as leases cannot be read", job=self._fence.job_id, error=repr(error))
             return set(trees)
 
     def _queue_step(self, step: int, values: dict[str, float]) -> TrainStep | None:
-        """The event of a step, which waits for its checkpoint; None where it is in the log."""
+        """Queue the event of a step until its checkpoint is saved. Returns None if the step is already in the log."""
         if step <= self._announced.last_step:
             return None
         # JSON has no NaN: a value that is not finite would make the whole event unreadable.

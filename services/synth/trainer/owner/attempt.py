@@ -1,4 +1,4 @@
-"""What one attempt at a training job is given."""
+"""The inputs of one attempt at a training job."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from synth.trainer.settings import TrainerSettings
 
 @dataclass(frozen=True)
 class Attempt:
-    """What a training run is given. history: the job's lifecycle. fence: the right to publish as its owner.
+    """The inputs of a training run. history: the job's lifecycle. fence: the right to publish as its owner.
 
-    announced: what the job's attempts have published.
-    pausing: set when the user has asked for a pause: the run is to save its state, and end with `JobPaused`.
+    announced: the events that the job's attempts have published.
+    pausing: set when the user requests a pause: the run then saves its state and ends with `JobPaused`.
     work_dir: of this attempt alone; an earlier one that still cleans up cannot touch it.
     """
 
@@ -41,12 +41,12 @@ class Attempt:
 
     @property
     def images(self) -> ImageFetcher:
-        """Fetches images to where the learner looks for them."""
+        """Return a fetcher that puts images into the folder from which the learner reads them."""
         at_once = self.settings.image_fetches
         return ImageFetcher(self.blobs, self.fence.org, self.work_dir / IMAGES_FOLDER, at_once)
 
     async def fetch_dataset(self, ref: BlobRef, say: Callable[[DataProgress], None]) -> DataFile:
-        """A dataset as a local file. Each piece of it is progress, so that it may take any time."""
+        """Fetch a dataset as a local file. Each piece of it is progress, so that it may take any time."""
         loop = asyncio.get_running_loop()
 
         def advanced(done: int) -> None:

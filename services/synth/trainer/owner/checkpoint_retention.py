@@ -1,4 +1,4 @@
-"""Which checkpoints of a job are kept: those that a resume needs, and those that a user asked for."""
+"""Choose which checkpoints of a job are kept: the ones that a resume needs and the ones that the user requested."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ _KEPT_FOR_RESUME = 2
 
 
 def steps_to_keep(steps: list[int], *, keep: int, evaluated_every: int) -> set[int]:
-    """Of the steps that have a checkpoint, those whose checkpoint is kept.
+    """Return the steps whose checkpoint is kept, out of the steps that have one.
 
-    The last two, and the last `keep` of those whose step is evaluated, which can be compared.
-    evaluated_every: steps; 0 where nothing is evaluated: then the last `keep` of all are kept.
+    These are the last two, and the last `keep` whose step is evaluated, because those can be compared.
+    evaluated_every: steps; 0 if nothing is evaluated: then the last `keep` of all steps are kept.
     """
     steps = sorted(steps)
     compared = [step for step in steps if not evaluated_every or step % evaluated_every == 0]

@@ -1,6 +1,6 @@
 """The collapse watch of an attempt: it checks each step of a job, and announces each of its warnings once.
 
-A warning is announced after its step; what it demands (a pause, a stop, a success) is done at once.
+A warning is announced after its step; the action that it demands (a pause, a stop, a success) is taken at once.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from synth.trainer.collapse.rules import CollapseDetector
 
 log = logs.get("watch")
 
-#: What a warning demands of the job, the first one first.
+#: The actions that a warning may demand of the job, the most urgent first.
 _DEMANDS = ("stop", "finish", "pause")
 
 
@@ -90,5 +90,5 @@ class CollapseWatch:
 
     @property
     def stage(self) -> int:
-        """Which seeds the next iterations play, as `CollapseDetector.stage` says."""
+        """The seeds that the next iterations play; see `CollapseDetector.stage`."""
         return self._detector.stage

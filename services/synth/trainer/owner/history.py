@@ -1,4 +1,4 @@
-"""What the attempts at a training job have announced so far, read from the job's log."""
+"""The events that the attempts at a training job have announced so far, read from the job's log."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _FACTS = (
 
 @dataclass
 class AttemptHistory:
-    """What was announced so far: by earlier attempts, and by the present one as it goes on."""
+    """The events announced so far: by earlier attempts, and by the present one as it runs."""
 
     last_step: int = 0
     checkpoint: CheckpointSaved | None = None
@@ -44,7 +44,7 @@ class AttemptHistory:
     """Weights files that have not expired, by attempt and version."""
     requested: set[tuple[str, int]] = field(default_factory=set)
     stages: dict[int, int] = field(default_factory=dict[int, int])
-    """Of the curriculum, by iteration: where its seeds were drawn."""
+    """The curriculum stage from which the seeds of each iteration were drawn."""
     batches: dict[int, RolloutBatched] = field(default_factory=dict)
     evaluated: set[int] = field(default_factory=set)
     model: ModelPublished | None = None
@@ -54,7 +54,7 @@ class AttemptHistory:
     seq: int = 0
 
     def continued_checkpoint(self) -> list[CheckpointSaved]:
-        """The checkpoint of the other job that this one begins behind, if there is one."""
+        """Return the checkpoint of the other job that this one begins behind, if there is one."""
         return [] if self.continues is None else [_checkpoint_of(self.continues)]
 
     def go_on_from(self, saved: CheckpointSaved) -> None:
@@ -64,13 +64,13 @@ class AttemptHistory:
             self.checkpoints = [c for c in self.checkpoints if c.step <= saved.step]
 
     def add_request(self, event: RolloutRequested) -> None:
-        """A request of rollouts that is in the log."""
+        """Add a request of rollouts that is in the log."""
         self.requested.add((event.mode, event.iteration))
         if event.mode == "train":
             self.stages[event.iteration] = event.stage
 
     def batch_values(self, step: int) -> dict[str, float]:
-        """The collector's metrics of a step's batch and the stage of its seeds; none for SFT."""
+        """Return the collector's metrics of a step's batch and the stage of its seeds; none for SFT."""
         if step not in self.batches:
             return {}
         return self.batches[step].values | {STAGE: float(self.stages.get(step, 0))}
@@ -79,9 +79,9 @@ class AttemptHistory:
 async def read_history(
     bus: Connection, org: str, job_id: str, *, continues: Continuation | None = None
 ) -> AttemptHistory:
-    """Read the log of a training job. continues: where it begins; None for its source model.
+    """Read the log of a training job. continues: the checkpoint that the job starts from; None for its source model.
 
-    To be called after this attempt's own `job.started`, when no earlier attempt can add to the log any more.
+    Call it after this attempt's own `job.started`, when no earlier attempt can add to the log any more.
     """
     announced = AttemptHistory()
     expired: set[str] = set()
@@ -116,7 +116,7 @@ async def read_history(
 
 
 async def read_policy(bus: Connection, org: str, continues: Continuation) -> PolicyPublished | None:
-    """The weights that the other job published of its checkpoint; None where they have expired."""
+    """Return the weights that the other job published of its checkpoint; None if they have expired."""
     facts = [f"{fact}.{org}.{continues.job}" for fact in ("policy.published", "blob.expired")]
     published: dict[str, PolicyPublished] = {}
     for recorded in await replay(bus, facts, whole=True):
@@ -132,7 +132,7 @@ async def read_policy(bus: Connection, org: str, continues: Continuation) -> Pol
 
 
 def _checkpoint_of(continues: Continuation) -> CheckpointSaved:
-    """The checkpoint as one of the job's own. It is not among those that the job may delete."""
+    """Return the checkpoint as one of the job's own. The job may not delete it."""
     return CheckpointSaved(
         step=continues.step,
         version=continues.version,

@@ -41,20 +41,20 @@ class ImageFetcher:
     at_once: int
 
     async def fetch_dataset(self, dataset: Path, *, most: int) -> None:
-        """Fetch those that the rows of a file show, `most` of a message.
+        """Fetch the images that the rows of a file show, at most `most` per message.
 
         Raises `JobFailure` (bad_dataset, bad_image).
         """
         await self._fetch(await asyncio.to_thread(dataset_images, dataset, most=most))
 
     async def fetch_batch(self, batch: Path) -> None:
-        """Fetch those of a rollout batch, and remove those of the batches before. Raises `JobFailure` (bad_image)."""
+        """Fetch the images of a rollout batch, and remove those of earlier batches. Raises `JobFailure` (bad_image)."""
         shown = await asyncio.to_thread(read_batch_images, batch)
-        wanted = {image.sha256 for image in shown}
+        expected = {image.sha256 for image in shown}
         if self.folder.is_dir():
             for file in self.folder.iterdir():
-                # What the learner keeps of them is in a folder of its own.
-                if file.is_file() and file.name not in wanted:
+                # The images that the learner keeps are in a folder of their own.
+                if file.is_file() and file.name not in expected:
                     file.unlink()
         await self._fetch(image.uri for image in shown)
 
@@ -66,8 +66,8 @@ class ImageFetcher:
             async with places:
                 await self._fetch_one(uri)
 
-        wanted = [uri for uri in dict.fromkeys(uris) if not (self.folder / digest_of(uri)).exists()]
-        fetching = [asyncio.ensure_future(fetch(uri)) for uri in wanted]
+        missing = [uri for uri in dict.fromkeys(uris) if not (self.folder / digest_of(uri)).exists()]
+        fetching = [asyncio.ensure_future(fetch(uri)) for uri in missing]
         try:
             await asyncio.gather(*fetching)
         finally:
@@ -82,7 +82,7 @@ class ImageFetcher:
         partial = self.folder / f".{sha256}.partial"
         try:
             if await self._write(uri, partial) != sha256:
-                raise _unusable(uri, "is not what was stored: its sha256 differs")
+                raise _unusable(uri, "does not match its URI: its sha256 differs")
             partial.replace(self.folder / sha256)
         except BlobMissing as error:
             raise _unusable(uri, "is not in the blob store") from error
@@ -93,33 +93,33 @@ class ImageFetcher:
         """Write the blob to a new file; its sha256."""
         if self.blobs.root is not None:
             return await asyncio.to_thread(_link, self.blobs.root / blob_key(uri), target, uri)
-        found = hashlib.sha256()
+        digest = hashlib.sha256()
         with target.open("wb") as out:
             async for piece in self.blobs.stream(BlobRef(uri=uri, size=0, sha256=digest_of(uri))):
-                found.update(piece)
+                digest.update(piece)
                 out.write(piece)
-        return found.hexdigest()
+        return digest.hexdigest()
 
 
 def dataset_images(dataset: Path, *, most: int) -> list[str]:
-    """The blobs of the images that the rows of a file show, each once, `most` of a message.
+    """Return the blobs of the images that the rows of a file show, each once, at most `most` per message.
 
-    Raises `JobFailure` (bad_dataset) for a row that shows an image that is no blob. A line that is no row has none: the
-    learner, which reads every line, says what is wrong with it.
+    Raises `JobFailure` (bad_dataset) if a row shows an image that is not a blob. A line that is not a valid row has no
+    images here: the learner reads every line and reports the error.
     """
-    found: dict[str, None] = {}
+    uris: dict[str, None] = {}
     with dataset.open("rb") as file:
         for number, line in enumerate(file, start=1):
             if b"image" not in line:
                 continue
             try:
                 row = _rows.decode(line)
-                found |= dict.fromkeys(shown_blobs([*row.messages, *row.chosen, *row.rejected], most=most))
+                uris |= dict.fromkeys(shown_blobs([*row.messages, *row.chosen, *row.rejected], most=most))
             except UserError as error:
                 raise JobFailure("bad_dataset", Problem(what=f"row {number}: {error}")) from error
             except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
                 continue
-    return list(found)
+    return list(uris)
 
 
 def _link(blob: Path, target: Path, uri: str) -> str:

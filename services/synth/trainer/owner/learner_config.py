@@ -1,4 +1,4 @@
-"""From a resolved job to what the training process is told: the fields that both know have one name in both."""
+"""Build the config of the training process from a resolved job. A field that both have has the same name in both."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ _COLLECTED = frozenset(
 async def build_start(
     attempt: Attempt, job: RlJob | SftJob, verified: JobVerified, source: LocalModel, provisional: ProvisionalSteps
 ) -> Start:
-    """The first message to the training process of an attempt, with every file that it names on this machine.
+    """Return the first message to the training process of an attempt, with every file that it names on this machine.
 
     Raises `JobFailure` for a job that this trainer cannot run.
     """
@@ -91,7 +91,7 @@ async def build_start(
 
 
 async def fetch_checkpoint(attempt: Attempt) -> Path | None:
-    """Fetch the newest checkpoint that is whole, and have the attempt go on from there; None without any.
+    """Fetch the newest whole checkpoint, from which the attempt continues; None without any.
 
     Raises `JobFailure` (bad_checkpoint) if every checkpoint is damaged.
     """
@@ -128,9 +128,9 @@ def _turn(attempt: Attempt) -> TurnConfig | None:
 
 
 def build_train_config(job: RlJob | SftJob, settings: TrainerSettings) -> TrainConfig:
-    """The training config of a job on this machine."""
-    given: dict[str, Any] = {name: value for name, value in msgspec.to_builtins(job).items() if value is not None}
-    given |= {
+    """Return the training config of a job on this machine."""
+    fields: dict[str, Any] = {name: value for name, value in msgspec.to_builtins(job).items() if value is not None}
+    fields |= {
         "device": settings.device,
         "dtype": settings.dtype,
         "world_size": trainer_device(settings).ranks_of(job),
@@ -140,18 +140,18 @@ def build_train_config(job: RlJob | SftJob, settings: TrainerSettings) -> TrainC
         "deterministic": settings.computes_deterministically,
     }
     if settings.device == "cuda":
-        given["dtype"] = job.parallelism.dtype or settings.dtype
+        fields["dtype"] = job.parallelism.dtype or settings.dtype
     if job.vision is not None:
         if isinstance(job, SftJob):  # the prompts of RL are recorded with the images that were shown
-            given["max_images_per_message"] = job.vision.max_images_per_message
-        given["freeze_vision_tower"] = job.vision.freeze_vision_tower
+            fields["max_images_per_message"] = job.vision.max_images_per_message
+        fields["freeze_vision_tower"] = job.vision.freeze_vision_tower
     kind = RlTrainConfig if isinstance(job, RlJob) else SftTrainConfig
     if isinstance(job, RlJob):
-        given["steps"] = job.iterations
-        given["evaluated_every"] = job.evaluation.every_n_iters if job.evaluation is not None else 0
-        given["reference_device"] = settings.reference_device
+        fields["steps"] = job.iterations
+        fields["evaluated_every"] = job.evaluation.every_n_iters if job.evaluation is not None else 0
+        fields["reference_device"] = settings.reference_device
         correction = job.correction
-        given |= {
+        fields |= {
             "gates": correction.gates,
             "gate_fresh": correction.on_policy,
             "gate_stale": correction.off_policy,
@@ -160,7 +160,7 @@ def build_train_config(job: RlJob | SftJob, settings: TrainerSettings) -> TrainC
         }
     # The training process takes every other setting, and msgspec refuses one that it does not have.
     elsewhere = _ELSEWHERE | (_COLLECTED if isinstance(job, RlJob) else frozenset())
-    return msgspec.convert({name: value for name, value in given.items() if name not in elsewhere}, kind)
+    return msgspec.convert({name: value for name, value in fields.items() if name not in elsewhere}, kind)
 
 
 def check_plugins(job: RlJob | SftJob, settings: TrainerSettings) -> None:
@@ -173,7 +173,7 @@ def check_plugins(job: RlJob | SftJob, settings: TrainerSettings) -> None:
 
 
 def trainer_device(settings: TrainerSettings) -> TrainerDevice:
-    """What trains here, as far as the settings say."""
+    """Return the devices that train here, as far as the settings name them."""
     return TrainerDevice(
         device=settings.device,
         dtype=settings.dtype,
@@ -194,19 +194,19 @@ def check_memory(job: RlJob | SftJob, model_dir: Path, settings: TrainerSettings
 
 
 def check_world_size(job: RlJob | SftJob, settings: TrainerSettings, *, where: str) -> None:
-    """Raise `JobFailure` (too_few_gpus) for a job that asks for more GPUs than train here.
+    """Raise `JobFailure` (too_few_gpus) if the job requests more GPUs than this trainer has.
 
-    where: the place in the job's file that asks for them.
+    where: the field of the job's file that requests them.
     """
-    asked = trainer_device(settings).ranks_of(job)
-    if asked <= settings.max_world_size:
+    requested = trainer_device(settings).ranks_of(job)
+    if requested <= settings.max_world_size:
         return
     raise JobFailure(
         "too_few_gpus",
         Problem(
-            what=f"the job asks for {asked} GPUs that train, and the trainer has {settings.max_world_size}",
+            what=f"the job requests {requested} GPUs for training, and the trainer has {settings.max_world_size}",
             expected=f"at most {settings.max_world_size}",
-            fix="ask for fewer, or leave the number out: all that the trainer has are used then",
+            fix="request fewer, or leave the number out: the job then uses all GPUs of the trainer",
             where=where,
         ),
     )

@@ -34,7 +34,7 @@ log = logs.get("train")
 
 @dataclass(frozen=True)
 class TrainTaskOwner:
-    """What every train task of this process shares. train: runs an attempt to its success, or until it is paused."""
+    """The parts that all train tasks of this process share. train: runs an attempt until it succeeds or is paused."""
 
     bus: Connection
     blobs: BlobStore
@@ -50,9 +50,9 @@ class TrainTaskOwner:
             await self._run_attempt(ownership, lease)
 
     async def give_up(self, task: Task, reason: str) -> None:
-        """The task is a dead letter: end its job, so that nobody waits for it in vain.
+        """End the job of a task that is a dead letter, so that no client waits for it for ever.
 
-        One that has a checkpoint is paused: once the cause is gone, it goes on from there.
+        A job with a checkpoint is paused: when the cause is removed, it continues from there.
         """
         ownership = await self._take(task, devices=lambda _: 0)
         if ownership is None:
@@ -110,7 +110,7 @@ class TrainTaskOwner:
 
     async def _hand_back(self, fence: Fence, reason: BaseException) -> None:
         """Announce that this attempt ends in good order, so that it does not count as a crash."""
-        why = str(reason) or "the trainer was asked to stop"
+        why = str(reason) or "the trainer was stopped"
         event = TrainHandedBack(attempt=fence.attempt, reason=why)
         try:
             async with asyncio.timeout(2):

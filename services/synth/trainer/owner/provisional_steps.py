@@ -1,8 +1,8 @@
-"""Says what an attempt does before a checkpoint covers it, so that a watcher sees it as it happens: its steps, and
-before them how far its dataset is.
+"""Publish the progress of an attempt before a checkpoint covers it, so that a user can follow it as it happens: its
+steps, and before them the progress of its dataset.
 
-Invariants. What is said here decides nothing: a resume reads checkpoints and `train.step` alone. Training never waits
-for it: what cannot be appended now is said with what comes next, or never, when a checkpoint has covered it meanwhile.
+Invariants. These events decide nothing: a resume reads only checkpoints and `train.step`. Training never waits for
+them: an event that cannot be appended now is published with the next one, or never if a checkpoint covers it first.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _DATA_EVERY_S = 5.0
 
 
 class ProvisionalSteps:
-    """The steps of an attempt that no checkpoint covers and that were not said yet, and how far its dataset is.
+    """The steps of an attempt that no checkpoint covers and that are not yet published, and the dataset's progress.
 
     total: steps of the job, once they are known.
     """
@@ -38,19 +38,19 @@ class ProvisionalSteps:
         self._fence = fence
         self._every_s = every_s
         self._ttl_s = ttl_s
-        self._unsaid: dict[int, dict[str, float]] = {}
+        self._unpublished: dict[int, dict[str, float]] = {}
         self._data: DataProgress | None = None
         self._data_stage, self._data_due = "", 0.0
         self._data_number = itertools.count(1)
         self._any = asyncio.Event()
 
     def add(self, step: int, values: dict[str, float]) -> None:
-        """A step that is trained and not durable. values: finite numbers."""
-        self._unsaid[step] = values
+        """Add a step that is trained and not durable. values: finite numbers."""
+        self._unpublished[step] = values
         self._any.set()
 
     def set_data(self, progress: DataProgress) -> None:
-        """How far the dataset is. It is said of what takes longer than a moment, and now and then."""
+        """Set the progress of the dataset. It is published at intervals, and only for a stage that takes some time."""
         now = time.monotonic()
         if progress.stage != self._data_stage:
             self._data_stage, self._data_due = progress.stage, now + self._every_s
@@ -59,41 +59,41 @@ class ProvisionalSteps:
             self._any.set()
 
     def clear(self, *, up_to: int) -> None:
-        """A checkpoint covers every step up to this one."""
-        self._unsaid = {step: values for step, values in self._unsaid.items() if step > up_to}
+        """Drop every step up to this one, because a checkpoint covers them."""
+        self._unpublished = {step: values for step, values in self._unpublished.items() if step > up_to}
         self._data = None
-        if not self._unsaid:
+        if not self._unpublished:
             self._any.clear()
 
     async def run(self) -> None:
-        """Append what there is to say, for as long as the attempt trains."""
+        """Publish steps and progress for as long as the attempt trains."""
         while True:
             await self._any.wait()
-            # Most steps have a checkpoint of their own by then, and nothing is to be said.
+            # Most steps have a checkpoint of their own by then, so nothing has to be published.
             await asyncio.sleep(self._every_s)
             await self._append()
 
     async def _append(self) -> None:
         if self._data is not None:
             await self._append_data(self._data)
-        if not self._unsaid:
+        if not self._unpublished:
             return  # a checkpoint came first
-        steps = [ProvisionalStep(step=step, values=values) for step, values in list(self._unsaid.items())[:_MOST]]
+        steps = [ProvisionalStep(step=step, values=values) for step, values in list(self._unpublished.items())[:_MOST]]
         event = TrainProgressed(of=self.total, attempt=self._fence.attempt, steps=steps)
         if not await self._publish(event, f"{self._fence.attempt}:{steps[0].step}-{steps[-1].step}"):
             return
-        for said in steps:
-            self._unsaid.pop(said.step, None)
-        if not self._unsaid:
+        for published in steps:
+            self._unpublished.pop(published.step, None)
+        if not self._unpublished:
             self._any.clear()
 
     async def _append_data(self, progress: DataProgress) -> None:
-        """Say how far the dataset is; what cannot be said now is stale by the next time."""
+        """Publish the progress of the dataset, without a retry: the next progress replaces it."""
         event = TrainProgressed(of=self.total, attempt=self._fence.attempt, steps=[], data=progress)
         await self._publish(event, f"{self._fence.attempt}:{progress.stage}:{next(self._data_number)}")
         if self._data is progress:
             self._data = None
-            if not self._unsaid:
+            if not self._unpublished:
                 self._any.clear()
 
     async def _publish(self, event: TrainProgressed, id: str) -> bool:

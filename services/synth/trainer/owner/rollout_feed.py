@@ -1,4 +1,4 @@
-"""What an RL run asks of the collector (iterations ahead of training, evaluations), and the batches that it gets."""
+"""The feed of an RL run: its requests to the collector (iterations ahead of training, evaluations) and its batches."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from synth.jobs.resolved import RlJob
 from synth.trainer.owner.announcer import Announcer
 from synth.trainer.owner.attempt import Attempt
 
-#: What shows that the collector is at work: a batch may take any time, as long as its rollouts come in.
+#: Events that show that the collector works: a batch may take any time, as long as its rollouts come in.
 _FACTS = ("rollout.batch", "rollout.completed", "rollout.judged", "rollout.failed", "eval.completed")
 
 
@@ -31,9 +31,9 @@ class RolloutFeed:
         self._following = asyncio.create_task(self._follow())
 
     async def request_up_to(self, k: int, *, stage: int) -> None:
-        """Request iteration k and those that may be collected while it trains; what was not requested yet, of `stage`.
+        """Request iteration k and the iterations that may be collected while it trains, unless already requested.
 
-        stage: of the curriculum.
+        stage: the curriculum stage for the new requests.
         """
         for i in range(k, min(self._job.iterations, k + self._job.async_level) + 1):
             await self._announcer.request_rollouts(
@@ -42,7 +42,7 @@ class RolloutFeed:
                     mode="train",
                     seeds=self._job.seeds_of(i, stage=stage),
                     group_size=self._job.group_size,
-                    # Iteration i is trained on version i - 1: what is older than this would be dropped then.
+                    # Iteration i is trained on version i - 1: a rollout that is older than this would be dropped then.
                     oldest_version=max(0, i - 1 - self._job.max_staleness),
                     refill_seeds=self._job.refill_seeds_of(i, stage=stage),
                     stage=stage,
@@ -70,17 +70,17 @@ class RolloutFeed:
         )
 
     def pinned_versions(self) -> set[int]:
-        """The policy versions that a running evaluation still reads."""
+        """Return the policy versions that a running evaluation still reads."""
         return self._requested_evaluations - self._announced.evaluated
 
     async def wait_batch(self, k: int) -> Path:
-        """The batch of iteration k, as a file; waits for the collector. Its images are fetched then.
+        """Return the batch of iteration k, as a file; waits for the collector. Its images are fetched then.
 
-        Raises `JobFailure` for an image that cannot be had.
+        Raises `JobFailure` for an image that cannot be read.
         """
         await self._wait_until(lambda: k in self._announced.batches, f"wait for batch {k}")
         event = self._announced.batches[k]
-        # Batch k - 1 is trained by now. Its file is missing where the blobs of a local store are read in place.
+        # Batch k - 1 is trained by now. Its file does not exist if the blobs of a local store are read in place.
         self._file(k - 1).unlink(missing_ok=True)
         path = await self._attempt.blobs.fetch(event.batch, self._file(k))
         if self._job.vision is not None:

@@ -1,4 +1,4 @@
-"""The training run of an attempt: starts the learner where the log ends, feeds it, and announces its results."""
+"""The training run of an attempt. It starts the learner at the end of the log, feeds it, and announces its results."""
 
 from __future__ import annotations
 
@@ -58,17 +58,17 @@ log = logs.get("training")
 _M = TypeVar("_M", bound=Ready | Stepped | Paused | Done)
 _T = TypeVar("_T")
 
-#: Between the end of a silent training process and that of its task, which then has an error that says so.
+#: The margin between the ends of a silent training process and of its task, so that the task can report the error.
 _MARGIN_S = 30.0
 
-#: Between an attempt that waited for its device in vain and the next one.
+#: The time between an attempt that did not get its device and the next one.
 _NO_TURN_DELAY_S = 5.0
 
 
 async def train(attempt: Attempt, job: RlJob | SftJob, learners: LearnerPool) -> JobSucceeded | JobPaused:
-    """Run an attempt to its success, or until it is paused, and announce all that it made.
+    """Run an attempt until it succeeds or is paused, and announce its results.
 
-    Raises `JobFailure` when training cannot go on, `LearnerStopped` on a crash.
+    Raises `JobFailure` if training cannot continue, `LearnerStopped` on a crash.
     """
     async with learners.acquire() as learner:
         settings = attempt.settings
@@ -101,7 +101,7 @@ class _TrainingRun:
     watch: CollapseWatch | None
     provisional: ProvisionalSteps
     reason: str = ""
-    """Why the job succeeds, where it has not simply done all of its steps."""
+    """Why the job succeeds, if it has not simply done all of its steps."""
     verdict: Verdict | None = None
 
     @classmethod
@@ -155,7 +155,7 @@ class _TrainingRun:
         return cls(attempt, job, learner, ready, announcer, verified, values, watch, provisional)
 
     async def wait_unless_paused(self, waiting: Coroutine[Any, Any, _T]) -> _T:
-        """Wait for something else while the learner lives and nobody asks for a pause.
+        """Wait for `waiting` while the learner lives and no pause is requested.
 
         Raises `LearnerStopped`, `_PauseRequested`.
         """
@@ -169,7 +169,7 @@ class _TrainingRun:
                 raise _PauseRequested
             if wait.done():
                 return wait.result()
-            await self.recv()  # it says why it ended
+            await self.recv()  # raises the error with which it ended
             raise AssertionError("unreachable")
         finally:
             for task in tasks:
@@ -189,7 +189,7 @@ class _TrainingRun:
                 stores.result()
             return await trains
         except JobFailure:
-            # What was saved before is the user's.
+            # Checkpoints that were saved before the failure belong to the user.
             stored = asyncio.create_task(self.all_stored())
             await asyncio.wait([stored, stores], return_when=asyncio.FIRST_COMPLETED)
             stored.cancel()
@@ -230,7 +230,7 @@ class _TrainingRun:
         await self.learner.saved.join()
 
     async def recv(self, *kinds: type[_M]) -> _M:
-        """The next message of the learner, of one of these kinds."""
+        """Return the next message of the learner, of one of these kinds."""
         settings = self.attempt.settings
         self.attempt.lease.progress("train", deadline=settings.silence_s("") + _MARGIN_S)
         return await _recv(self.learner, settings.silence_s, *kinds)
@@ -242,15 +242,15 @@ class _TrainingRun:
 
     @property
     def demand(self) -> TrainWarned | None:
-        """What the collapse watch demands of the job."""
+        """The action that the collapse watch demands of the job."""
         return None if self.watch is None else self.watch.demand
 
     async def reason_of_end(self) -> str:
-        """Why the job succeeds, "" where it has done what it was asked for; announces it if nothing was trained.
+        """Return why the job succeeds, "" if it has done all its steps; announce its policy if nothing was trained.
 
-        To be called when its last step is announced.
+        Call it when the last step is announced.
 
-        Raises `JobFailure` where no step has changed the policy, and it did not earn the most either.
+        Raises `JobFailure` if no step has changed the policy and the policy did not earn the most either.
         """
         warned = self.demand
         if warned is None and self.watch is not None:
@@ -263,11 +263,11 @@ class _TrainingRun:
 
 
 class _PauseRequested(Exception):
-    """The user asks for a pause while training waits for something that may take long, or the collapse watch does."""
+    """The user or the collapse watch requests a pause while training waits for something that may take long."""
 
 
 def _pause_reason(run: _TrainingRun) -> str:
-    """The reason of a pause, "" if the user asked for it.
+    """Return the reason of a pause, "" if the user requested it.
 
     Raises `JobFailure` if the collapse watch stops the job.
     """
@@ -281,7 +281,7 @@ def _pause_reason(run: _TrainingRun) -> str:
 
 
 def _evaluated_every(job: RlJob | SftJob) -> int:
-    """Steps between two that are evaluated; 0 where none is."""
+    """Return the number of steps between two evaluations; 0 if no step is evaluated."""
     if isinstance(job, SftJob):
         return job.validation_every if job.validation_file is not None else 0
     return job.evaluation.every_n_iters if job.evaluation is not None else 0
@@ -323,7 +323,7 @@ async def _train_rl(run: _TrainingRun, job: RlJob) -> Done | Paused:
         last_step = run.ready.step
         for k in range(run.ready.step + 1, job.iterations + 1):
             if run.demand is not None:
-                # The policy has solved its last seeds, or it collapsed: what was collected ahead is not trained.
+                # The policy has solved its last seeds, or it collapsed: rollouts collected ahead are not trained.
                 break
             await feed.request_up_to(k, stage=run.watch.stage if run.watch is not None else 0)
             waited = time.monotonic()
@@ -373,7 +373,7 @@ async def _publish_model(run: _TrainingRun, done: Done) -> JobSucceeded:
 
 
 def _model_ref(job: RlJob | SftJob, source: ModelRef, id: str, tree: BlobRef) -> ModelRef:
-    """How the model that a job trains from its source is loaded. tree: the trained weights."""
+    """Return how the model that a job trains from its source is loaded. tree: the trained weights."""
     shape = lora_shape(job)
     return ModelRef(
         id=id,

@@ -1,6 +1,6 @@
 """The verdict of a training job, with the likely cause if it did not learn.
 
-That of an RL job compares the evaluations of its final policy and of its source, which are read from the log.
+The verdict of an RL job compares the evaluations of its final policy and of its source, both read from the log.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ _FEW = 20
 
 
 async def read_verdict(attempt: Attempt, job: RlJob, last_step: int) -> Verdict | None:
-    """Compare the evaluation of the last step with that of step 0. Returns None if the job did not evaluate both.
+    """Compare the evaluations of the last step and of step 0. Returns None if the job did not evaluate both.
 
-    Call it when the evaluation of the last step has ended. A job that continues another one is compared with the step 0
-    of the first one; None if that was deleted.
+    Call it when the evaluation of the last step has ended. A job that continues another one is compared with step 0 of
+    the first job; None if that job was deleted.
     """
     bus, org, job_id = attempt.bus, attempt.fence.org, attempt.fence.job_id
     if last_step == 0 or last_step not in attempt.announced.evaluated:
@@ -60,7 +60,7 @@ async def read_verdict(attempt: Attempt, job: RlJob, last_step: int) -> Verdict 
 
 
 async def _evaluations(bus: Connection, org: str, job_id: str) -> dict[int, int]:
-    """The iterations of the evaluations that have ended, each with the sequence of its request."""
+    """Return the iterations of the evaluations that have ended, each with the sequence of its request."""
     requested: dict[int, int] = {}
     ended: set[int] = set()
     for recorded in await replay(bus, [f"{fact}.{org}.{job_id}" for fact in ("rollout.requested", "eval.completed")]):
@@ -75,7 +75,7 @@ async def _evaluations(bus: Connection, org: str, job_id: str) -> dict[int, int]
 
 
 async def _continued(bus: Connection, org: str, job_id: str) -> Continuation | None:
-    """The checkpoint at which a job began; None for its source model."""
+    """Return the checkpoint at which a job began; None for its source model."""
     for recorded in await replay(bus, [f"job.validated.{org}.{job_id}"]):
         if isinstance(recorded.event, JobValidated):
             return recorded.event.continues
@@ -83,7 +83,7 @@ async def _continued(bus: Connection, org: str, job_id: str) -> Continuation | N
 
 
 async def _rewards(bus: Connection, org: str, job_id: str, iteration: int, *, after: int) -> dict[int, list[float]]:
-    """The rewards of an evaluation by seed. after: the sequence of its request; it ends with its `eval.completed`."""
+    """Return the rewards of an evaluation by seed. after: the sequence of its request; its `eval.completed` ends it."""
     rewards: dict[str, tuple[int, float]] = {}
     async with aclosing(follow(bus, [f"{fact}.{org}.{job_id}" for fact in _FACTS], after=after)) as events:
         async for recorded in events:
@@ -124,14 +124,14 @@ def explain_validation(verdict: Verdict, job: RlJob | SftJob, values: dict[str, 
 
 
 def _explain(verdict: Verdict, job: RlJob, job_id: str, batches: list[RolloutBatched]) -> tuple[str, str]:
-    """The most likely cause that a job did not learn, and what to try next; the surest cause first."""
+    """Return the most likely cause that a job did not learn, and what to try next; the surest cause first."""
     worst = f"synthctl rollouts ls {job_id} --worst"
     if verdict.outcome == "worse":
         return "the updates were too large for this task", (
             f"submit it again with half the [training] learning_rate; synthctl jobs metrics {job_id} --plot"
         )
     if verdict.before == verdict.after == 0.0:
-        return "no rollout of either evaluation earned anything", f"read what the model answers: {worst}"
+        return "no rollout of either evaluation earned anything", f"read the model's answers: {worst}"
     if verdict.low == verdict.high == 0.0 and verdict.before == 1.0:
         return "the source already earned 1 on every seed", "take seeds that it does not solve yet"
     empty = sum(batch.groups_kept == 0 for batch in batches)

@@ -10,8 +10,8 @@ from dataclasses import replace
 
 import pytest
 
-from synth.bus.recorded import EVENTS
 from synth.bus.history.log_format import FORMAT, FORMAT_KEY, admit_log
+from synth.bus.recorded import EVENTS
 from synth.errors import UserError
 from tests.service.process import environment
 

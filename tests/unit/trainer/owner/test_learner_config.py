@@ -92,7 +92,7 @@ def test_a_job_has_the_gpus_that_it_asks_for_else_all(
 
 def test_a_job_that_asks_for_more_gpus_than_there_are_fails(job_of) -> None:
     here = TrainerSettings(device="cuda", ranks=2)
-    with pytest.raises(JobFailure, match="asks for 4 GPUs that train, and the trainer has 2") as caught:
+    with pytest.raises(JobFailure, match="requests 4 GPUs for training, and the trainer has 2") as caught:
         check_world_size(job_of("world_size = 4"), here, where="j:5 [hyperparameters].world_size")
     assert caught.value.code == "too_few_gpus"
     assert caught.value.problem.where == "j:5 [hyperparameters].world_size"

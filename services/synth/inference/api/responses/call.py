@@ -26,7 +26,7 @@ from synth.inference.api.responses.fields import (
 from synth.inference.api.responses.items import ItemReader
 from synth.inference.recording.response_log import ResponseLog
 
-#: The fields of a chat, by what they are called here.
+#: The fields of a chat, by their names in a Responses call.
 _RENAMED = {
     "max_completion_tokens": "max_output_tokens",
     "max_tokens": "max_output_tokens",
@@ -47,10 +47,11 @@ _NAMED = 20
 
 @dataclass(frozen=True, slots=True)
 class ResponsesCall:
-    """A decoded call. chat: what it makes. messages_before: those of `chat` before the input's own.
+    """A decoded call. chat: the chat request that it makes. messages_before: the messages of `chat` before the input's
+    own.
 
     origins, tool_origins: the places in the call of each message and of each tool, in their order in the chat.
-    namespaces: of functions, by their names. warnings: what of the call has no effect.
+    namespaces: of functions, by their names. warnings: the fields of the call that have no effect.
     """
 
     given: ResponsesRequest
@@ -85,8 +86,8 @@ def decode_responses(body: bytes, kept: ResponseLog | None) -> ResponsesCall:
     Raises `UserError` with every problem; outside a rollout also for fields that are not served and would change the
     reply.
     """
-    given = decode_json(body)
-    call = typed(given, ResponsesRequest, api="Responses")
+    fields = decode_json(body)
+    call = typed(fields, ResponsesRequest, api="Responses")
     reader = ItemReader(kept)
     if isinstance(call.input, str):
         reader.read({"role": "user", "content": call.input}, "input")
@@ -99,13 +100,13 @@ def decode_responses(body: bytes, kept: ResponseLog | None) -> ResponsesCall:
         raise UserError(Problem(what="there is no input", expected="a text, or at least one item", where="input"))
     tools = _Tools(call.tools or ())
     choice, unserved = _tool_choice(call, tools)
-    parts: list[Part] = [(given, ResponsesRequest, ""), *reader.parts, *tools.parts]
+    parts: list[Part] = [(fields, ResponsesRequest, ""), *reader.parts, *tools.parts]
     notes = [*reader.notes, *tools.unread, *_unkept(call, kept), *_not_included(call), *unserved]
     unread = [*unread_keys(parts, TABLES), *_first(notes)]
     if kept is None and (problems := [key.problem for key in unread if key.problem is not None]):
         raise UserError(problems)
     chat: dict[str, Any] = {
-        **{name: given[name] for name in AS_IN_CHATS if given.get(name) is not None},
+        **{name: fields[name] for name in AS_IN_CHATS if fields.get(name) is not None},
         "messages": reader.messages,
         "max_completion_tokens": call.max_output_tokens,
         "tools": tools.chat or None,
@@ -165,34 +166,37 @@ def _not_included(call: ResponsesRequest) -> Iterator[UnreadKey]:
 
 
 def _response_format(call: ResponsesRequest) -> dict[str, Any] | None:
-    given = call.text and call.text.format
-    if not given or given.get("type") != "json_schema":
-        return given or None
-    return {"type": "json_schema", "json_schema": {name: value for name, value in given.items() if name != "type"}}
+    output_format = call.text and call.text.format
+    if not output_format or output_format.get("type") != "json_schema":
+        return output_format or None
+    return {
+        "type": "json_schema",
+        "json_schema": {name: value for name, value in output_format.items() if name != "type"},
+    }
 
 
 def _tool_choice(call: ResponsesRequest, tools: _Tools) -> tuple[Any, list[UnreadKey]]:
     """Return the choice as a chat has it, and what of it is not served. Raises `UserError` for names of no tool."""
-    given = call.tool_choice
-    if not isinstance(given, dict):
-        return given, []
-    choice = typed(given, NamedChoice, "tool_choice", api="Responses")
-    tools.parts.append((given, NamedChoice, "tool_choice"))
+    requested = call.tool_choice
+    if not isinstance(requested, dict):
+        return requested, []
+    choice = typed(requested, NamedChoice, "tool_choice", api="Responses")
+    tools.parts.append((requested, NamedChoice, "tool_choice"))
     if choice.type == "function":
-        return given, []
+        return requested, []
     if choice.type == "allowed_tools":
         for i, tool in enumerate(choice.tools or ()):
             if tool.name not in tools.names:
                 what, expected = f"there is no tool {str(tool.name)[:60]!r}", "the name of a function in `tools`"
                 raise UserError(Problem(what=what, expected=expected, where=f"tool_choice.tools[{i}]"))
-        return {"type": "allowed_tools", "allowed_tools": {n: v for n, v in given.items() if n != "type"}}, []
-    what = f"tool_choice is {str(given)[:60]}"
+        return {"type": "allowed_tools", "allowed_tools": {n: v for n, v in requested.items() if n != "type"}}, []
+    what = f"tool_choice is {str(requested)[:60]}"
     problem = Problem(what=what, expected="none, auto, required, function or allowed_tools", where="tool_choice")
     return None, [UnreadKey(problem, "tool_choice has no effect: replies hold calls of functions alone")]
 
 
 class _Tools:
-    """The tools of a call, as those of a chat. unread: what of them is not served."""
+    """The tools of a call, in the form of a chat. unread: the parts of them that are not served."""
 
     def __init__(self, given: Sequence[dict[str, Any]]) -> None:
         self.chat: list[dict[str, Any]] = []

@@ -73,13 +73,13 @@ class ResponsesRequest(msgspec.Struct, kw_only=True):
     extra_body: ExtraBody | None = None
 
 
-#: The fields that mean in a chat what they mean here.
+#: The fields that have the same meaning in a chat.
 AS_IN_CHATS = (
     *("model", "stream", "stream_options", "temperature", "top_p", "top_logprobs", "parallel_tool_calls", "user"),
     *("prompt_cache_key", "seed", "stop", "top_k", "frequency_penalty", "presence_penalty", "logit_bias"),
     *("thinking_mode", "thinking_budget", "stop_after_tool_calls", "chat_template_kwargs", "extra_body"),
 )
-#: What `include` may name and is honoured; of other names there is nothing to include.
+#: The names in `include` that are honoured; the others have nothing to include here.
 ENCRYPTED_REASONING, LOGPROBS = "reasoning.encrypted_content", "message.output_text.logprobs"
 _NOTHING_TO_INCLUDE = (
     *("file_search_call.results", "web_search_call.results", "web_search_call.action.sources"),
@@ -194,7 +194,7 @@ ITEMS: dict[str, type[msgspec.Struct]] = {
     "reasoning": ReasoningItem,
     "item_reference": ItemReference,
 }
-#: What an item keeps of its life at a server.
+#: Fields that a server adds to an item.
 _SERVED = dict.fromkeys(("id", "status"), _TAKEN)
 _CALL_FIELDS = {
     **_SERVED,

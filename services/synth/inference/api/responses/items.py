@@ -48,7 +48,7 @@ def unseal_reasoning(sealed: str) -> str | None:
 class ItemReader:
     """Reads input items one by one into `messages`, each a JSON object of a chat.
 
-    kept: what calls of this rollout returned; None outside a rollout. origins: for each message, the place in the
+    kept: the results of this rollout's calls; None outside a rollout. origins: for each message, the place in the
     request of each of its fields, and of the message as "". parts: the objects that were read, with their structs.
     notes: what had no effect.
     """

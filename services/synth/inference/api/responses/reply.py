@@ -33,15 +33,15 @@ class ResponsesReply:
 
     def __init__(self, call: ResponsesCall, context: ReplyContext, recording: ChoiceRecording | None) -> None:
         self.id = _new_id("resp")
-        given = call.given
+        request = call.given
         self.by_token = bool(call.chat.logprobs)
         self._call = call
         self._context = context
         self._recording = recording
         self._warnings = [*call.warnings, *map(call.rename, context.warnings)]
-        self._with_logprobs = LOGPROBS in (given.include or ()) or bool(given.top_logprobs)
-        self._summarised = given.reasoning is not None and bool(
-            given.reasoning.summary or given.reasoning.generate_summary
+        self._with_logprobs = LOGPROBS in (request.include or ()) or bool(request.top_logprobs)
+        self._summarised = request.reasoning is not None and bool(
+            request.reasoning.summary or request.reasoning.generate_summary
         )
         self._created = int(time.time())
         self._events = 0
@@ -54,7 +54,7 @@ class ResponsesReply:
         self._reply: Message | None = None
 
     def body(self, choices: Sequence[FinishedChoice], usage: Usage) -> bytes:
-        # The same items as those of a stream, whose events are left out.
+        # The same items as in a stream, whose events are left out.
         [choice] = choices
         for delta, text in zip(choice.deltas, choice.texts, strict=True):
             for _ in self.delta(0, delta, text):

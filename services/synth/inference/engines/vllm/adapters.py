@@ -177,7 +177,7 @@ class AdapterPool:
         self._awake.clear()
 
     def resume(self) -> None:
-        """Unload what was released meanwhile."""
+        """Unload the adapters that were released while it was paused."""
         self._awake.set()
 
     def close(self) -> None:
@@ -190,7 +190,7 @@ class AdapterPool:
         await asyncio.gather(*self._unloading)
 
     def _check_layers(self, tensors: Collection[str]) -> None:
-        """Raises `Permanent` for layers that cannot have an adapter, which vLLM would silently leave out."""
+        """Raise `Permanent` for layers that cannot have an adapter, which vLLM would silently leave out."""
         layers = {name.removeprefix("base_model.model.").partition(".lora_")[0] for name in tensors}
         unknown = sorted(layers.difference(self._layers))
         if unknown:

@@ -1,4 +1,4 @@
-"""What a host needs to know of a model directory: the names and shapes of its tensors, and its stop tokens."""
+"""The facts about a model directory that a host needs: the names and shapes of its tensors, and its stop tokens."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from synth.models.architectures import has_experts
 
 _HEAD = "lm_head.weight"
 _ADAPTED = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "qkv_proj", "gate_up_proj")
-#: Of the vision tower and the projector. Not the tower's `attn.proj`: vLLM goes by the last name, and has another
-#: `proj`, of the patches, that can have no adapter.
+#: Layers of the vision tower and the projector. Not the tower's `attn.proj`: vLLM matches by the last name, and another
+#: `proj`, of the patches, can have no adapter.
 _VISION = re.compile(
     r"\bvisual\.(blocks\.\d+\.(attn\.qkv|mlp\.linear_fc[12])|(merger|deepstack_merger_list\.\d+)\.linear_fc[12])$"
 )
@@ -31,7 +31,7 @@ class BaseModelInfo:
 
     tied: whether the LM head is the embedding. vocabulary: the rows of the embedding.
     stop_ids: the ids that end a completion. experts: whether its layers have experts.
-    image_token: what stands for an image's patches, and image_processor: what makes them; None in a text model.
+    image_token: stands for an image's patches, and image_processor: makes them; None in a text model.
     """
 
     files: list[Path]
@@ -49,19 +49,19 @@ class BaseModelInfo:
         return next(name for name in self.shapes if name.endswith("embed_tokens.weight"))
 
     def adaptable(self) -> dict[str, tuple[int, int]]:
-        """The linear layers that an adapter can be over: by name, the rows and columns of their weight.
+        """Return the linear layers that an adapter can be over: by name, the rows and columns of their weight.
 
-        Experts are not among them: transformers keeps those of a layer as one tensor, which peft gives no adapter.
+        Experts are left out: transformers keeps the experts of a layer as one tensor, and peft adds no adapter to it.
         """
-        found: dict[str, tuple[int, int]] = {}
+        layers: dict[str, tuple[int, int]] = {}
         for name, shape in self.shapes.items():
             layer = name.removesuffix(".weight")
             in_language_model = (
                 layer.rpartition(".")[2] in _ADAPTED and ".layers." in layer and ".experts." not in layer
             )
             if (in_language_model or _VISION.search(layer)) and len(shape) == 2:
-                found[layer] = (shape[0], shape[1])
-        return found
+                layers[layer] = (shape[0], shape[1])
+        return layers
 
 
 def read_base_model_info(model_dir: Path) -> BaseModelInfo:
@@ -83,7 +83,7 @@ def read_base_model_info(model_dir: Path) -> BaseModelInfo:
     text = config.get_text_config()
     if text is not config and config.model_type not in MODEL_TYPES:
         raise Permanent(f"model type {config.model_type!r} is no text model and no Qwen3-VL; no engine can serve it")
-    # transformers ties by what the whole config says.
+    # transformers decides about tying by the whole config.
     tied = bool(config.tie_word_embeddings)
     if tied:
         shapes.pop(_HEAD, None)

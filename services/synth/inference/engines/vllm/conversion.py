@@ -17,7 +17,7 @@ _MIN_TEMPERATURE = 0.01
 
 
 def vllm_params(params: SamplingParams, *, stop_ids: list[int], stream: bool) -> Any:
-    """vLLM's parameters: with the logprob of every sampled token, exact bans, and no stop conditions but ours.
+    """Return vLLM's parameters: with the logprob of every sampled token, exact bans, and only our stop conditions.
 
     Raises `UserError` for a temperature that vLLM would change.
     """
@@ -63,7 +63,7 @@ def _structured_outputs(grammar: Grammar) -> Any:
 
 
 def scoring_params() -> Any:
-    """Parameters that give the logprob of every prompt token, all of them recomputed."""
+    """Return parameters that give the logprob of every prompt token, all of them recomputed."""
     from vllm import SamplingParams as VllmParams  # pyright: ignore[reportMissingImports]
 
     return VllmParams(max_tokens=1, prompt_logprobs=0, detokenize=False, skip_reading_prefix_cache=True)
@@ -89,13 +89,13 @@ def to_delta(completion: Any, versions: list[int], *, version: int, top: int) ->
 
 
 def _likeliest(position: dict[int, Any], top: int) -> TopLogprobs:
-    """Return the likeliest tokens of one position, in which the sampled one is too, whatever its rank."""
+    """Return the likeliest tokens of one position, with the sampled one at any rank."""
     ranked = sorted(position.items(), key=lambda item: item[1].rank)[:top]
     return [(token, entry.logprob) for token, entry in ranked if entry.logprob > -math.inf]
 
 
 def version_per_token(starts: Sequence[tuple[str, int]], first: int, count: int) -> list[int]:
-    """The versions of tokens `first` … `first + count - 1`. starts: each version, and the token at which it began."""
+    """Return the versions of tokens `first` … `first + count - 1`. starts: each version, and its first token."""
     versions: list[int] = []
     for token in range(first, first + count):
         label = next(version for version, start in reversed(starts) if start <= token)
@@ -104,6 +104,6 @@ def version_per_token(starts: Sequence[tuple[str, int]], first: int, count: int)
 
 
 def prompt_logprobs(output: Any) -> list[float]:
-    """The logprobs of the tokens of a scored prompt, except the first."""
+    """Return the logprobs of the tokens of a scored prompt, except the first."""
     ids = output.prompt_token_ids
     return [position[token].logprob for position, token in zip(output.prompt_logprobs[1:], ids[1:], strict=True)]

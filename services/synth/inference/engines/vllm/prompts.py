@@ -1,7 +1,7 @@
-"""Prompts as vLLM takes them: ids, and the patches that we make of images.
+"""Prompts in vLLM's form: ids, and the patches that we make of images.
 
-vLLM's own image processor is passed by. The trainer and both engines so see the same pixels, and a prompt's image
-tokens stay those that its record has.
+vLLM's own image processor is not used. So the trainer and both engines see the same pixels, and a prompt's image
+tokens stay the same as in its record.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from synth.images.prompt_image import PromptImage
 
 
 def text_input(prompt_ids: Sequence[int], *, org: str = "") -> dict[str, Any]:
-    """vLLM's input for a prompt that shows no image. org: its own part of the prefix cache."""
+    """Return vLLM's input for a prompt that shows no image. org: its own part of the prefix cache."""
     return {"prompt_token_ids": list(prompt_ids), **({"cache_salt": org} if org else {})}
 
 
 def multimodal_input(
     prompt_ids: Sequence[int], images: Sequence[PromptImage], patches: Sequence[Tensor], *, image_token: int, org: str
 ) -> dict[str, Any]:
-    """vLLM's input for a prompt that shows images.
+    """Return vLLM's input for a prompt that shows images.
 
     prompt_ids: with each image as a run of its tokens. patches: of each image, in the model's dtype. The prefix cache
     takes the images' digests into its keys. org: its own part of that cache.
@@ -52,10 +52,10 @@ def multimodal_input(
 
 
 def image_starts(prompt_ids: Sequence[int], images: Sequence[PromptImage], *, image_token: int) -> list[int]:
-    """Where each image's run of tokens begins; the ids have as many image tokens as the images."""
-    found = np.flatnonzero(np.asarray(prompt_ids) == image_token)
+    """Return where each image's run of tokens begins; the ids have as many image tokens as the images."""
+    positions = np.flatnonzero(np.asarray(prompt_ids) == image_token)
     before = np.cumsum([0, *(image.tokens for image in images)])[:-1]
-    return found[before].tolist()
+    return positions[before].tolist()
 
 
 def _item(image: PromptImage, patches: Tensor) -> Any:

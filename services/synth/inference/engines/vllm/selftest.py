@@ -26,14 +26,14 @@ from synth.inference.engines.vllm.prompts import text_input
 
 log = logging.getLogger(__name__)
 
-# A test tells something only if a fault would make a difference of at least so many times the tolerance.
+# A test has a meaning only if a fault would make a difference of at least this many times the tolerance.
 _MIN_SIGNAL = 10
 _CANDIDATES = 8
 _BASE_TOKENS = 8
 
 
 class TestedHost(Protocol):
-    """What a self-test uses of a `VllmHost`."""
+    """The part of a `VllmHost` that a self-test uses."""
 
     @property
     def model(self) -> BaseModelInfo: ...
@@ -67,10 +67,10 @@ class TestedHost(Protocol):
 
 
 async def check_tied_head(host: TestedHost) -> None:
-    """`tied_head`: when two rows of the embedding are exchanged, the logprobs of their tokens change places.
+    """Check `tied_head`: if two rows of the embedding are exchanged, the logprobs of their tokens change places.
 
     The tokens do not occur in the probe, so nothing else changes. The base weights are loaded again at the end. Skipped
-    on a GPU, where the fault cannot occur (the head is the very tensor that was reloaded) and two reloads of a large
+    on a GPU, where the fault cannot occur (the head is the same tensor that was reloaded) and two reloads of a large
     model take long; and with an untied head, which is a tensor like any other.
 
     Raises `Permanent` with the figures when the LM head does not follow the reload.
@@ -96,9 +96,9 @@ async def check_tied_head(host: TestedHost) -> None:
 
 
 async def check_packed_experts(host: TestedHost) -> None:
-    """`packed_experts`: a reload of the weights that are there changes no logprob of a model with experts.
+    """Check `packed_experts`: a reload of the same weights changes no logprob of a model with experts.
 
-    Skipped on a GPU, where vLLM packs experts anew with every reload. Raises `Permanent` with the figures.
+    Skipped on a GPU, where vLLM packs experts again with every reload. Raises `Permanent` with the figures.
     """
     if not host.model.experts or not process.on_cpu():
         return
@@ -115,7 +115,7 @@ async def check_packed_experts(host: TestedHost) -> None:
 
 
 async def check_lora_mask(host: TestedHost) -> None:
-    """`lora_mask`: a request without an adapter gives the same logprobs alone and beside requests with one.
+    """Check `lora_mask`: a request without an adapter gives the same logprobs alone and beside requests with one.
 
     As many adapters are loaded as fit a step, because the fault applies the last one. Raises `Permanent` with the
     figures when the logprobs differ.
@@ -163,7 +163,7 @@ async def fill_prefix_cache(host: TestedHost) -> CachedPrompt | None:
 
 
 async def check_prefix_cache(host: TestedHost, cached_prompt: CachedPrompt | None, version: int) -> None:
-    """`clear_cache`: after a swap, a logprob with the prefix cache equals one without. Raises `Permanent` if not."""
+    """Check `clear_cache`: after a swap, logprobs with and without the prefix cache are equal. Raises `Permanent`."""
     if cached_prompt is None:
         return
     ((token, cached),) = await _greedy(host, cached_prompt.prompt, 1)
@@ -189,7 +189,7 @@ async def _greedy(host: TestedHost, prompt: list[int], tokens: int, *, lora: Any
 
 
 async def _greedy_beside_adapter(host: TestedHost, probe: list[int], lora: Any) -> list[tuple[int, float]]:
-    """The base's greedy tokens and logprobs while a request with an adapter runs in the same batch."""
+    """Return the base's greedy tokens and logprobs while a request with an adapter runs in the same batch."""
     from vllm import SamplingParams  # pyright: ignore[reportMissingImports]
     from vllm.sampling_params import RequestOutputKind  # pyright: ignore[reportMissingImports]
 
@@ -222,7 +222,7 @@ async def _last_logprobs(host: TestedHost, probe: list[int], tokens: list[int]) 
 
 
 def _max_difference(one: list[tuple[int, float]], other: list[tuple[int, float]]) -> float:
-    """The largest difference of two runs' logprobs, up to and with the first token in which they differ."""
+    """Return the largest difference of two runs' logprobs, up to and with the first token in which they differ."""
     worst = 0.0
     for (token, logprob), (its_token, its_logprob) in zip(one, other, strict=True):
         worst = max(worst, abs(logprob - its_logprob))
@@ -240,19 +240,19 @@ def _numbers(logprobs: Sequence[float]) -> str:
 
 
 def _probe(host: TestedHost, length: int) -> list[int]:
-    """A prompt of tokens from the lower half of the vocabulary, the same at every call."""
+    """Return a prompt of tokens from the lower half of the vocabulary, the same at every call."""
     half = host.model.vocabulary // 2
     return [(7 + 13 * k) % half for k in range(length)]
 
 
 def _unprobed_tokens(host: TestedHost, count: int) -> list[int]:
-    """Tokens from the upper half of the vocabulary, which no probe holds."""
+    """Return tokens from the upper half of the vocabulary, which no probe holds."""
     half = host.model.vocabulary // 2
     return sorted({half + (11 * k) % half for k in range(count)})
 
 
 def _random_adapter(host: TestedHost) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """A random adapter of rank 1 over every layer that can have one, with a large effect: configuration and tensors."""
+    """Return a random adapter of rank 1 over every possible layer, with a large effect: configuration and tensors."""
     draws = torch.Generator().manual_seed(0)
     tensors: dict[str, Tensor] = {}
     for layer, (rows, columns) in host.model.adaptable().items():

@@ -1,4 +1,4 @@
-"""Writes checkpoints while training goes on: one at a time, in a thread of its own."""
+"""Writes checkpoints while training continues: one at a time, in a thread of its own."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class BackgroundWriter:
     """Writes the snapshots of one training process.
 
     saved: called, in the thread, with the step, the folder and the digest of each of its files, when all of it is
-    durable; on rank 0 alone. failed: called, in the thread, with what ended a write. wait_for_room: returns when
-    another checkpoint may be written.
+    durable; on rank 0 alone. failed: called, in the thread, with the error that ended a write. wait_for_room: returns
+    when another checkpoint may be written.
     """
 
     def __init__(
@@ -53,18 +53,18 @@ class BackgroundWriter:
         self._thread.start()
 
     def wait(self) -> None:
-        """Return when nothing is being written. A write that advances says so, however long it takes."""
-        said = -1
+        """Wait until nothing is being written. Reports the progress, so that a long write does not count as hung."""
+        reported = -1
         while self._thread is not None:
-            if said != self._written:
-                said = self._written
-                self._progress("checkpoint", said, self._size)
+            if reported != self._written:
+                reported = self._written
+                self._progress("checkpoint", reported, self._size)
             self._thread.join(_SIGN_SECONDS)
             if not self._thread.is_alive():
                 self._thread = None
 
     def metrics(self) -> dict[str, float]:
-        """`seconds_checkpoint`: how long training has waited for checkpoints since this was last asked."""
+        """Return `seconds_checkpoint`: how long training has waited for checkpoints since the last call."""
         blocked, self._blocked_s = self._blocked_s, 0.0
         return {"seconds_checkpoint": blocked}
 

@@ -50,8 +50,8 @@ class CheckpointManifest(msgspec.Struct, frozen=True):
 class LoadedCheckpoint(msgspec.Struct, frozen=True):
     """A checkpoint that was read and verified.
 
-    weights: by the names of the model's files, and optimizer: of `Optimizer.gathered`; each is read when it is asked
-    for. images: the files of the probe's images, each named by its sha256. rng: from `rng.capture`. reference: of
+    weights: by the names of the model's files; optimizer: of `Optimizer.gathered`. Each tensor is read when it is used.
+    images: the files of the probe's images, each named by its sha256. rng: from `rng.capture`. reference: of
     `TrainingState`.
     """
 
@@ -81,7 +81,7 @@ def write_checkpoint(folder: Path, snapshot: Snapshot, *, progress: Progress | N
     for name, source in snapshot.copies.items():
         files[name] = _copy(partial / name, source)
     if snapshot.rank:
-        # That it is there tells rank 0, which may rename the folder at once: nothing may follow the rename.
+        # This file signals rank 0, which may rename the folder at once: nothing may be written after the rename.
         written = partial / f".rank-{snapshot.rank}.partial"
         written.write_bytes(msgspec.json.encode(files))
         written.replace(_rank_file(partial, snapshot.rank))
@@ -99,7 +99,7 @@ def write_checkpoint(folder: Path, snapshot: Snapshot, *, progress: Progress | N
 
 
 def load_checkpoint(folder: Path) -> LoadedCheckpoint:
-    """Read a checkpoint and verify every file. Raises `TrainingFailed` (bad_checkpoint) naming what is wrong."""
+    """Read a checkpoint and verify every file. Raises `TrainingFailed` (bad_checkpoint) with the file and the fault."""
     try:
         manifest = msgspec.json.decode((folder / MANIFEST).read_bytes(), type=CheckpointManifest)
     except (OSError, msgspec.DecodeError) as error:
@@ -109,7 +109,7 @@ def load_checkpoint(folder: Path) -> LoadedCheckpoint:
         if not path.is_file() or path.stat().st_size != entry.size or hash_file(path) != entry:
             raise TrainingFailed(
                 "bad_checkpoint",
-                f"{folder.name}/{name} is not what its manifest says ({entry.size} bytes, sha256 "
+                f"{folder.name}/{name} does not match its manifest ({entry.size} bytes, sha256 "
                 f"{entry.sha256[:12]}…); fetch the checkpoint again, or resume from the one before",
             )
     return LoadedCheckpoint(
@@ -139,8 +139,8 @@ def _rank_file(partial: Path, rank: int) -> Path:
 
 
 def _take_rank_file(path: Path) -> dict[str, FileDigest]:
-    # This has no deadline of its own: a rank that dies ends this process too, and whoever waits for this write says
-    # nothing while nothing is written, until the service takes the process for hung.
+    # This wait has no deadline of its own: if a rank dies, this process ends too, and a process that waits for this
+    # write sends no message, until the service considers it hung.
     while not path.exists():
         time.sleep(_POLL_SECONDS)
     files = msgspec.json.decode(path.read_bytes(), type=dict[str, FileDigest])

@@ -27,7 +27,7 @@ class Fingerprint(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def fingerprint(config: TrainConfig) -> Fingerprint:
-    """The fingerprint of this process under a config."""
+    """Return the fingerprint of this process under a config."""
     on_gpu = config.device == "cuda"
     return Fingerprint(
         torch=str(torch.__version__),
@@ -44,9 +44,9 @@ def fingerprint(config: TrainConfig) -> Fingerprint:
 def check_same_loss(loss_then: float, loss_now: float, *, saved: Fingerprint, here: Fingerprint, step: int) -> None:
     """Check that a resumed policy is the one that was saved, by the loss of its probe then and now.
 
-    The losses are equal on the same fingerprint where training is deterministic; else they may differ by 1e-3, or by
-    2e-2 where one of the two is bf16. saved, here: the fingerprints of the two processes. step: the checkpoint's.
-    Raises `TrainingFailed` (resume_mismatch) with both losses and what differs.
+    The losses are equal on the same fingerprint if training is deterministic; else they may differ by 1e-3, or by 2e-2
+    if one of the two is bf16. saved, here: the fingerprints of the two processes. step: of the checkpoint.
+    Raises `TrainingFailed` (resume_mismatch) with both losses and the differences.
     """
     exact = saved == here and here.deterministic
     tolerance = 0.0 if exact else max(_TOLERANCE[saved.dtype], _TOLERANCE[here.dtype])

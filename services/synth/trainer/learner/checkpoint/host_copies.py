@@ -26,9 +26,9 @@ class HostCopies:
         *,
         dtype: torch.dtype | None = None,
     ) -> dict[str, Tensor]:
-        """Copies of those tensors that this rank writes; they change with the next call.
+        """Copy the tensors that this rank writes. The copies are overwritten by the next call.
 
-        tensors: full, gathered one at a time as every rank asks for the next, so that no device holds the whole model.
+        tensors: full, gathered one at a time as every rank reads the next, so that no device holds the whole model.
         rank_of: the rank that writes each tensor. dtype: of the copies; None: of the tensors.
         """
         copies: dict[str, Tensor] = {}
@@ -62,7 +62,7 @@ def _pin(tensor: Tensor) -> None:
 
 
 def assign_to_ranks(sizes: Mapping[str, int], ranks: int) -> dict[str, int]:
-    """Which rank writes each tensor: the largest ones first, each to the rank that has the fewest bytes so far."""
+    """Return the rank that writes each tensor: largest tensors first, each to the rank with the fewest bytes so far."""
     load = [0] * ranks
     rank_of: dict[str, int] = {}
     for name in sorted(sizes, key=lambda name: (-sizes[name], name)):

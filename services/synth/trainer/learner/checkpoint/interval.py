@@ -1,4 +1,4 @@
-"""How often a checkpoint is saved where the job does not say it: by the size of what is saved."""
+"""The default interval between checkpoints, from the size of a checkpoint."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ _RL_STEPS, _SFT_STEPS = 1, 100
 
 
 def checkpoint_interval(config: TrainConfig, state_bytes: int) -> int:
-    """Steps between two checkpoints: as the job says, else one (SFT: 100) for each begun `checkpoint_bytes` of state.
+    """Return the steps between two checkpoints: the job's number, else 1 (SFT: 100) per begun `checkpoint_bytes` of
+    state.
 
-    Where that is rare, it is in step with the evaluations of an RL job (a multiple of their interval, or a divisor of
-    it): a checkpoint of an evaluated step can be compared with others.
+    If checkpoints are rare, their interval is a multiple or a divisor of the interval of an RL job's evaluations: a
+    checkpoint of an evaluated step can be compared with others.
     """
     if config.checkpoint_every is not None:
         return config.checkpoint_every

@@ -1,4 +1,4 @@
-"""What a checkpoint holds, before it is written."""
+"""The content of a checkpoint, before it is written."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ class Snapshot:
     """The part of a checkpoint that one rank writes.
 
     state; weights, optimizer: the files of the float32 masters and of the optimizer's state, all ranks' together.
-    tensors, bodies, copies: what this rank writes, by name in the folder; tensors are copies in host memory, and copies
-    are open files, which stay as they are when another file takes their name.
+    tensors, bodies, copies: the files that this rank writes, by name in the folder; tensors are copies in host memory,
+    and copies are open files, which stay as they are when another file takes their name.
     """
 
     state: CheckpointState
@@ -73,7 +73,7 @@ class Snapshot:
 
 
 def shard_name(name: str, rank: int, ranks: int) -> str:
-    """The name of a rank's part of a file, as Hugging Face numbers them; the file's own where one rank writes."""
+    """Return the name of a rank's part of a file, as Hugging Face numbers them; the file's own name for one rank."""
     path = Path(name)
     numbered = f"{path.stem}-{rank + 1:05d}-of-{ranks:05d}{path.suffix}"
     return name if ranks == 1 else str(path.with_name(numbered))

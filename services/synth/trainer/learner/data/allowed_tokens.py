@@ -1,4 +1,4 @@
-"""The tokens that a constrained position could be, as tensors: what is left out of its softmax (decision 33)."""
+"""The tokens that a constrained position could be, as tensors; all others are left out of its softmax (decision 33)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from synth.trajectories import TokenMasks
 class AllowedTokens:
     """The allowed tokens of N positions, as M sets.
 
-    index_N: int64, the set of each position, -1 where it is not constrained. ids: int64, the sets' lists end to end.
+    index_N: int64, the set of each position, -1 if it is not constrained. ids: int64, the sets' lists end to end.
     offsets: int64 [M+1]. excluded: bool, whether a list names the tokens that are not in the set.
     """
 
@@ -29,7 +29,7 @@ class AllowedTokens:
     def of(
         cls, masks: TokenMasks, positions: npt.NDArray[np.int64], device: torch.device | str
     ) -> AllowedTokens | None:
-        """Those of these positions; None where none of them is constrained."""
+        """Return the allowed tokens of some positions; None if none of them is constrained."""
         index = masks.index[positions].astype(np.int64)
         if not (index >= 0).any():
             return None
@@ -42,11 +42,11 @@ class AllowedTokens:
         )
 
     def to(self, device: torch.device) -> AllowedTokens:
-        """The same on another device."""
+        """Return a copy on another device."""
         return AllowedTokens(*(t.to(device) for t in (self.index_N, self.ids, self.offsets, self.excluded)))
 
     def forbidden(self, positions: slice, vocabulary: int) -> Tensor | None:
-        """bool [C, V]: the tokens that these C positions could not be; None where none of them is constrained."""
+        """Return bool [C, V]: the tokens that these C positions could not be; None if none of them is constrained."""
         index_C = self.index_N[positions]
         rows = (index_C >= 0).nonzero().squeeze(1)
         if not len(rows):

@@ -1,4 +1,4 @@
-"""A dataset as a JSONL file: its rows, where they are in it, and its tokens in the cache."""
+"""A dataset as a JSONL file: its rows, their positions, and its tokens in the cache."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ _MANIFEST = "chunks.json"
 
 @dataclass(frozen=True)
 class DatasetFile:
-    """path: of the JSONL. sha256: of its bytes, where somebody has computed it. examples: only the first rows."""
+    """path: of the JSONL. sha256: of its bytes, None if not yet computed. examples: only the first rows."""
 
     path: Path
     sha256: str | None = None
     examples: int | None = None
 
     def digest(self) -> str:
-        """What of the file its tokens depend on."""
+        """Return the digest of everything in the file that its tokens depend on."""
         if self.sha256 is None:
             with self.path.open("rb") as file:
                 return f"{hashlib.file_digest(file, 'sha256').hexdigest()} {self.examples}"
         return f"{self.sha256} {self.examples}"
 
     def end(self) -> int:
-        """Where the last row ends that is trained on."""
+        """Return the byte at which the last trained row ends."""
         if self.examples is None:
             return self.path.stat().st_size
         at = rows = 0
@@ -50,7 +50,7 @@ class DatasetFile:
     def read(
         self, row: type[_RowT], begin: int, end: int, report: Callable[[int], None] = lambda at: None
     ) -> Iterator[_RowT]:
-        """The rows of whole lines from byte `begin` up to `end`. report: called with the bytes that are read.
+        """Yield the rows of whole lines from byte `begin` up to `end`. report: called with the bytes that are read.
 
         Raises `TrainingFailed` (bad_dataset) with the line.
         """
@@ -74,7 +74,7 @@ class DatasetFile:
                 report(at - begin)
 
     def before(self, end: int) -> tuple[int, int]:
-        """The lines before a byte, and how many of them are rows. It reads them all: for an error alone."""
+        """Return the lines before a byte, and how many of them are rows. It reads them all: for an error alone."""
         lines = rows = at = 0
         with self.path.open("rb") as file:
             for line in file:
@@ -86,11 +86,11 @@ class DatasetFile:
     def tokens(
         self, cache: TokenCache, key: str, make: MakeChunk | None, progress: BytesProgress
     ) -> tuple[FolderInUse, list[ChunkInfo]]:
-        """The chunks of this file's tokens, in a folder that stays in use.
+        """Return the chunks of this file's tokens, in a folder that stays in use.
 
-        key: what they depend on. make: makes those that are not there; None where another process has seen to that.
-        progress: called with the bytes that are tokenised, and all of them, while this waits too for another process.
-        Raises `TrainingFailed`: as `tokenise`.
+        key: identifies everything that the tokens depend on. make: makes the missing chunks; None if another process
+        has made them. progress: called with the bytes tokenised so far and in all, also while this waits for another
+        process. Raises `TrainingFailed`: as `tokenise`.
         """
         folder = cache.use(key)
         if make is None:
@@ -98,8 +98,8 @@ class DatasetFile:
         end = self.end()
 
         def waiting() -> None:
-            # The other process may look at chunks that are there, and the figure stays: whoever owns it sees to it
-            # that it does not hang.
+            # The other process may be checking existing chunks, so the figure may not change. Its own owner detects if
+            # it hangs.
             cache.waiting()
             progress(min(end, cache.chunk_bytes * sum(1 for _ in folder.path.glob("*.tokens"))), end)
 

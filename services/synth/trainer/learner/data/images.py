@@ -23,12 +23,12 @@ from synth.trainer.row_images import digest_of
 
 #: Patches that are kept: an image is read two or three times in a step, once for each forward that it is in.
 CACHE_BYTES = 1 << 29
-#: The folder, in that of the images, of those that are kept.
+#: The folder of the kept images, within the folder of all images.
 _KEPT = "kept"
 
 
 class ImageLoader:
-    """What a vision model is shown.
+    """Loads the images that a vision model is shown.
 
     image_token: the id that stands for a merged patch. banned: the ids of media, which are never sampled.
     """
@@ -47,7 +47,7 @@ class ImageLoader:
 
     @classmethod
     def load(cls, model_dir: Path, folder: Path) -> ImageLoader:
-        """The loader of a model folder's own processor. Raises `TrainingFailed` (bad_model)."""
+        """Return the loader of a model folder's own processor. Raises `TrainingFailed` (bad_model)."""
         from transformers.models.auto.configuration_auto import AutoConfig
 
         try:
@@ -67,7 +67,7 @@ class ImageLoader:
         return self._processor.merge_size
 
     def describe(self, uri: str) -> PromptImage:
-        """What a prompt says of the image of a blob. Raises `TrainingFailed` (bad_image)."""
+        """Describe the image of a blob for a prompt. Raises `TrainingFailed` (bad_image)."""
         sha256 = digest_of(uri)
         if sha256 not in self._described:
             body = self._read(sha256)
@@ -78,19 +78,19 @@ class ImageLoader:
         return self._described[sha256]
 
     def patches(self, images: Sequence[PromptImage], device: torch.device | str) -> ImagePatches | None:
-        """The patches of these images; None without any. Raises `TrainingFailed` (bad_image)."""
+        """Return the patches of these images; None without any. Raises `TrainingFailed` (bad_image)."""
         return ImagePatches.of([self._patches_of(image) for image in images], images, device)
 
     def kept(self, image: PromptImage) -> Path:
-        """The file of an image that is kept."""
+        """Return the file of an image that is kept."""
         return self.folder / _KEPT / image.sha256
 
     def keep(self, images: Iterable[PromptImage]) -> None:
-        """Keep the files of these images, and of no others, when those of a trained batch are removed."""
+        """Keep only the files of these images after the files of a trained batch are removed."""
         kept = self.folder / _KEPT
         kept.mkdir(parents=True, exist_ok=True)
-        wanted = {image.sha256 for image in images}
-        for sha256 in wanted - {file.name for file in kept.iterdir()}:
+        names = {image.sha256 for image in images}
+        for sha256 in names - {file.name for file in kept.iterdir()}:
             try:
                 os.link(self.folder / sha256, kept / sha256)
             except FileExistsError:
@@ -98,7 +98,7 @@ class ImageLoader:
             except OSError:  # a file system without hard links
                 _copy(self.folder / sha256, kept / sha256)
         for file in kept.iterdir():
-            if file.name not in wanted:
+            if file.name not in names:
                 file.unlink(missing_ok=True)
 
     def add(self, file: Path) -> None:
@@ -133,11 +133,11 @@ class ImageLoader:
             raise TrainingFailed(
                 "bad_image", f"the image {sha256} is not in {self.folder}: {error.strerror}; expected its file there"
             ) from error
-        found = hashlib.sha256(body).hexdigest()
-        if found != sha256:
+        digest = hashlib.sha256(body).hexdigest()
+        if digest != sha256:
             raise TrainingFailed(
                 "bad_image",
-                f"{path} is not the image that it is named for: its {len(body)} bytes have sha256 {found}; expected "
+                f"{path} is not the image that it is named for: its {len(body)} bytes have sha256 {digest}; expected "
                 f"{sha256}",
             )
         return body

@@ -27,16 +27,16 @@ from synth.trajectories import TokenMasks
 
 
 class SequenceSource(Protocol):
-    """S token sequences, in memory or on the disk, of which those that are asked for are read."""
+    """S token sequences, in memory or on the disk; a sequence is read when it is used."""
 
     def __len__(self) -> int: ...
 
     def lengths(self, indices: Iterable[int]) -> dict[int, int]:
-        """The number of tokens of each of these sequences, by index."""
+        """Return the number of tokens of each of these sequences, by index."""
         ...
 
     def select(self, indices: Sequence[int]) -> Sequences:
-        """These sequences, in this order, in memory, without their masks."""
+        """Return these sequences, in this order, in memory, without their masks."""
         ...
 
 
@@ -44,9 +44,9 @@ class SequenceSource(Protocol):
 class Sequences:
     """S token sequences, flat over their T tokens.
 
-    tokens: int32 [T]. weights: float32 [T], 0 where a token is not trained. cu_seqlens: int [S+1].
-    masks: of the T tokens, which could be sampled in their place; None where any could. images: of each sequence, those
-    that its tokens show, in their order; empty where no sequence shows any. banned: the ids that are sampled nowhere.
+    tokens: int32 [T]. weights: float32 [T], 0 if a token is not trained. cu_seqlens: int [S+1].
+    masks: the tokens that could be sampled in place of each of the T tokens; None if any could. images: the images that
+    each sequence's tokens show, in order; empty if no sequence shows any. banned: the ids that are sampled nowhere.
     """
 
     tokens: npt.NDArray[np.int32]
@@ -57,19 +57,19 @@ class Sequences:
     banned: tuple[int, ...] = ()
 
     def lengths(self, indices: Iterable[int]) -> dict[int, int]:
-        """The number of tokens of each of these sequences, by index."""
+        """Return the number of tokens of each of these sequences, by index."""
         return {i: int(self.cu_seqlens[i + 1] - self.cu_seqlens[i]) for i in indices}
 
     def __len__(self) -> int:
         return len(self.cu_seqlens) - 1
 
     def trained_positions(self, i: int) -> npt.NDArray[np.int64]:
-        """The flat positions of sequence i's trained tokens. Its first token is never one: nothing predicts it."""
+        """Return the flat positions of sequence i's trained tokens. Its first token is never one of them."""
         start, end = int(self.cu_seqlens[i]), int(self.cu_seqlens[i + 1])
         return start + 1 + np.flatnonzero(self.weights[start + 1 : end])
 
     def select(self, indices: Sequence[int]) -> Sequences:
-        """A set of only these sequences, in this order, without their masks."""
+        """Return a set of only these sequences, in this order, without their masks."""
         spans = [slice(self.cu_seqlens[i], self.cu_seqlens[i + 1]) for i in indices]
         return Sequences(
             tokens=np.concatenate([self.tokens[s] for s in spans]),
@@ -80,12 +80,12 @@ class Sequences:
         )
 
     def images_of(self, indices: list[int]) -> tuple[PromptImage, ...]:
-        """The images of these sequences, end to end."""
+        """Return the images of these sequences, end to end."""
         return tuple(image for i in indices for image in self.images[i]) if self.images else ()
 
 
 def sequences_to_tensors(sequences: Sequences) -> dict[str, Tensor]:
-    """The sequences, without their masks, as tensors to be stored; `sequences_from_tensors` reads them."""
+    """Return the sequences, without their masks, as tensors to be stored; `sequences_from_tensors` reads them."""
     arrays = {
         "tokens": sequences.tokens,
         "weights": sequences.weights,
@@ -112,10 +112,10 @@ class MicroBatch:
     predict_N: int64, flat positions in B·L whose hidden state predicts a trained token.
     target_N: int64, that token. source_N: the position of that token in `Sequences.tokens`.
     cu_seqlens: int64 [len(sequence_indices)+1], the offsets of each sequence's trained tokens in the N tokens of this
-    micro-batch. allowed: the tokens that each of the N could have been; None where any could.
-    images: those of its sequences, end to end; their patches are made for the forward, as a step has many of them.
-    mrope_3BL: int64, the positions on three axes where it has images, else None. banned: int64, the ids that no token
-    could have been; None where there are none.
+    micro-batch. allowed: the tokens that each of the N could have been; None if any could.
+    images: of its sequences, end to end; their patches are made for the forward, because a step has many of them.
+    mrope_3BL: int64, the positions on three axes if it has images, else None. banned: int64, the ids that no token
+    could have been; None if there are no such ids.
     dummy: run only because a sharded forward needs every rank: it adds nothing to any gradient or metric.
     """
 
@@ -133,21 +133,21 @@ class MicroBatch:
     dummy: bool = False
 
     def gather(self, values_T: npt.NDArray[Any]) -> Tensor:
-        """The values at this micro-batch's trained tokens [N], from an array over all tokens of the `Sequences`."""
+        """Return the values at this micro-batch's trained tokens [N], from an array over the tokens of `Sequences`."""
         return torch.from_numpy(values_T[self.source_N]).to(self.input_ids_BL.device)
 
 
-#: Of a dataset: where its sequences are.
+#: The source of a dataset's sequences: memory or the disk.
 SourceT_co = TypeVar("SourceT_co", bound=SequenceSource, covariant=True)
 
 
-#: Sequences, or pairs, that are planned at one time where all of a dataset are gone through: a plan looks at each bin
-#: for each sequence.
+#: Sequences, or pairs, that are planned at one time when a whole dataset is processed: a plan checks each bin for
+#: each sequence.
 _WINDOW = 1024
 
 
 def windows(count: int) -> Iterator[list[int]]:
-    """0 … count-1, as many at a time as are planned together."""
+    """Yield 0 … count-1, in groups that are planned together."""
     for begin in range(0, count, _WINDOW):
         yield list(range(begin, min(begin + _WINDOW, count)))
 
@@ -159,7 +159,7 @@ def plan_micro_batches(
 
     padded: longest first, so that sequences of about one length share their padding. packed: as few bins as fit,
     balanced by Σ length², which is what attention costs. A sequence longer than the budget is alone in its micro-batch.
-    num_ranks: processes that share the micro-batches. Bins are split until their number is a multiple of it, where
+    num_ranks: processes that share the micro-batches. Bins are split until their number is a multiple of it, if
     there are enough sequences; they are sorted by cost, so that the micro-batches that run at the same time cost about
     the same.
     """
@@ -221,14 +221,14 @@ def collate(
 ) -> MicroBatch:
     """Lay some sequences out for one forward.
 
-    images: of the model, where it sees. Raises `TrainingFailed` (bad_image) where the images of a sequence are not
-    those that its tokens show, and where a model that sees none would be shown one.
+    images: the model's image loader, if it takes images. Raises `TrainingFailed` (bad_image) if the images of a
+    sequence differ from those that its tokens show, or if the model takes no images and a sequence has some.
     """
     starts = [int(sequences.cu_seqlens[i]) for i in indices]
     lengths = [int(sequences.cu_seqlens[i + 1]) - s for i, s in zip(indices, starts, strict=True)]
     width = sum(lengths) if packing == "packed" else max(lengths)
     shape = (1, width) if packing == "packed" else (len(indices), width)
-    # Where each sequence begins in the flattened [B·L].
+    # The offset of each sequence in the flattened [B·L].
     offsets = [k * width for k in range(len(indices))]
     if packing == "packed":
         offsets = [0, *itertools.accumulate(lengths)][:-1]
@@ -262,7 +262,7 @@ def collate(
 def _mrope(
     sequences: Sequences, indices: list[int], offsets: list[int], shape: tuple[int, int], images: ImageLoader | None
 ) -> npt.NDArray[np.int64]:
-    """int64 [3, B, L]: the positions of these sequences, each at its offset in B·L."""
+    """Return int64 [3, B, L]: the positions of these sequences, each at its offset in B·L."""
     if images is None:
         raise TrainingFailed("bad_image", "the batch shows images, and the model sees none; expected a vision model")
     positions = np.zeros((3, shape[0] * shape[1]), np.int64)

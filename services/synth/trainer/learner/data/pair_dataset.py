@@ -37,7 +37,7 @@ from synth.trainer.learner.data.token_store import StoredSequences
 from synth.trainer.learner.data.tokenise import BytesProgress
 
 _FORMAT = "pairs-2"
-#: What no pair of a file has that nothing is trained of, and what was expected.
+#: The error if no pair of a file can be trained: what every pair lacks, and what was expected.
 _NOTHING = ("is a pair with tokens to train on both sides", "two sides that differ")
 _Pair = tuple[list[EncodedSequence], list[EncodedSequence]]
 
@@ -47,7 +47,7 @@ class PairDataset(Generic[SourceT_co]):
     """P tokenised pairs: their tokens in memory, or on the disk.
 
     cu_sides: int64 [2P+1]: pair p's chosen side is the sequences from cu_sides[2p], its rejected one those from
-    cu_sides[2p+1]; a side is one sequence, unless the template renders its earlier turns anew. counts: as those of
+    cu_sides[2p+1]; a side is one sequence, unless the template renders its earlier turns again. counts: as in
     `SftDataset`; a pair of which a side has no token left to train is in untrained_rows.
     """
 
@@ -56,15 +56,15 @@ class PairDataset(Generic[SourceT_co]):
     counts: dict[str, float]
 
     def __len__(self) -> int:
-        """How many there are to draw a step's from."""
+        """Return the number of pairs from which a step's are drawn."""
         return len(self.cu_sides) // 2
 
     def sequences_of(self, pairs: Sequence[int]) -> list[int]:
-        """The sequences of these pairs, chosen sides before rejected ones."""
+        """Return the sequences of these pairs, chosen sides before rejected ones."""
         return [i for p in pairs for i in range(int(self.cu_sides[2 * p]), int(self.cu_sides[2 * p + 2]))]
 
     def sides_of(self, pairs: Sequence[int]) -> list[int]:
-        """The side of each of `sequences_of(pairs)`: 2k is the k-th pair's chosen one, 2k+1 its rejected one."""
+        """Return the side of each of `sequences_of(pairs)`: 2k is the k-th pair's chosen one, 2k+1 its rejected one."""
         sides: list[int] = []
         for k, p in enumerate(pairs):
             for side in (0, 1):
@@ -84,7 +84,7 @@ def encode_pair_file(
     makes: bool = True,
     progress: BytesProgress = lambda done, of: None,
 ) -> PairDataset[StoredSequences]:
-    """Tokenise a JSONL file of pairs once, as `encode_file` does, with what it raises."""
+    """Tokenise a JSONL file of pairs once. Arguments and errors: as `encode_file`."""
 
     def make(begin: int, end: int, path: Path, report: Callable[[int], None]) -> ChunkInfo:
         before = functools.partial(dataset.before, begin)
@@ -130,7 +130,7 @@ def encode_pairs(
 
 
 def _encode_batches(rows: Iterable[PreferenceRow], encoder: RowEncoder) -> Iterator[_Pair]:
-    """The trained pairs of rows, some rows at a time."""
+    """Yield the trained pairs of rows, some rows at a time."""
     sides_of = (side for row in encoder.counted(rows) for side in pair_conversations(row))
     seen = 0
     for sides in encoder.batches(map(encoder.render, sides_of), sides=2):

@@ -1,8 +1,8 @@
-"""Chat rows into token sequences, with a weight for each token: the assistant's own words, and nothing else.
+"""Encode chat rows as token sequences with a weight for each token: only the assistant's own words are trained.
 
-Invariants: the ids before an assistant turn are exactly those that a server would prompt with (prompt and completion
-are tokenised apart, as they are when sampling); the end-of-turn token is trained, what the template writes after it
-is not; what is cut or dropped is counted.
+Invariants: the ids before an assistant turn are exactly the prompt that a server would build (prompt and completion
+are tokenised apart, as they are when sampling); the end-of-turn token is trained, any text that the template writes
+after it is not; every token that is cut and every row that is dropped is counted.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from synth.trainer.learner.data.tokenise import BytesProgress
 log = logging.getLogger(__name__)
 
 _FORMAT = "sft-6"
-#: In the counts of a model that sees alone.
+#: Counted only for a model that takes images.
 IMAGE_COUNTS = ("images_trimmed", "images_truncated")
 #: Characters that are rendered, and then tokenised, at one time.
 _BATCH_CHARACTERS = 1 << 20
@@ -57,7 +57,7 @@ class SftDataset(Generic[SourceT_co]):
     counts: dict[str, float]
 
     def __len__(self) -> int:
-        """How many there are to draw a step's from."""
+        """Return the number of rows from which a step's are drawn."""
         return len(self.sequences)
 
 
@@ -70,7 +70,7 @@ class TextSequence:
 
 
 def load_tokenizer(model_dir: Path) -> Any:
-    """The tokenizer and chat template of a model folder. Raises `TrainingFailed` (bad_model)."""
+    """Return the tokenizer and chat template of a model folder. Raises `TrainingFailed` (bad_model)."""
     from transformers.models.auto.tokenization_auto import AutoTokenizer
 
     try:
@@ -93,12 +93,12 @@ def encode_file(
     makes: bool = True,
     progress: BytesProgress = lambda done, of: None,
 ) -> SftDataset[StoredSequences]:
-    """Tokenise a JSONL file once: what the cache has of the same file, tokenizer and template is not made again.
+    """Tokenise a JSONL file once: chunks in the cache for the same file, tokenizer and template are used again.
 
-    images: for a model that sees. day: the date that the template is given, today by default. makes: whether this
-    process makes what is missing; else another one has.
-    progress: called with the bytes that are tokenised, and all of them. Raises `TrainingFailed` (bad_dataset,
-    bad_image, disk_full, tokenise_crashed).
+    images: for a model that takes images. day: the date that the template is given, today by default. makes: whether
+    this process makes the missing chunks; False if another process has made them.
+    progress: called with the bytes tokenised so far and in all. Raises `TrainingFailed` (bad_dataset, bad_image,
+    disk_full, tokenise_crashed).
     """
 
     def make(begin: int, end: int, path: Path, report: Callable[[int], None]) -> ChunkInfo:
@@ -129,10 +129,11 @@ def encode_rows(
 ) -> SftDataset[Sequences]:
     """Render and tokenise chat rows, in memory.
 
-    A row is one sequence; where the template renders earlier turns anew (Qwen3 strips their `<think>` blocks), each
-    assistant turn that no longer continues the text before it opens another, so that every turn is trained in the
-    context that a server would give it. A sequence that is too long ends before the first image that would be cut.
-    images: for a model that sees. Raises `TrainingFailed`: bad_dataset for a row that the template cannot render, for
+    A row is one sequence. If the template renders earlier turns again (Qwen3 strips their `<think>` blocks), each
+    assistant turn that does not continue the text before it starts another sequence, so that every turn is trained in
+    the context that a server would give it. A sequence that is too long ends before the first image that would be cut.
+    images: for a model that takes images. Raises `TrainingFailed`: bad_dataset for a row that the template cannot
+    render, for
     an image without `images`, and when nothing at all is trained; bad_image.
     """
     encoder = RowEncoder(tokenizer, sequence_length, images)
@@ -142,12 +143,12 @@ def encode_rows(
     return SftDataset(encoder.sequences(kept), as_floats(encoder.count | {"sequences": len(kept)}))
 
 
-#: What no row of a file has that nothing is trained of, and what was expected.
+#: The error if no row of a file can be trained: what every row lacks, and what was expected.
 _NOTHING = ("has an assistant token to train", "assistant messages with weight above 0")
 
 
 def _encode_batches(rows: Iterable[TrainingRow], encoder: RowEncoder) -> Iterator[EncodedSequence]:
-    """The trained sequences of rows, some rows at a time."""
+    """Yield the trained sequences of rows, some rows at a time."""
     for batch in encoder.batches(encoder.render(row) for row in encoder.counted(rows)):
         encoder.count["untrained_rows"] += sum(not of_row for of_row in batch)
         for sequence in encoder.encode([sequence for of_row in batch for sequence in of_row]):
@@ -172,7 +173,7 @@ class EncodedSequence:
 
 
 class RowEncoder:
-    """Renders rows and tokenises them, and counts what is cut or left out. count: see `SftDataset.counts`."""
+    """Renders and tokenises rows, and counts the tokens and rows that are left out. count: see `SftDataset.counts`."""
 
     def __init__(
         self,
@@ -196,17 +197,17 @@ class RowEncoder:
         self._rows_before = functools.cache(rows_before)
 
     def number_of(self, row: int) -> int:
-        """The number in its dataset of a row that was counted as this one."""
+        """Return the number in its dataset of a row that was counted as this one."""
         return self._rows_before() + row
 
     def counted(self, rows: Iterable[_UnitT]) -> Iterator[_UnitT]:
-        """The rows, each counted as it is taken."""
+        """Yield the rows, each counted as it is taken."""
         for row in rows:
             self.count["rows"] += 1
             yield row
 
     def batches(self, rendered: Iterable[list[TextSequence]], *, sides: int = 1) -> Iterator[list[list[TextSequence]]]:
-        """The sequences of rows, some rows at a time: as many as are worth a call of the tokenizer.
+        """Yield the sequences of rows, some rows at a time: as many as are worth a call of the tokenizer.
 
         sides: of one row, which stay together.
         """
@@ -222,7 +223,7 @@ class RowEncoder:
             yield batch
 
     def render(self, row: TrainingRow) -> list[TextSequence]:
-        """The sequences of the row that was counted last. Raises `TrainingFailed` (bad_dataset, bad_image)."""
+        """Return the sequences of the row that was counted last. Raises `TrainingFailed` (bad_dataset, bad_image)."""
         images = self._images
 
         def number() -> int:
@@ -249,11 +250,11 @@ class RowEncoder:
             raise TrainingFailed("bad_dataset", f"row {number()}: {error}") from error
 
     def encode(self, per_sequence: list[TextSequence]) -> list[EncodedSequence]:
-        """Tokenise, and cut what is too long. Raises `TrainingFailed` (bad_dataset)."""
+        """Tokenise sequences, and cut the ones that are too long. Raises `TrainingFailed` (bad_dataset)."""
         texts = [piece.text for rendered in per_sequence for piece in rendered.pieces]
         encoded = iter(self._template.encode_all(texts))
         images = self._images
-        found: list[EncodedSequence] = []
+        sequences: list[EncodedSequence] = []
         for rendered in per_sequence:
             ids, weights = _tokens(rendered.pieces, [next(encoded) for _ in rendered.pieces], self._ends)
             kept = rendered.images
@@ -267,11 +268,11 @@ class RowEncoder:
                 self.count["images_truncated"] += len(rendered.images) - len(kept)
             self.count["truncated_rows"] += len(ids) > length
             self.count["truncated_tokens"] += len(ids) - length
-            found.append(EncodedSequence(ids[:length], weights[:length], kept, len(ids)))
-        return found
+            sequences.append(EncodedSequence(ids[:length], weights[:length], kept, len(ids)))
+        return sequences
 
     def sequences(self, kept: list[EncodedSequence]) -> Sequences:
-        """These sequences end to end."""
+        """Join these sequences end to end."""
         shown = tuple(sequence.images for sequence in kept)
         return Sequences(
             tokens=np.concatenate([sequence.ids for sequence in kept]),
@@ -283,12 +284,12 @@ class RowEncoder:
 
 
 def as_floats(counts: dict[str, int]) -> dict[str, float]:
-    """Counts as `SftDataset` has them."""
+    """Return the counts as `SftDataset` has them."""
     return {name: float(value) for name, value in counts.items()}
 
 
 def nothing_trained(rows: int, sequence_length: int, what: str, expected: str) -> TrainingFailed:
-    """The error of a file of which no row is trained. what: each row lacks."""
+    """Return the error of a file without a trained row. what: the part that each row lacks."""
     return TrainingFailed(
         "bad_dataset",
         f"none of the {rows} rows {what} within {sequence_length} tokens; expected {expected}; raise sequence_length "
@@ -297,13 +298,13 @@ def nothing_trained(rows: int, sequence_length: int, what: str, expected: str) -
 
 
 def vocabulary_of(tokenizer: Any) -> int:
-    """A number above every id."""
+    """Return a number above every id."""
     return max(tokenizer.get_vocab().values()) + 1
 
 
 def _tokens(pieces: list[Piece], encoded: list[list[int]], ends: frozenset[int]) -> tuple[Any, Any]:
-    """ids (int32) and weights (float32) of one sequence. Of a completion, what follows its last end-of-turn token is
-    the template's, not the model's."""
+    """Return ids (int32) and weights (float32) of one sequence. In a completion, the text after its last end-of-turn
+    token is the template's, not the model's."""
     ids: list[int] = []
     weights: list[float] = []
     for piece, piece_ids in zip(pieces, encoded, strict=True):
@@ -316,7 +317,7 @@ def _tokens(pieces: list[Piece], encoded: list[list[int]], ends: frozenset[int])
 
 
 def today() -> date:
-    """The date that a template is given if no job fixes it."""
+    """Return the date that a template is given if no job fixes it."""
     return datetime.now(UTC).date()
 
 

@@ -19,19 +19,19 @@ Float32 = npt.NDArray[np.float32]
 
 @dataclass(frozen=True)
 class SftImages:
-    """What the images of a dataset are read with. max_per_message: the first ones of a message that are shown."""
+    """The loader of a dataset's images. max_per_message: how many of a message's first images are shown."""
 
     loader: ImageLoader
     max_per_message: int
 
     def shown_by(self, messages: Sequence[Message]) -> tuple[PromptImage, ...]:
-        """The images of these messages. Raises `UserError`, and `TrainingFailed` (bad_image)."""
+        """Return the images of these messages. Raises `UserError`, and `TrainingFailed` (bad_image)."""
         return tuple(self.loader.describe(uri) for uri in shown_blobs(messages, most=self.max_per_message))
 
     def expand(self, ids: Int32, weights: Float32, images: tuple[PromptImage, ...]) -> tuple[Int32, Float32]:
-        """A sequence with as many image tokens for each image as it has; the template writes one for each.
+        """Expand the one image token that the template writes per image to as many as the image has.
 
-        Raises `UserError` where the template does not show them all.
+        Raises `UserError` if the template does not show them all.
         """
         counts = token_counts(ids, images, self.loader.image_token)
         return np.repeat(ids, counts), np.repeat(weights, counts)
@@ -39,7 +39,7 @@ class SftImages:
     def whole_within(
         self, length: int, ids: Int32, images: tuple[PromptImage, ...]
     ) -> tuple[int, tuple[PromptImage, ...]]:
-        """The most tokens, up to `length`, that hold no part of an image alone, and the images that they show."""
+        """Return the most tokens, up to `length`, that hold no part of an image, and the images that they show."""
         places = np.flatnonzero(ids == self.loader.image_token)
         used = 0
         for k, image in enumerate(images):

@@ -1,8 +1,8 @@
-"""Where tokenised files are kept beyond a job: a folder for each, shared by the processes of a machine.
+"""Keep tokenised files beyond a job: one folder per file, shared by the processes of a machine.
 
-Two OS locks, which go with whoever held them, guard a folder: `use` is shared by all who read it and exclusive to who
-removes it; `write` is exclusive to who makes or checks its chunks. Invariants: a folder in use is never removed; a
-chunk is made by one process at a time; the folders that were used longest ago go first.
+Two OS locks guard a folder, and are released if their process ends: `use` is shared by its readers and exclusive for
+its removal; `write` is exclusive for making or checking its chunks. Invariants: a folder in use is never removed; a
+chunk is made by one process at a time; the folders that were used longest ago are removed first.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ _GONE = ".gone-"
 
 @dataclass(frozen=True)
 class TokenCache:
-    """folder: of all tokenised files. max_bytes: what they may take; what is in use stays beyond it.
+    """A cache of tokenised files. folder: of all of them. max_bytes: the size limit; folders in use may exceed it.
 
-    processes: that tokenise at the same time. chunk_bytes: of the source that become one chunk, to the next end of a
-    line. waiting: called again and again while another process writes what this one needs.
+    processes: how many tokenise at the same time. chunk_bytes: of the source per chunk, rounded up to the next end of a
+    line. waiting: called repeatedly while another process writes the chunks that this one needs.
     """
 
     folder: Path
@@ -40,7 +40,7 @@ class TokenCache:
     waiting: Callable[[], None] = lambda: None
 
     def use(self, key: str) -> FolderInUse:
-        """The folder of this key, made where it is not there, in use from now on."""
+        """Return the folder of this key, in use from now on. Makes it if it does not exist."""
         while True:
             path = self.folder / key
             path.mkdir(parents=True, exist_ok=True)
@@ -55,7 +55,7 @@ class TokenCache:
             os.close(lock)
 
     def evict(self) -> None:
-        """Remove what was used longest ago and is not in use, until the rest takes at most `max_bytes`."""
+        """Remove the unused folders that were used longest ago, until the rest takes at most `max_bytes`."""
         self.folder.mkdir(parents=True, exist_ok=True)
         for left in self.folder.glob(f"{_GONE}*"):
             shutil.rmtree(left, ignore_errors=True)  # of who died while it removed it
@@ -75,7 +75,7 @@ class TokenCache:
 
 
 class FolderInUse:
-    """The folder of a tokenised file: nobody removes it before this is closed, or its process ends."""
+    """The folder of a tokenised file: it is not removed before this is closed, or its process ends."""
 
     def __init__(self, path: Path, lock: int) -> None:
         self.path = path
@@ -112,7 +112,7 @@ def _try_lock(lock: int) -> bool:
 
 
 def _is_at(lock: int, path: Path) -> bool:
-    """Whether an open file is still the one at this path."""
+    """Return whether an open file is still the one at this path."""
     try:
         return os.path.samestat(os.fstat(lock), path.stat())
     except FileNotFoundError:
@@ -128,11 +128,11 @@ def _remove(path: Path) -> bool:
     try:
         if not _try_lock(lock) or not _is_at(lock, path / _USE):
             return False
-        gone = path.with_name(f"{_GONE}{path.name}.{os.getpid()}")
-        path.rename(gone)
+        removed = path.with_name(f"{_GONE}{path.name}.{os.getpid()}")
+        path.rename(removed)
     finally:
         os.close(lock)
-    shutil.rmtree(gone, ignore_errors=True)
+    shutil.rmtree(removed, ignore_errors=True)
     return True
 
 

@@ -5,9 +5,9 @@ int32 [S]; how many sequences each side of a pair has, int32 [2P], of pairs alon
 tail (the JSON's length and crc32, a mark). A record: int32 runs, int32 bytes of images; the runs of equal weights, as
 int32 lengths and float32 weights; the ids; the images as JSON. Numbers are little-endian.
 
-Invariants: a file under its name is whole (written aside, synced, renamed); the weights are those that were written, to
-the bit. Reading takes positional reads, no map: what was read does not stay in the memory of the process, and a file
-that is cut meanwhile is an error instead of a signal.
+Invariants: a file under its name is whole (written under another name, synced, renamed); the weights are stored to the
+bit. Files are read by positional reads, without a map: data that was read does not stay in the memory of the process,
+and a file that is cut while it is read causes an error instead of a signal.
 """
 
 from __future__ import annotations
@@ -36,10 +36,11 @@ _Images = tuple[PromptImage, ...]
 
 
 class ChunkInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """What a chunk holds. begin, end: its bytes of the source. sequences, sides: how many; sides is 0 without pairs.
+    """The index entry of a chunk. begin, end: its bytes of the source. sequences, sides: how many; sides is 0 without
+    pairs.
 
-    counts: of its rows, as in `SftDataset`. ids: the dtype of token ids. index: where the index begins. crc: the crc32
-    of all that stands before this.
+    counts: of its rows, as in `SftDataset`. ids: the dtype of token ids. index: the offset of the index. crc: the crc32
+    of everything before this.
     """
 
     begin: int
@@ -78,7 +79,7 @@ class TokenChunkWriter:
 
     def add(self, ids: npt.NDArray[np.int32], weights: npt.NDArray[np.float32], images: _Images) -> None:
         """Add a sequence of at least one token."""
-        # Compared as bits, so that what is read is what was written, whatever a weight is.
+        # Compared as bits, so that every weight is read exactly as it was written, NaN included.
         bits = weights.view(np.int32)
         begins = np.concatenate([[0], np.flatnonzero(bits[1:] != bits[:-1]) + 1])
         runs = np.diff(begins, append=len(weights)).astype("<i4")
@@ -123,7 +124,7 @@ class TokenChunkWriter:
 
 
 class TokenChunkReader:
-    """Reads a chunk. Raises `TrainingFailed` (bad_cache) where the file is not what was written."""
+    """Reads a chunk. Raises `TrainingFailed` (bad_cache) if the file is damaged."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -135,7 +136,7 @@ class TokenChunkReader:
         self._file.close()
 
     def is_whole(self) -> bool:
-        """Whether every byte is the one that was written."""
+        """Return whether every byte is the one that was written."""
         crc = at = 0
         while at < self._footer_at:
             piece = self._read(at, min(_PIECE, self._footer_at - at))
@@ -143,19 +144,19 @@ class TokenChunkReader:
         return crc == self.info.crc
 
     def length(self, i: int) -> int:
-        """The tokens of sequence i."""
+        """Return the tokens of sequence i."""
         at = self.info.index + 8 * (self.info.sequences + 1) + 4 * i
         return int(self._array(at, 1, "<i4")[0])
 
     def sides(self) -> npt.NDArray[np.int32]:
-        """int32 [2P]: how many sequences each side has."""
+        """Return int32 [2P]: how many sequences each side has."""
         return self._array(self.info.index + 12 * self.info.sequences + 8, self.info.sides, "<i4")
 
     def sequence(self, i: int) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32], _Images]:
-        """The ids, the weights and the images of sequence i."""
+        """Return the ids, the weights and the images of sequence i."""
         begin, end = self._array(self.info.index + 8 * i, 2, "<i8").tolist()
         if not 0 <= begin <= end <= self.info.index:
-            raise self._bad(f"sequence {i} is said to be at {begin} to {end}")
+            raise self._bad(f"the index places sequence {i} at {begin} to {end}")
         record = self._read(begin, end - begin)
         try:
             count, shown = _HEAD.unpack_from(record)
@@ -201,7 +202,7 @@ class TokenChunkReader:
 
 
 def check_chunk(path: Path, *, begin: int, end: int) -> ChunkInfo | None:
-    """What a chunk of these bytes holds; None where it has to be made: it is not there, of other bytes, or damaged."""
+    """Return the chunk's info; None if it has to be made: it does not exist, has other source bytes, or is damaged."""
     try:
         reader = TokenChunkReader(path)
     except FileNotFoundError:
@@ -218,7 +219,7 @@ def check_chunk(path: Path, *, begin: int, end: int) -> ChunkInfo | None:
 
 
 def sum_counts(chunks: Sequence[ChunkInfo]) -> dict[str, int]:
-    """The counts of all rows, and of the sequences that they became."""
+    """Return the counts of all rows, and of the sequences that they became."""
     total: dict[str, int] = {}
     for info in chunks:
         for name, value in info.counts.items():

@@ -1,4 +1,4 @@
-"""The tokenised rows of a file of any size: of all that lies in its chunks, only what is asked for is read."""
+"""The tokenised rows of a file of any size. Only the requested rows are read from its chunks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _OPEN = 128
 
 
 def chunk_path(folder: Path, number: int) -> Path:
-    """The file of a chunk."""
+    """Return the file of a chunk."""
     return folder / f"{number:06d}.tokens"
 
 
@@ -38,15 +38,15 @@ class StoredSequences:
         return int(self._cu_chunks[-1])
 
     def lengths(self, indices: Iterable[int]) -> dict[int, int]:
-        """The number of tokens of each of these sequences, by index. Raises `TrainingFailed` (bad_cache)."""
-        found: dict[int, int] = {}
+        """Return the number of tokens of each of these sequences, by index. Raises `TrainingFailed` (bad_cache)."""
+        result: dict[int, int] = {}
         for i in indices:
             reader, local = self._locate(i)
-            found[i] = reader.length(local)
-        return found
+            result[i] = reader.length(local)
+        return result
 
     def select(self, indices: Sequence[int]) -> Sequences:
-        """These sequences, in this order, in memory. Raises `TrainingFailed` (bad_cache)."""
+        """Read these sequences, in this order, into memory. Raises `TrainingFailed` (bad_cache)."""
         rows = [reader.sequence(local) for reader, local in map(self._locate, indices)]
         images = tuple(shown for _, _, shown in rows)
         return Sequences(
@@ -58,7 +58,7 @@ class StoredSequences:
         )
 
     def cu_sides(self) -> npt.NDArray[np.int64]:
-        """int64 [2P+1]: as in `PairDataset`."""
+        """Return int64 [2P+1]: as in `PairDataset`."""
         counts: list[npt.NDArray[np.int32]] = []
         for number in range(len(self._cu_chunks) - 1):
             counts.append(self._reader(number).sides())

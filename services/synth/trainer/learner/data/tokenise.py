@@ -1,9 +1,9 @@
 """Tokenises a file of any size in chunks, several at a time, each in a process of its own.
 
-The processes are forked: they have the tokenizer and the model's classes of this one, at no memory of their own, and
-what tokenising takes is given back when they end. Invariants: a chunk that is there and whole is never made again; a
-file that cannot be trained on fails with its first problem, whichever process finds one first; a process whose parent
-is gone ends within a row.
+The processes are forked: they share the tokenizer and the model's classes with this one, at no memory of their own, and
+the memory that tokenising takes is freed when they end. Invariants: a whole chunk is never made again; a file that
+cannot be trained on fails with its first problem, independent of the process that reaches one first; a process whose
+parent has ended stops within a row.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from synth.trainer.learner.data.token_store import chunk_path
 
 #: Called with the bytes of the source that are tokenised, and all of them.
 BytesProgress = Callable[[int, int], None]
-#: Tokenises the bytes of a source from the first up to the second into a file, and says how far it is.
+#: Tokenises the bytes of a source from the first up to the second into a file, and reports its progress.
 MakeChunk = Callable[[int, int, Path, Callable[[int], None]], ChunkInfo]
 
-#: How often one chunk may end its process before the job fails: the system kills what takes too much memory.
+#: How often one chunk may end its process before the job fails: the system kills a process that takes too much memory.
 _TRIES = 3
 _POLL_SECONDS = 0.25
 
 
 def chunk_spans(dataset: Path, end: int, chunk_bytes: int) -> Iterator[tuple[int, int]]:
-    """The bytes of each chunk of a file up to `end`: about `chunk_bytes` of whole lines, by size and content alone."""
+    """Yield the bytes of each chunk of a file up to `end`: about `chunk_bytes` of whole lines, by content alone."""
     begin = 0
     with dataset.open("rb") as file:
         while begin < end:
@@ -59,7 +59,7 @@ def tokenise(
     processes: int,
     progress: BytesProgress,
 ) -> list[ChunkInfo]:
-    """Make the chunks of a file in a folder, but those that are there already and whole.
+    """Make the chunks of a file in a folder, except the whole ones that are already there.
 
     end: of the bytes that are tokenised. Raises `TrainingFailed`: of `make`, the first one in the order of the file;
     disk_full; tokenise_crashed.
@@ -104,7 +104,7 @@ class _Worker:
 
     @property
     def bytes_done(self) -> int:
-        """Of the chunk that it makes."""
+        """The bytes that are done of its current chunk."""
         return int.from_bytes(self._done[:8], "little") if self.chunk is not None else 0
 
     def begin(self, chunk: _Chunk) -> None:
@@ -116,14 +116,14 @@ class _Worker:
             self.pipe.send((chunk.number, chunk.begin, chunk.end))
 
     def take(self) -> ChunkInfo | tuple[str, str] | None:
-        """What became of the chunk: what it holds, or a failure's code and detail; None where the process is dead."""
+        """Return the result of the chunk: its info, or a failure's code and detail; None if the process is dead."""
         try:
             return self.pipe.recv()
         except (EOFError, ConnectionResetError):
             return None
 
     def stop(self) -> int:
-        """End the process, whatever it does. Returns its exit code, -9 where it was killed."""
+        """Kill the process. Returns its exit code, -9 if it was killed."""
         os.kill(self.pid, signal.SIGKILL)
         _, status = os.waitpid(self.pid, 0)
         self.pipe.close()
@@ -146,7 +146,7 @@ class _ChunkQueue:
         return self.bytes_of_whole + sum(worker.bytes_done for worker in self.workers)
 
     def advance(self, count: int) -> bool:
-        """Give `count` processes something to do and take what they have done; False when all is done.
+        """Give `count` processes a chunk to make, and take their results. Returns False when all chunks are done.
 
         Raises the first failure, once every chunk before it is whole.
         """
@@ -195,13 +195,13 @@ class _ChunkQueue:
         self.failures[chunk.number] = TrainingFailed(
             "tokenise_crashed",
             f"the process that tokenises bytes {chunk.begin} to {chunk.end} of the dataset ended {_TRIES} times by "
-            f"itself, at last with {how}; memory is the usual cause where it was killed (-9): lower "
+            f"itself, at last with {how}; memory is the usual cause if it was killed (-9): lower "
             "SYNTH_TOKENISE_PROCESSES, or look at the trainer's log",
         )
 
 
 def _serve(pipe: Any, done: mmap.mmap, folder: Path, make: MakeChunk, parent: int) -> NoReturn:
-    """Make the chunks that the parent asks for, until it is gone or ends this process."""
+    """Make the chunks that the parent requests, until the parent ends or stops this process."""
 
     def report(count: int) -> None:
         done[:8] = count.to_bytes(8, "little")
@@ -212,7 +212,7 @@ def _serve(pipe: Any, done: mmap.mmap, folder: Path, make: MakeChunk, parent: in
         # The signals are for the parent to answer.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        # A process for each core is what makes it parallel; and the threads of a parent are not in its child.
+        # The processes run in parallel, one a core; and the threads of a parent do not exist in its child.
         os.environ["TOKENIZERS_PARALLELISM"] = "false"
         torch.set_num_threads(1)
         while True:
@@ -243,7 +243,7 @@ def _outcome(
             "the dataset; expected room for 2 to 5 bytes a token; free some, or set SYNTH_WORK_DIR to a larger disk",
         )
     except MemoryError:
-        os._exit(1)  # the parent asks again, when a neighbour may have ended
+        os._exit(1)  # the parent requests the chunk again, when another process may have freed memory
     except Exception as error:  # noqa: BLE001  (the edge of a process: its parent fails with it)
         traceback.print_exc()
         return "internal", f"{type(error).__name__}: {error}"

@@ -8,12 +8,12 @@ from torch import Tensor
 
 
 def is_dtensor(tensor: Tensor) -> bool:
-    """Whether the tensor is a DTensor, of which this rank holds a shard. Importing the class would take a second."""
+    """Return whether this rank holds a shard of the tensor. Importing the class DTensor would take a second."""
     return hasattr(tensor, "device_mesh")
 
 
 def gather_full(tensor: Any) -> Tensor:
-    """The full tensor. For a DTensor every rank calls this, for the same tensors in the same order."""
+    """Return the full tensor. For a DTensor every rank calls this, for the same tensors in the same order."""
     return tensor.full_tensor() if is_dtensor(tensor) else tensor
 
 

@@ -18,7 +18,7 @@ from synth.trainer.config import TrainConfig
 
 
 class ShardedModel(nn.Module):
-    """A model with sharded parameters, and the one function that may use it: FSDP gathers what it touches."""
+    """A model with sharded parameters, and its one function that uses them: FSDP gathers the parameters it uses."""
 
     def __init__(
         self, model: nn.Module, compute_logprobs: Callable[..., tuple[Tensor, Tensor]], config: TrainConfig

@@ -47,11 +47,11 @@ class RankLauncher:
                 process.stdin.write(line)
                 process.stdin.flush()
             except BrokenPipeError:
-                # The rank has ended: its watcher knows why, and ends this process.
+                # The rank has ended: its watcher reports why, and ends this process.
                 continue
 
     def wait_for_rank_failure(self) -> None:
-        """After an error here that another rank's end may have caused: give that rank's watcher time to report it."""
+        """Wait, after an error that another rank's end may have caused, so that its watcher can report it."""
         if self._rank_failed.wait(_GRACE_S):
             time.sleep(2 * _GRACE_S)
 

@@ -21,8 +21,8 @@ from torch import Tensor
 
 _T = TypeVar("_T")
 
-#: How long a collective waits: for ever, but torch wants a number. One rank may tokenise a large dataset or write a
-#: large checkpoint meanwhile; one that hangs is found by the service, which kills a process that says nothing.
+#: The timeout of a collective: in effect none, but torch requires a number. One rank may tokenise a large dataset or
+#: write a large checkpoint while the others wait; the service kills a process that hangs, as it sends no message.
 COLLECTIVE_TIMEOUT = datetime.timedelta(days=365)
 
 
@@ -39,7 +39,7 @@ class ProcessGroup:
         return self.rank == 0
 
     def shard_micro_batches(self, micro_batches: list[_T]) -> list[tuple[_T, bool]]:
-        """The micro-batches of this rank, each with whether it is a dummy; every rank gets the same number.
+        """Return the micro-batches of this rank, each with whether it is a dummy; every rank gets the same number.
 
         A rank with one fewer runs the last of all micro-batches once more as a dummy, because a sharded forward needs
         every rank. A dummy adds nothing to any gradient or metric. Rank 0 never has one.
@@ -49,7 +49,7 @@ class ProcessGroup:
         return shard if len(shard) == rounds else [*shard, (micro_batches[-1], True)]
 
     def reduce_metrics(self, metrics: dict[str, float]) -> dict[str, float]:
-        """The metrics of all ranks added up by `add_metrics`, in the order of the ranks."""
+        """Return the metrics of all ranks added up by `add_metrics`, in the order of the ranks."""
         if self.size == 1:
             return metrics
         gathered: list[dict[str, float]] = [{}] * self.size
@@ -60,7 +60,7 @@ class ProcessGroup:
         return total
 
     def broadcast(self, value: bool) -> bool:
-        """The value that rank 0 passed."""
+        """Return the value that rank 0 passed."""
         if self.size == 1:
             return value
         values = [value]
@@ -99,7 +99,7 @@ def add_metrics(total: dict[str, float], new: dict[str, float]) -> None:
 
 
 def bind_store(port: int = 0) -> socket.socket:
-    """A listening socket on loopback for rank 0's store; port 0 takes any free port."""
+    """Return a listening socket on loopback for rank 0's store; port 0 takes any free port."""
     return socket.create_server(("127.0.0.1", port))
 
 

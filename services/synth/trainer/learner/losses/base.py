@@ -1,8 +1,8 @@
 """The inputs and outputs of a policy-gradient loss, and the terms that the losses share.
 
 Invariants: float32 or wider throughout; sampled tokens only, each with the weight that `reduction` gave it, so that
-changing the loss does not change the scale of the gradient; at logp == old_logp nothing is clipped and the gradient is
-that of REINFORCE with a baseline.
+changing the loss does not change the scale of the gradient; at logp == old_logp nothing is clipped and the gradient
+equals REINFORCE with a baseline.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class LossInputs:
 
     logp_N: float32 or float64, nats, with gradient. old_logp_N: the same tokens under π_old, without gradient.
     behaviour_logp_N: under μ, the policy that sampled them, as the inference engine recorded it.
-    weight_N: the importance weight of each token (1: no correction). keep_S: bool, False where a sequence was rejected.
-    advantage_S: of each sequence. token_advantage_N: where credit is given within a sequence; None: each token has its
+    weight_N: the importance weight of each token (1: no correction). keep_S: bool, False if a sequence was rejected.
+    advantage_S: of each sequence. token_advantage_N: if credit is given within a sequence; None: each token has its
     sequence's advantage.
     cu_seqlens: int64 [S+1], into N.
     token_weight_S: what one token of each sequence weighs in the loss (`reduction.token_weights`).
@@ -57,7 +57,7 @@ class LossInputs:
             raise TypeError(f"a policy-gradient loss needs float32 log-probabilities, not {self.logp_N.dtype}")
 
     def advantage_N(self) -> Tensor:
-        """Each token's advantage."""
+        """Return each token's advantage."""
         if self.token_advantage_N is not None:
             return self.token_advantage_N
         return self.advantage_S[sequence_index(self.cu_seqlens)]
@@ -67,9 +67,8 @@ class LossInputs:
 class LossOutput:
     """loss: a scalar to differentiate; summed over micro-batches it is the minibatch's loss.
 
-    clipped_U: bool, True where the clip removed the gradient, or, for cispo, bounded it. advantage_U: the advantage of
-    each.
-    U: what the clip acts on: the S sequences for gspo, the N tokens for the other losses.
+    clipped_U: bool, True if the clip removed the gradient, or, for cispo, bounded it. advantage_U: the advantage of
+    each. U: the units that the clip acts on: the S sequences for gspo, the N tokens for the other losses.
     """
 
     loss: Tensor
@@ -78,13 +77,13 @@ class LossOutput:
 
 
 def sequence_index(cu_seqlens: Tensor) -> Tensor:
-    """int64 [N]: the sequence that each token belongs to."""
+    """Return int64 [N]: the sequence that each token belongs to."""
     counts = cu_seqlens.diff()
     return torch.repeat_interleave(torch.arange(len(counts), device=counts.device), counts)
 
 
 def segment_sum(values_N: Tensor, cu_seqlens: Tensor) -> Tensor:
-    """The sum over each sequence's own tokens, [S]; 0 for a sequence without tokens.
+    """Return the sum over each sequence's own tokens, [S]; 0 for a sequence without tokens.
 
     It sums in the order of the tokens, so that the same sequence gives the same bits.
     """
@@ -93,12 +92,12 @@ def segment_sum(values_N: Tensor, cu_seqlens: Tensor) -> Tensor:
 
 
 def segment_mean(values_N: Tensor, cu_seqlens: Tensor) -> Tensor:
-    """The mean over each sequence's own tokens, [S]; 0 for a sequence without tokens."""
+    """Return the mean over each sequence's own tokens, [S]; 0 for a sequence without tokens."""
     return segment_sum(values_N, cu_seqlens) / cu_seqlens.diff().clamp(min=1)
 
 
 def importance_ratio(log_ratio_N: Tensor, logp_N: Tensor) -> Tensor:
-    """exp(log_ratio) in value, with the gradient of π: `sg[ratio] · π / sg[π]`.
+    """Return exp(log_ratio), with the gradient of π: `sg[ratio] · π / sg[π]`.
 
     The cap on an exploded ratio acts on the value alone and removes no gradient.
     """
@@ -106,12 +105,12 @@ def importance_ratio(log_ratio_N: Tensor, logp_N: Tensor) -> Tensor:
 
 
 def clipped_surrogate(ratio_N: Tensor, advantage_N: Tensor, clip: Clip) -> Tensor:
-    """max(−r·A, −clip(r, 1 − low, 1 + high)·A) of each token (PPO, arXiv 1707.06347, eq. 7, negated)."""
+    """Return max(−r·A, −clip(r, 1 − low, 1 + high)·A) of each token (PPO, arXiv 1707.06347, eq. 7, negated)."""
     clipped_N = ratio_N.clamp(1 - clip.low, 1 + clip.high)
     return torch.maximum(-ratio_N * advantage_N, -clipped_N * advantage_N)
 
 
 def clip_mask(ratio_U: Tensor, advantage_U: Tensor, clip: Clip) -> Tensor:
-    """bool [U]: where `clipped_surrogate` has no gradient, as the ratio has left the range on the advantage's side."""
+    """Return bool [U]: True if the ratio left the range on the advantage's side, so that its gradient is 0."""
     outside_U = torch.where(advantage_U > 0, ratio_U > 1 + clip.high, ratio_U < 1 - clip.low)
     return outside_U & (advantage_U != 0)

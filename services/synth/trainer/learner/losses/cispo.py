@@ -11,14 +11,14 @@ from synth.trainer.learner.losses.reduction import reduce_loss
 
 
 def cispo_loss(inputs: LossInputs, *, clip: Clip) -> LossOutput:
-    """Policy-gradient loss with a clipped importance weight (MiniMax-M1, arXiv 2506.13585, eq. 4 and 5).
+    """Compute the loss with a clipped importance weight (MiniMax-M1, arXiv 2506.13585, eq. 4 and 5).
 
         r_t  = exp(logp_t − old_logp_t)
         loss = Σ_N u_t · w_t · −sg[clip(r_t, 1 − low, 1 + high)] · A_t · logp_t
 
     The gradient is −w_t · clip(r_t) · A_t · ∇logp_t: no token is without one. With low = 1, as in the paper, there is
-    no lower bound. The paper's mean is that of `loss_reduction = "token"`. u_t: what a token weighs (`reduction`).
-    clipped: where the weight is held at a bound.
+    no lower bound. The paper's mean is `loss_reduction = "token"`. u_t: the weight of a token (`reduction`).
+    clipped: whether the importance weight is held at a bound.
     """
     advantage_N = inputs.advantage_N()
     r_N = importance_ratio(inputs.logp_N - inputs.old_logp_N, inputs.logp_N).detach()

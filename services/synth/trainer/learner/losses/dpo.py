@@ -11,7 +11,7 @@ from torch.nn.functional import logsigmoid
 
 @dataclass(frozen=True)
 class DpoOutput:
-    """Of P pairs. loss_P: to differentiate, nats. chosen_P, rejected_P: their implicit rewards, without gradient."""
+    """The loss of P pairs. loss_P: to differentiate, nats. chosen_P, rejected_P: implicit rewards, without gradient."""
 
     loss_P: Tensor
     chosen_P: Tensor
@@ -19,12 +19,13 @@ class DpoOutput:
 
     @property
     def margin_P(self) -> Tensor:
-        """By how much the chosen completion earns more."""
+        """The implicit reward of the chosen completion minus that of the rejected one."""
         return self.chosen_P - self.rejected_P
 
 
 def dpo_loss(logp_P2: Tensor, reference_P2: Tensor, *, beta: float, label_smoothing: float = 0.0) -> DpoOutput:
-    """The loss of each pair (arXiv 2305.18290, eq. 7), with smoothed labels as in Mitchell's note on noisy ones (cDPO).
+    """Return each pair's loss (arXiv 2305.18290, eq. 7), with smoothed labels as in Mitchell's note on noisy ones
+    (cDPO).
 
         r    = β · (logp − reference)                                 the implicit reward of a completion
         h    = r_chosen − r_rejected
@@ -44,5 +45,5 @@ def dpo_loss(logp_P2: Tensor, reference_P2: Tensor, *, beta: float, label_smooth
 
 
 def preference_accuracy(margin_P: Tensor) -> Tensor:
-    """float64 [P]: 1 where the chosen completion earns more, 0 where it earns less, and a half where they are even."""
+    """Return float64 [P]: 1 if the chosen completion earns more, 0 if it earns less, and 0.5 if they are even."""
     return (torch.sign(margin_P).double() + 1) / 2

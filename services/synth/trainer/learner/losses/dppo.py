@@ -1,6 +1,6 @@
 """Divergence Proximal Policy Optimization (arXiv 2602.04879): a token whose probability moved far has no gradient.
 
-A ratio says little about how far a policy has moved: from 0.001 to 0.002 it is 2, from 0.5 to 0.99 it is less. The
+A ratio does not show how far a policy has moved: from 0.001 to 0.002 it is 2, from 0.5 to 0.99 it is less. The
 total variation between "this token" and "any other" is the difference of the two probabilities; DPPO bounds that.
 """
 
@@ -13,14 +13,14 @@ from synth.trainer.learner.losses.reduction import reduce_loss
 
 
 def dppo_loss(inputs: LossInputs, *, clip: Clip) -> LossOutput:
-    """Policy-gradient loss masked by the binary total variation (DPPO-Binary-TV, arXiv 2602.04879).
+    """Compute the loss masked by the binary total variation (DPPO-Binary-TV, arXiv 2602.04879).
 
         r_t  = exp(logp_t − old_logp_t)
         m_t  = 0 where A_t > 0 and π_t − μ_t > high, or A_t < 0 and μ_t − π_t > low, else 1
         loss = Σ_N u_t · w_t · m_t · −r_t·A_t
 
     The trust region is around μ, the policy that sampled, and not around π_old: a token far from μ is unsafe however it
-    got there. w_t is π_old/μ, so that w_t·r_t is the paper's π/μ. u_t: what a token weighs (`reduction`).
+    got there. w_t is π_old/μ, so that w_t·r_t is the paper's π/μ. u_t: the weight of a token (`reduction`).
     """
     advantage_N = inputs.advantage_N()
     delta_N = inputs.logp_N.detach().exp() - inputs.behaviour_logp_N.exp()

@@ -16,7 +16,7 @@ from synth.trainer.learner.losses.reduction import reduce_loss
 
 
 def grpo_loss(inputs: LossInputs, *, clip: Clip) -> LossOutput:
-    """Token-level clipped policy-gradient loss (DeepSeekMath, arXiv 2402.03300, eq. 3, without its KL term).
+    """Compute the token-level clipped loss (DeepSeekMath, arXiv 2402.03300, eq. 3, without its KL term).
 
         r_t  = exp(logp_t − old_logp_t)
         loss = Σ_N u_t · w_t · max(−r_t·A_t, −clip(r_t, 1 − low, 1 + high)·A_t)
@@ -27,7 +27,7 @@ def grpo_loss(inputs: LossInputs, *, clip: Clip) -> LossOutput:
         loss_t = min(loss_t, −c·A_t)                             no gradient where r_t > c and A_t < 0
 
     A token that became likely since it was sampled, and is unwanted, would otherwise push without a bound.
-    u_t: what a token weighs (`reduction`).
+    u_t: the weight of a token (`reduction`).
     """
     advantage_N = inputs.advantage_N()
     r_N = importance_ratio(inputs.logp_N - inputs.old_logp_N, inputs.logp_N)

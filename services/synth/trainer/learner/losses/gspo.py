@@ -19,14 +19,14 @@ from synth.trainer.learner.losses.reduction import reduce_loss
 
 
 def gspo_loss(inputs: LossInputs, *, clip: Clip) -> LossOutput:
-    """Sequence-level clipped policy-gradient loss (arXiv 2507.18071, eq. 5 and 7).
+    """Compute the sequence-level clipped loss (arXiv 2507.18071, eq. 5 and 7).
 
         s    = exp(mean_t(logp − old_logp))                      over the sampled tokens of a sequence
         loss = Σ_N u_t · w_t · max(−s·A, −clip(s, 1 − low, 1 + high)·A)
 
     s has its value from the whole sequence and its gradient from each token (`sg[s]·π/sg[π]`), so that a token's
     correction w_t scales the gradient of that token alone; with w = 1 it is eq. 5 in value and in gradient.
-    A sequence has one advantage: `token_advantage_N` is not used. u_t: what a token weighs (`reduction`).
+    A sequence has one advantage: `token_advantage_N` is not used. u_t: the weight of a token (`reduction`).
     """
     log_s_S = _log_ratio(inputs)
     sequence_N = sequence_index(inputs.cu_seqlens)
@@ -39,7 +39,7 @@ def gspo_loss(inputs: LossInputs, *, clip: Clip) -> LossOutput:
 
 
 def gspo_token_loss(inputs: LossInputs, *, clip: Clip) -> LossOutput:
-    """GSPO with an advantage of its own for each token (arXiv 2507.18071, eq. 13 and 14).
+    """Compute GSPO with an advantage of its own for each token (arXiv 2507.18071, eq. 13 and 14).
 
         s_t  = sg[s] · π/sg[π]                                   s as in GSPO
         loss = Σ_N u_t · w_t · max(−s_t·A_t, −clip(s_t, 1 − low, 1 + high)·A_t)

@@ -1,12 +1,13 @@
 """Corrects a batch's tokens for the policy that sampled them, with mismatch and staleness kept apart.
 
-π_old is the trainer's own policy at the start of the iteration; μ is what the inference engine recorded. At lag 0
+π_old is the trainer's own policy at the start of the iteration; μ is the policy as the engine recorded it. At lag 0
 both have the same weights and differ in numerics only (mismatch); at lag ≥ 1 they are different policies (staleness).
 So the tight gate looks at lag-0 tokens only (decision 28).
 
 A mean over few tokens is far from 1 by chance: at a KL of 6e-4 nats a token, log π_old/μ of a token has a standard
-deviation of √(2·6e-4) = 0.035, and the gate [0.99, 1.01] rejects 57 % of sequences of 4 tokens, 2 % of those of 64. The
-spread of a mean over T tokens falls as 1/√T, so a gate is wider by √(gate_tokens/T), in the logarithm, where T is less.
+deviation of √(2·6e-4) = 0.035, and the gate [0.99, 1.01] rejects 57 % of sequences of 4 tokens and 2 % of sequences of
+64. The spread of a mean over T tokens falls as 1/√T, so for T < gate_tokens the gate is wider by √(gate_tokens/T), in
+the logarithm.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ def correct_importance(
         w_t = min(π_old/μ, token_truncation)
         reject a sequence unless  low^f ≤ exp(mean_t log π_old/μ) ≤ high^f,  f = max(1, √(gate_tokens/T))
 
-    the mean over its T tokens of lag 0 by `gate_on_policy`, and over those of lag ≥ 1 by `gate_off_policy`.
+    the mean over its T tokens of lag 0 by `gate_on_policy`, and over its tokens of lag ≥ 1 by `gate_off_policy`.
     old_logp_N, behaviour_logp_N: float32, nats. lag_N: int, in policy versions, ≥ 0. cu_seqlens: [S+1] into N.
     """
     log_ratio_N = old_logp_N - behaviour_logp_N
@@ -52,7 +53,8 @@ def correct_importance(
         ("lag0", lag_N == 0, config.gate_on_policy),
         ("lag1", lag_N >= 1, config.gate_off_policy),
     ):
-        # The mean over the tokens of this lag: the segment mean of the value, divided by that of the indicator.
+        # The mean over the tokens of this lag: the segment mean of the value, divided by the segment mean of the
+        # indicator.
         share_S = segment_mean(has_lag_N.float(), cu_seqlens)
         mean_S = segment_mean(log_ratio_N * has_lag_N, cu_seqlens) / share_S.clamp(min=1e-9)
         tokens_S = segment_sum(has_lag_N.float(), cu_seqlens)
@@ -80,7 +82,7 @@ def correct_importance(
 
 
 def correction_metrics(sums: dict[str, float]) -> dict[str, float]:
-    """The metrics of a step from the added-up `sums` of its micro-batches; a lag without tokens has none."""
+    """Return the metrics of a step from the added-up `sums` of its micro-batches; a lag without tokens has none."""
     out: dict[str, float] = {}
     for name in ("lag0", "lag1"):
         tokens, sequences = sums.get(f"{name}/tokens", 0.0), sums.get(f"{name}/sequences", 0.0)

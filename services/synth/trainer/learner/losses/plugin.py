@@ -1,7 +1,7 @@
-"""A loss that the operator has installed: it is tried before the model is loaded, and its every answer is looked at.
+"""A loss that the operator has installed: it is tried before the model is loaded, and every result is checked.
 
-Invariant. Whatever such a loss does wrong is one `TrainingFailed` (plugin_failed) that names it, and nothing of the
-step in which it did is published or saved.
+Invariant. Any fault of such a loss is one `TrainingFailed` (plugin_failed) that names it, and no part of the step in
+which it occurs is published or saved.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class PluginLoss:
     function: Any
 
     def __call__(self, inputs: LossInputs, *, clip: Clip) -> LossOutput:
-        """Raises `TrainingFailed` (plugin_failed) where it raises, or gives what no loss does."""
+        """Call the plugin. Raises `TrainingFailed` (plugin_failed) if it raises, or returns an invalid result."""
         try:
             out = self.function(inputs, clip=clip)
         except (torch.OutOfMemoryError, MemoryError):
@@ -73,7 +73,7 @@ class PluginLoss:
 
 
 def load_loss(name: str) -> PluginLoss:
-    """The loss of a plugin, tried on a small example in float32. Raises `TrainingFailed` (plugin_failed)."""
+    """Return the loss of a plugin, tried on a small example in float32. Raises `TrainingFailed` (plugin_failed)."""
     try:
         loss = PluginLoss(name, load_plugin(name, None))
     except Permanent as error:
@@ -91,9 +91,9 @@ def load_loss(name: str) -> PluginLoss:
 
 
 def _example(*, by_token: bool) -> LossInputs:
-    """Three sequences of 3, 2 and 1 tokens: one that did well, one that did badly, and one that was rejected.
+    """Return sequences of 3, 2 and 1 tokens: one that did well, one that did badly, and one that was rejected.
 
-    Of one token π has moved far, up or down, whatever the clip. by_token: tokens have advantages of their own.
+    For one token π has moved far, up or down, so that any clip acts. by_token: tokens have advantages of their own.
     """
     old_logp_N = torch.tensor([-0.5, -1.0, -2.0, -0.1, -3.0, -1.5])
     moved_N = torch.tensor([0.0, 0.5, -0.5, 0.0, 1.0, 0.0])

@@ -1,7 +1,7 @@
-"""What one token weighs in the loss, so that the loss of a batch is a mean over rollouts, over tokens or over prompts.
+"""The weight of a token in the loss, so that the loss of a batch is a mean over rollouts, over tokens or over prompts.
 
-A rollout is one sequence, or several: a chat template that drops what was said earlier opens a branch, and a branch is
-a sequence. Its branches are one rollout, with one advantage, and weigh as one.
+A rollout is one or several sequences: a chat template that drops earlier text starts a branch, and each branch is a
+sequence. The branches of a rollout have one advantage, and together weigh as one.
 
 Invariants: a weight is a function of the batch alone, known before the forward, so that micro-batches and ranks change
 nothing; the weights of a batch add up to its number of minibatches, so that the mean over its minibatches' losses is
@@ -29,7 +29,7 @@ def token_weights(
     *,
     minibatches: int,
 ) -> npt.NDArray[np.float64]:
-    """float64 [S]: the weight of each trained token of each sequence.
+    """Return float64 [S]: the weight of each trained token of each sequence.
 
         sequence   M / (R · T_r)    a mean over a rollout's tokens, of all its branches, then over the R rollouts (GRPO,
                                     arXiv 2402.03300, eq. 3)
@@ -37,8 +37,8 @@ def token_weights(
         prompt     M / (G · T_g)    a mean over the tokens of a prompt's group, then over the G groups (ScaleRL, arXiv
                                     2510.13786)
 
-    tokens_S: how many tokens of each are trained. rollout_S, group_S: whose they are, any numbers. minibatches: M,
-    those that the batch is divided into. A rollout without a trained token counts among the R, and weighs nothing.
+    tokens_S: how many tokens of each are trained. rollout_S, group_S: the rollout and group of each, any numbers.
+    minibatches: M, of the batch. A rollout without a trained token counts among the R, and has no weight.
     """
     if not len(tokens_S):
         return np.zeros(0)
@@ -49,7 +49,7 @@ def token_weights(
 
 
 def reduce_loss(inputs: LossInputs, loss_N: Tensor) -> Tensor:
-    """The corrected token losses as one scalar, each times what a token of its sequence weighs.
+    """Return the corrected token losses as one scalar, each times the weight of a token of its sequence.
 
     A rejected sequence (keep_S False) adds nothing. Its weight is lost, unless `rescaling` gives it to the others.
     """
@@ -58,16 +58,16 @@ def reduce_loss(inputs: LossInputs, loss_N: Tensor) -> Tensor:
 
 
 def rejected_weight(inputs: LossInputs) -> float:
-    """How much of a minibatch's weight its rejected sequences have."""
+    """Return how much of a minibatch's weight its rejected sequences have."""
     weight_S = inputs.token_weight_S.double() * inputs.cu_seqlens.diff()
     return float((weight_S * ~inputs.keep_S).sum())
 
 
 def rescaling(total: float, rejected: float) -> float:
-    """By how much the gradient of a minibatch grows when its rejected sequences leave the normaliser.
+    """Return the factor on the gradient of a minibatch when its rejected sequences leave the normaliser.
 
-    total: the weight of all its sequences; rejected: of those that were rejected. Which those are is known only after
-    the forward, when the gradient is there with the weights from before: it is scaled, so that the weights of what is
-    left add up to `total`. 1 where nothing is left, and there is no gradient.
+    total: the weight of all its sequences; rejected: of the rejected ones. Which sequences are rejected is known only
+    after the forward, when the gradient already has the old weights: it is scaled so that the weights of the remaining
+    sequences add up to `total`. 1 if none remains, and there is no gradient.
     """
     return total / (total - rejected) if total - rejected > 1e-9 * total else 1.0

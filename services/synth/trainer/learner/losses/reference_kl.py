@@ -19,7 +19,7 @@ class KlOutput:
 
 
 def reference_kl(inputs: LossInputs, reference_logp_N: Tensor) -> KlOutput:
-    """An unbiased estimate of KL(π ‖ π_ref), in value and in gradient.
+    """Return an unbiased estimate of KL(π ‖ π_ref), in value and in gradient.
 
         r_t  = exp(logp_t − old_logp_t),  x_t = reference_logp_t − logp_t
         kl_t = w_t · r_t · (e^x_t − 1 − x_t)                       Schulman's k3, joschu.net/blog/kl-approx.html
@@ -28,7 +28,7 @@ def reference_kl(inputs: LossInputs, reference_logp_N: Tensor) -> KlOutput:
     k3 has the right expectation only for samples of π, and its plain derivative is the gradient of the other KL, of
     π_ref from π. Weighting k3 by π/μ (w_t·r_t) and differentiating the weight too corrects both (DeepSeek-V3.2,
     arXiv 2512.02556, "unbiased KL estimate"); the derivative is written out, as its two large terms cancel.
-    A rejected sequence adds nothing. u_t: what a token weighs (`reduction`). reference_logp_N: as `inputs.logp_N`,
+    A rejected sequence adds nothing. u_t: the weight of a token (`reduction`). reference_logp_N: as `inputs.logp_N`,
     without gradient.
     """
     logp_N = inputs.logp_N

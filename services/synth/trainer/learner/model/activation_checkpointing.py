@@ -8,7 +8,7 @@ import torch
 
 
 def ops_saved_by_checkpointing() -> set[Any]:
-    """The operators whose outputs activation checkpointing keeps: attention's, which cost the most to run again."""
+    """Return the operators whose outputs are kept: those of attention, which are the most expensive to run again."""
     names = (
         (torch.ops.aten, "_scaled_dot_product_flash_attention"),
         (torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu"),

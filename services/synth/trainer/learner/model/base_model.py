@@ -20,8 +20,8 @@ _PROJECTOR = ("merger.", "deepstack_merger_list.")
 def load_base_model(model_dir: Path, config: TrainConfig, compute_dtype: torch.dtype) -> Any:
     """Load the weights of a folder (never the network), on the CPU.
 
-    Frozen weights have the dtype of the computation, those that may be trained are float32. With a vision tower that is
-    frozen, its projector alone is trained. Raises `TrainingFailed` (bad_model).
+    Frozen weights have the dtype of the computation, trainable weights are float32. If the vision tower is frozen, only
+    its projector is trained. Raises `TrainingFailed` (bad_model).
     """
     from transformers.models.auto.configuration_auto import AutoConfig
     from transformers.models.auto.modeling_auto import AutoModelForCausalLM, AutoModelForImageTextToText

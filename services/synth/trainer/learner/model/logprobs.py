@@ -1,7 +1,7 @@
 """Log-probabilities of given tokens, without the [tokens × vocabulary] matrix.
 
 Shapes: N positions, in chunks of C; D hidden, V vocabulary. The logits, the division by the temperature and the
-log-softmax are float32 whatever the model's dtype: in bfloat16 a ratio of 1.0003 is 1.0, and GSPO's whole clip band is
+log-softmax are float32 for any dtype of the model: in bfloat16 a ratio of 1.0003 is 1.0, and GSPO's whole clip band is
 0.0007 wide. A GPU's tensor cores sum products of bfloat16 in float32, so bfloat16 operands need no cast.
 """
 
@@ -30,9 +30,9 @@ def token_logprobs(
     banned: Tensor | None = None,
     chunk_elements: int | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """log p(target) and the entropy of the distribution at each position, at the given temperature.
+    """Return log p(target) and the entropy of the distribution at each position, at the given temperature.
 
-    hidden_ND, head_VD: any float dtype. target_N: int64. allowed: the tokens among which p is, where not all. banned:
+    hidden_ND, head_VD: any float dtype. target_N: int64. allowed: the tokens that p covers; None: all. banned:
     int64, the tokens that have no probability anywhere. Returns logp_N (float32, nats, with gradient into hidden and
     head) and entropy_N (float32, nats, without gradient).
     chunk_elements: how many logits exist at one time. With more than one chunk, the backward computes each chunk's
@@ -68,7 +68,7 @@ def _logits(hidden_ND: Tensor, head_VD: Tensor, temperature: float, forbidden_NV
 def _forbidden(
     allowed: AllowedTokens | None, banned: Tensor | None, positions: slice, head_VD: Tensor
 ) -> Tensor | None:
-    """bool, [C, V] or, where all positions are alike, [1, V]; None where every token could come."""
+    """Return bool [C, V], or [1, V] if all positions are alike; None if every token could come."""
     forbidden = None if allowed is None else allowed.forbidden(positions, head_VD.shape[0])
     if banned is None:
         return forbidden
@@ -78,7 +78,7 @@ def _forbidden(
 
 
 def _matmul_float32(left: Tensor, right: Tensor) -> Tensor:
-    """The matrix product in float32. On tensor cores it has no gradient."""
+    """Return the matrix product in float32. On tensor cores it has no gradient."""
     if _on_tensor_cores(left, right):
         return torch.mm(left, right, out_dtype=torch.float32)
     return left.to(_wide_dtype(left)) @ right.to(_wide_dtype(right))

@@ -1,4 +1,4 @@
-"""LoRA adapters: added to a model or continued, and merged into it. Only what adds one imports peft."""
+"""LoRA adapters: added to a model or continued, and merged into it. Only the code that adds one imports peft."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ def merge_adapter(model: Any, adapter_dir: Path) -> None:
 
 
 def without_tied_duplicates(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """A state dict without the second name of a tensor that has two, such as a tied LM head."""
+    """Return a state dict without the second name of a tensor that has two, such as a tied LM head."""
     seen: set[int] = set()
     return {n: t for n, t in state.items() if not (t.data_ptr() in seen or seen.add(t.data_ptr()))}
 
 
 def add_adapter(model: Any, config: TrainConfig, adapter_dir: Path | None, *, dropout: bool) -> Any:
-    """Put the LoRA layers that a config asks for into a model, new ones or those of `adapter_dir`: peft's model.
+    """Add LoRA layers to a model as the config defines them, new or from `adapter_dir`. Returns peft's model.
 
     Raises `TrainingFailed` (bad_recipe, adapter_differs).
     """
@@ -42,15 +42,15 @@ def add_adapter(model: Any, config: TrainConfig, adapter_dir: Path | None, *, dr
     target_modules = _lora_target_modules(model, config)
     if adapter_dir is not None:
         peft_model: Any = PeftModel.from_pretrained(model, str(adapter_dir), is_trainable=True)
-        found = peft_model.peft_config["default"]
-        agrees = (found.r, found.lora_alpha) == (config.lora.r, config.lora.alpha)
+        adapter = peft_model.peft_config["default"]
+        agrees = (adapter.r, adapter.lora_alpha) == (config.lora.r, config.lora.alpha)
         if not agrees or set(peft_model.targeted_module_names) != target_modules:
             raise TrainingFailed(
                 "adapter_differs",
-                f"the source adapter has rank {found.r}, alpha {found.lora_alpha} and "
-                f"{len(peft_model.targeted_module_names)} target modules; the job asks for rank {config.lora.r}, "
-                f"alpha {config.lora.alpha} and {len(target_modules)}; ask for the same, or merge the adapter into its "
-                "base first and start from that",
+                f"the source adapter has rank {adapter.r}, alpha {adapter.lora_alpha} and "
+                f"{len(peft_model.targeted_module_names)} target modules; the job has rank {config.lora.r}, "
+                f"alpha {config.lora.alpha} and {len(target_modules)}; set the adapter's values, or merge the adapter "
+                "into its base first and start from that",
             )
         for layer in peft_model.modules():
             if isinstance(getattr(layer, "lora_dropout", None), nn.ModuleDict):

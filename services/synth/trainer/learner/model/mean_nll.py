@@ -1,4 +1,4 @@
-"""The negative log-likelihood of a set of sequences under a policy: their mean, and that of each."""
+"""The negative log-likelihood of a set of sequences under a policy: the mean, and the value of each sequence."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def measure_nll(
 ) -> tuple[float, Tensor]:
     """Compute the negative log-likelihood of the trained tokens, in nats, without dropout.
 
-    Every rank calls this, and gets the figures of all ranks. Of the sequences, those of one forward are in memory.
-    progress: called with how many sequences are done, about, and how many there are, after each forward.
+    Every rank calls this, and gets the figures of all ranks. Only the sequences of one forward are in memory.
+    progress: called after each forward with how many sequences are done, about, and how many there are.
     Returns the weighted mean over all tokens, and float64 [S, 2] on the CPU: of each sequence the weighted sum, and the
     sum of its weights.
     """

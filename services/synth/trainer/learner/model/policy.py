@@ -51,7 +51,7 @@ class Policy:
 
     model: the Hugging Face model, with LoRA layers in place unless the mode is "full" (`peft_model` wraps it then).
     process_group: the ranks that train it, set by `shard`; then every rank calls each method that computes, gathers or
-    writes. images: what a model that sees is shown; None for one that sees none.
+    writes. images: the loader of the images in its prompts; None for a model without vision.
     """
 
     model: Any
@@ -72,10 +72,10 @@ class Policy:
 
     @functools.cached_property
     def eos_ids(self) -> set[int]:
-        """The tokens that end a turn: those of the generation config, else the model config, and the template's."""
-        found = getattr(self.model.generation_config, "eos_token_id", None)
-        found = found or self.model.config.get_text_config().eos_token_id
-        listed: set[int] = set(found) if isinstance(found, list) else {found} - {None}
+        """Return the tokens that end a turn: of the generation config, else the model config, and of the template."""
+        configured = getattr(self.model.generation_config, "eos_token_id", None)
+        configured = configured or self.model.config.get_text_config().eos_token_id
+        listed: set[int] = set(configured) if isinstance(configured, list) else {configured} - {None}
         return listed | turn_ends(load_tokenizer(self.model_dir))
 
     def shard(self, process_group: ProcessGroup) -> None:
@@ -91,11 +91,11 @@ class Policy:
         self.model.to(device)
 
     def trainable_parameters(self) -> dict[str, nn.Parameter]:
-        """The trained parameters by name, in the model's own order."""
+        """Return the trained parameters by name, in the model's own order."""
         return {n: p for n, p in self.model.named_parameters() if p.requires_grad}
 
     def gathered(self) -> Iterator[tuple[str, Tensor]]:
-        """Each full tensor that a model folder holds, by its name in memory: the adapter's, or all of a full model's.
+        """Yield each full tensor of a model folder, by its name in memory: the adapter's, or all of a full model's.
 
         Every rank goes through all of them.
         """
@@ -103,33 +103,33 @@ class Policy:
             yield name, gather_full(tensor.detach())
 
     def model_sizes(self) -> dict[str, int]:
-        """Bytes of each tensor that `gathered` gives, in float32."""
+        """Return the bytes of each tensor that `gathered` gives, in float32."""
         return {name: 4 * tensor.numel() for name, tensor in self._state_dict().items()}
 
     def published(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Some of the tensors that `gathered` gives, under the names that other engines load."""
+        """Return some of the tensors that `gathered` gives, under the names that other engines load."""
         return dict(tensors) if self.kind == "lora" else published_tensors(self._parts, tensors)
 
     def published_names(self, name: str) -> list[str]:
-        """The names in a model file of a tensor that `gathered` gives."""
+        """Return the names in a model file of a tensor that `gathered` gives."""
         return [name] if self.kind == "lora" else [published for published, _ in self._parts[name]]
 
     def trainable_names(self) -> set[str]:
-        """The names in a `trainable_state_dict`."""
+        """Return the names in a `trainable_state_dict`."""
         return {self._saved_name(name) for name in self.trainable_parameters()}
 
     def model_names(self) -> set[str]:
-        """The names in a `write_model`: the trained parameters, and in mode "full" the frozen ones."""
+        """Return the names in a `write_model`: the trained parameters, and in mode "full" the frozen ones."""
         tensors = self._state_dict()
         return {name for live in tensors for name, _ in self._parts[live]} if self.kind == "full" else set(tensors)
 
     @functools.cached_property
     def _parts(self) -> dict[str, list[tuple[str, Part]]]:
-        """Where each tensor of a model file lies in the model, whose experts are one tensor a layer."""
+        """The place in the model of each tensor of a model file; the model has a layer's experts as one tensor."""
         return published_parts(self.model, {name: tensor.shape for name, tensor in self._state_dict().items()})
 
     def trainable_state_dict(self) -> dict[str, Tensor]:
-        """The trained parameters in float32, on the CPU, by their names in a model file.
+        """Return the trained parameters in float32, on the CPU, by their names in a model file.
 
         `load_trainable_state_dict` restores them. It is empty on every rank but 0.
         """
@@ -139,7 +139,7 @@ class Policy:
 
     @torch.no_grad()
     def load_trainable_state_dict(self, tensors: Mapping[str, Tensor]) -> None:
-        """Overwrite the trained parameters with those of a `trainable_state_dict`.
+        """Overwrite the trained parameters with the tensors of a `trainable_state_dict`.
 
         Raises `KeyError` when one is missing.
         """
@@ -151,13 +151,13 @@ class Policy:
             parameter.copy_(distribute_like(whole, parameter))
 
     def logprobs(self, micro: MicroBatch, *, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
-        """logp_N (float32, nats, of the micro-batch's trained tokens) and entropy_N (without gradient)."""
+        """Return logp_N (float32, nats, of the micro-batch's trained tokens) and entropy_N (without gradient)."""
         compute = self._compute_logprobs if self._sharded_model is None else self._sharded_model.logprobs
         return compute(micro, temperature=temperature)
 
     def _compute_logprobs(self, micro: MicroBatch, *, temperature: float) -> tuple[Tensor, Tensor]:
-        # There is no attention mask: rows are padded on the right, where causal attention never looks, and packed
-        # sequences are told apart by their ends, or by position ids that restart.
+        # There is no attention mask: rows are padded on the right, which causal attention never reads, and packed
+        # sequences are separated by their ends, or by position ids that restart.
         with self._autocast():
             hidden_BLD = self._seen(micro) if is_qwen3_vl(self.model) else self._read(micro)
         hidden_ND, head_VD = hidden_BLD.flatten(0, 1)[micro.predict_N], self.model.get_output_embeddings().weight
@@ -225,17 +225,17 @@ class Policy:
         write_atomically(folder / name, config)
 
     def copied_files(self) -> list[Path]:
-        """The files of the source model that a model folder has as they are: its tokenizer and template."""
+        """Return the files of the source model that a model folder has as they are: its tokenizer and template."""
         return [f for f in sorted(self.model_dir.iterdir()) if f.is_file() and self._is_copied(f.name)]
 
     def config_file(self) -> tuple[str, bytes]:
-        """The name of the configuration in a model folder, and what it says."""
+        """Return the name and the content of the configuration file of a model folder."""
         if self.kind == "lora":
             return "adapter_config.json", json.dumps(self._lora_config(), indent=2).encode()
-        found = json.loads((self.model_dir / "config.json").read_text())
-        found.pop("torch_dtype", None)
-        found["dtype"] = str(self._served_dtype()).removeprefix("torch.")
-        return "config.json", json.dumps(found, indent=2).encode()
+        config = json.loads((self.model_dir / "config.json").read_text())
+        config.pop("torch_dtype", None)
+        config["dtype"] = str(self._served_dtype()).removeprefix("torch.")
+        return "config.json", json.dumps(config, indent=2).encode()
 
     def _saved_name(self, name: str) -> str:
         # peft names an adapter's tensors from its own root, and leaves out the name of the adapter.
@@ -264,11 +264,11 @@ class Policy:
         return {n: t for n, t in self.model.state_dict().items() if n in kept}
 
     def _published(self, dtype: torch.dtype) -> dict[str, Tensor]:
-        """Full tensors on the CPU of rank 0, under the names that other engines load."""
+        """Return full tensors on the CPU of rank 0, under the names that other engines load."""
         return self.published(self._gather_to_cpu(self._state_dict(), dtype))
 
     def _gather_to_cpu(self, tensors: dict[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
-        """Full tensors on the CPU of rank 0, gathered one at a time, so that no device holds the whole model."""
+        """Gather full tensors to the CPU of rank 0, one at a time, so that no device holds the whole model."""
         gathered: dict[str, Tensor] = {}
         for name, tensor in tensors.items():
             full = gather_full(tensor.detach())
@@ -298,8 +298,8 @@ def load_policy(
 
     model_dir: for mode "qlora" one that `nf4.write_rounded_model` wrote.
     adapter_dir: the LoRA adapter of the source model. Mode "full" merges it into the float32 base; the other modes
-    continue it where rank and targets agree. images: what a model that sees is shown. dropout: False switches every
-    dropout off, as RL needs a ratio of exactly 1. Raises `TrainingFailed` (bad_model, adapter_differs).
+    continue it if rank and targets agree. images: the loader of the images in its prompts. dropout: False switches
+    every dropout off, as RL needs a ratio of exactly 1. Raises `TrainingFailed` (bad_model, adapter_differs).
     """
     model = load_base_model(model_dir, config, _compute_dtype(config))
     if config.mode == "full" and adapter_dir is not None:

@@ -36,7 +36,7 @@ class Nf4Linear(nn.Linear):
         return out if self.bias is None else out + self.bias.to(out.dtype)
 
     def dequantized(self, dtype: torch.dtype) -> Tensor:
-        """The weight [out, in], rounded as it is served, in this dtype."""
+        """Return the weight [out, in], rounded as it is served, in this dtype."""
         if self._state.absmax.device != self.weight.device:
             self._state.to(self.weight.device)
         return nf4.decode(self.weight, self._state).to(dtype)

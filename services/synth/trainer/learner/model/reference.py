@@ -1,6 +1,6 @@
 """The frozen reference model, which the KL term of the loss holds a policy near to.
 
-The reference is the job's source model, whatever checkpoint training resumes from.
+The reference is always the job's source model, also when training resumes from a checkpoint.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Reference(Protocol):
         ...
 
     def logprobs(self, micro: MicroBatch, *, temperature: float) -> Tensor:
-        """log π_ref of the micro-batch's trained tokens: float32 [N], nats, on its device, without gradient."""
+        """Return log π_ref of the micro-batch's trained tokens: float32 [N], nats, on its device, without gradient."""
         ...
 
 
@@ -50,7 +50,7 @@ class SharedBaseReference:
     has_source_adapter: bool
 
     def move(self, device: torch.device) -> None:
-        """Nothing is its own."""
+        """Do nothing: it has no tensors of its own."""
 
     @torch.no_grad()
     def logprobs(self, micro: MicroBatch, *, temperature: float) -> Tensor:
@@ -98,12 +98,12 @@ def load_reference(
     adapter_dir: Path | None = None,
     process_group: ProcessGroup = SINGLE_PROCESS,
 ) -> Reference | None:
-    """The reference that the config asks for; None without a KL term.
+    """Load the reference of the config; None without a KL term.
 
     policy: from `load_policy`, of the same folder and `adapter_dir`, before it is sharded over `process_group`.
     "shared" with an adapter uses the policy's own base; everything else is a frozen copy, as large as the policy's
-    weights: a "dedicated" one is on `config.reference_device`, or sharded over the ranks where the policy is.
-    Raises `TrainingFailed`: bad_recipe where there is no such device, and what `load_policy` raises.
+    weights: a "dedicated" one is on `config.reference_device`, or sharded over the ranks if the policy is.
+    Raises `TrainingFailed`: bad_recipe if that device does not exist, and the errors of `load_policy`.
     """
     if config.reference == "none":
         return None

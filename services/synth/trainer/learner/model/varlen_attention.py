@@ -1,6 +1,6 @@
 """Attention over packed rows: a sequence attends only to itself, and no [length × length] mask is made.
 
-transformers tells packed sequences apart by such a mask. Its memory and time grow with the square of the whole row, and
+transformers separates packed sequences by such a mask. Its memory and time grow with the square of the whole row, and
 the flash kernels cannot be used with it. Here the kernel gets the ends of the sequences, or is called once for each.
 
 q_BHLD, k_BHLD, v_BHLD: B = 1 row of L packed tokens, or B padded rows, which need a causal mask only. H heads of
@@ -29,9 +29,9 @@ _TOLERANCE = 2e-2
 
 
 def varlen_kwargs(position_ids_BL: Tensor | None) -> dict[str, Any]:
-    """The keyword arguments that tell a model's forward where the sequences of a packed row end; none for padded rows.
+    """Return the arguments that give a model's forward the ends of the sequences in a packed row; none for padded rows.
 
-    position_ids_BL: int64 [1, L], restarting at 0 with each sequence. The names are those that transformers' flash
+    position_ids_BL: int64 [1, L], restarting at 0 with each sequence. The names are the ones that transformers' flash
     attention reads; `bounds`, the same numbers on the CPU, is for `attention_by_sequence`.
     """
     if position_ids_BL is None:
@@ -50,7 +50,7 @@ def varlen_kwargs(position_ids_BL: Tensor | None) -> dict[str, Any]:
 
 
 def choose_attention(model_config: Any, device: torch.device, dtype: torch.dtype) -> str:
-    """The attention implementation for a model on a device, by its name in transformers; logs which, and why.
+    """Return the attention implementation for a model on a device, by its name in transformers; logs which, and why.
 
     dtype: of the computation. The fast kernels are for bfloat16 on a GPU; torch's must agree there with
     `attention_by_sequence`.
@@ -87,7 +87,7 @@ def attention_by_sequence(
     s_aux: Tensor | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """Causal attention, one call of torch's kernel for each packed sequence. Returns [B, L, H, D].
+    """Compute causal attention with one call of torch's kernel for each packed sequence. Returns [B, L, H, D].
 
     sliding_window: positions that one attends to at most, of a layer that has a window. s_aux: the layer's sinks, [H].
     """
@@ -121,7 +121,7 @@ def varlen_attention(
     max_length_q: int | None = None,
     **more: Any,
 ) -> tuple[Tensor, None]:
-    """Causal attention over a packed row in one call of torch's own flash kernel. Returns [B, L, H, D]."""
+    """Compute causal attention over a packed row in one call of torch's own flash kernel. Returns [B, L, H, D]."""
     if cu_seq_lens_q is None or dropout:
         return attention_by_sequence(
             module, q_BHLD, k_BHLD, v_BHLD, attention_mask, scaling=scaling, dropout=dropout, bounds=more.get("bounds")
@@ -132,13 +132,13 @@ def varlen_attention(
     q_LHD, k_LHD, v_LHD = (x[0].transpose(0, 1).to(torch.bfloat16) for x in (q_BHLD, k_BHLD, v_BHLD))
     known: dict[str, Any] = {"scale": scaling, "enable_gqa": True}
     takes = inspect.signature(varlen_attn).parameters
-    given = {name: value for name, value in known.items() if name in takes}
-    given |= {"is_causal": True} if "is_causal" in takes else {"window_size": (-1, 0)}
+    options = {name: value for name, value in known.items() if name in takes}
+    options |= {"is_causal": True} if "is_causal" in takes else {"window_size": (-1, 0)}
     if "scale" not in takes and scaling is not None:
         # This release divides by √D itself.
         q_LHD = q_LHD * (scaling * q_LHD.shape[-1] ** 0.5)
     out_LHD: Any = varlen_attn(
-        q_LHD, k_LHD, v_LHD, cu_seq_lens_q, cu_seq_lens_q, max_length_q or 0, max_length_q or 0, **given
+        q_LHD, k_LHD, v_LHD, cu_seq_lens_q, cu_seq_lens_q, max_length_q or 0, max_length_q or 0, **options
     )
     return out_LHD[None], None
 
@@ -149,11 +149,11 @@ def _log_choice(name: str, why: str) -> str:
 
 
 def _varlen_fault(device: torch.device) -> str | None:
-    """Why torch's varlen kernel cannot be used here; None where it agrees with `attention_by_sequence`."""
+    """Return why torch's varlen kernel cannot be used here; None if it agrees with `attention_by_sequence`."""
     generator = torch.Generator().manual_seed(0)
     shapes = ((1, 4, 96, 64), (1, 2, 96, 64), (1, 2, 96, 64))
     positions = torch.cat([torch.arange(n) for n in (5, 64, 27)])[None].to(device)
-    found: list[list[Tensor]] = []
+    results: list[list[Tensor]] = []
     for attend in (attention_by_sequence, varlen_attention):
         inputs = [torch.randn(s, generator=generator.manual_seed(i)) for i, s in enumerate(shapes)]
         inputs = [x.to(device, torch.bfloat16).requires_grad_() for x in inputs]
@@ -163,8 +163,8 @@ def _varlen_fault(device: torch.device) -> str | None:
             out.float().square().sum().backward()
         except (ImportError, RuntimeError, TypeError, NotImplementedError) as error:
             return f"{type(error).__name__}: {split_lines(str(error))[0]}"
-        found.append([out, *(x.grad for x in inputs if x.grad is not None)])
-    worst = max(float((a - b).abs().max() / b.abs().max()) for a, b in zip(*found, strict=True))
+        results.append([out, *(x.grad for x in inputs if x.grad is not None)])
+    worst = max(float((a - b).abs().max() / b.abs().max()) for a, b in zip(*results, strict=True))
     return None if worst <= _TOLERANCE else f"it differs by {worst:.2g} from attention by sequence"
 
 

@@ -18,10 +18,10 @@ from synth.trainer.learner.optim.moments import Moments, UpdateRule, update_at_o
 class Optimizer:
     """AdamW with the L2 norm of the whole gradient clipped. Weight decay acts on matrices, not on norms and biases.
 
-    Its moments are float32 on the parameters' device, or in 8 bits, or in the CPU's memory, as the config says.
+    Its moments are float32 on the parameters' device, in 8 bits, or in the CPU's memory, depending on the config.
 
-    With several ranks, every rank calls every method. A gradient is the sum over the ranks: FSDP sums those of sharded
-    parameters, and `step` those of parameters that every rank holds in full.
+    With several ranks, every rank calls every method. A gradient is the sum over the ranks: FSDP sums the gradients of
+    sharded parameters, and `step` those of parameters that every rank holds in full.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class Optimizer:
     def step(self, lr: float, *, scale: float = 1.0) -> float:
         """Clip the gradient, update the parameters, clear the gradient. Returns its L2 norm before it was clipped.
 
-        scale: what the gradient is multiplied by before.
+        scale: a factor on the gradient, applied first.
         A gradient of exactly zero (everything clipped or rejected) changes nothing; Adam's momentum alone would.
         Raises `TrainingFailed` (nan_gradient) before any parameter has changed.
         """
@@ -73,11 +73,11 @@ class Optimizer:
         for rule, together in by_rule.items():
             update_at_once(together, rule)
         if any(moments.offload and moments.parameter.is_cuda for moments in self._moments.values()):
-            # What goes to pinned memory goes there by itself; it is read there after this.
+            # Copies to pinned memory are asynchronous; they are read after this.
             torch.cuda.synchronize()
 
     def _gradients(self) -> list[Tensor]:
-        """The gradients of all parameters; none where nothing was put through the model."""
+        """Return the gradients of all parameters; empty if no forward and backward has run."""
         if all(p.grad is None for p in self._parameters.values()):
             return []
         for parameter in self._parameters.values():
@@ -88,12 +88,12 @@ class Optimizer:
         return [p.grad for p in self._parameters.values() if p.grad is not None]
 
     def move(self, device: torch.device) -> None:
-        """Move the state; the parameters are moved by their policy, before. What is offloaded stays where it is."""
+        """Move the state; the policy moves the parameters, before this. Offloaded moments stay in the CPU's memory."""
         for moments in self._moments.values():
             moments.move(device)
 
     def gathered(self) -> Iterator[tuple[str, Tensor]]:
-        """Each full tensor of the state, named `<parameter>/<exp_avg | exp_avg_sq | step>`; none before a step.
+        """Yield each full tensor of the state, named `<parameter>/<exp_avg | exp_avg_sq | step>`; none before a step.
 
         Moments in 8 bits are their codes, as they are, beside `exp_avg_scale` and `exp_avg_sq_scale`. Every rank goes
         through all of them, and one at a time is on the device.
@@ -103,7 +103,7 @@ class Optimizer:
                 yield f"{name}/{key}", full
 
     def sizes(self) -> dict[str, int]:
-        """Bytes of each tensor that `gathered` gives."""
+        """Return the bytes of each tensor that `gathered` gives."""
         return {f"{n}/{key}": size for n, moments in self._moments.items() for key, size in moments.sizes().items()}
 
     def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:

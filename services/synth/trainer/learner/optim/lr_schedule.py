@@ -8,7 +8,7 @@ from synth.trainer.config import TrainConfig
 
 
 def learning_rate(config: TrainConfig, step: int, total: int) -> float:
-    """The learning rate of step `step` (from 1) of `total`: linear warm-up, then constant, cosine or linear decay.
+    """Return the lr of step `step` (from 1) of `total`: linear warm-up, then constant, cosine or linear decay.
 
     The last step of a cosine or linear schedule has exactly lr · min_lr_ratio.
     """

@@ -17,8 +17,8 @@ from torch.optim.adamw import adamw
 from synth.trainer.learner.distributed.dtensor import distribute_like, gather_full, is_dtensor
 from synth.trainer.learner.optim import quantized
 
-#: Elements of a parameter that are updated at one time where its moments are not simply there: they are decoded, or
-#: brought to the device. 16 MiB of each in float32.
+#: Elements of a parameter that are updated at one time if its moments have to be decoded or copied to the device first.
+#: 16 MiB of each moment in float32.
 CHUNK_ELEMENTS = 1 << 22
 
 _FIRST, _SECOND, _STEP, _SCALE = "exp_avg", "exp_avg_sq", "step", "_scale"
@@ -37,7 +37,7 @@ class UpdateRule:
 class Moments:
     """The moments of one parameter; zero until the first update.
 
-    stored: by `exp_avg`, `exp_avg_sq`, `step`, and where they are in 8 bits, `exp_avg_scale` and `exp_avg_sq_scale`.
+    stored: by `exp_avg`, `exp_avg_sq`, `step`, and in 8 bits also `exp_avg_scale` and `exp_avg_sq_scale`.
     """
 
     def __init__(self, parameter: nn.Parameter, *, in_8_bits: bool, offload: bool) -> None:
@@ -52,7 +52,7 @@ class Moments:
         return self.quantized or self.offload
 
     def start(self) -> None:
-        """Make them, all zeros, where there are none yet."""
+        """Create the moments, all zeros, if they do not exist yet."""
         if self.stored:
             return
         local = _local(self.parameter)
@@ -66,7 +66,7 @@ class Moments:
         self._keep(_STEP, torch.zeros((), device=local.device))
 
     def update_by_chunks(self, rule: UpdateRule) -> None:
-        """One step of AdamW on this rank's shard of the parameter, in place, `CHUNK_ELEMENTS` at a time."""
+        """Run one step of AdamW on this rank's shard of the parameter, in place, `CHUNK_ELEMENTS` at a time."""
         gradient = self.parameter.grad
         assert gradient is not None
         step = self.stored[_STEP]
@@ -79,13 +79,13 @@ class Moments:
         step += 1
 
     def move(self, device: torch.device) -> None:
-        """Move what is not kept in the CPU's memory anyhow."""
+        """Move the moments, except the ones that stay in the CPU's memory."""
         for name, tensor in self.stored.items():
             if not self._in_memory(name):
                 self.stored[name] = tensor.to(device)
 
     def gathered(self) -> Iterator[tuple[str, Tensor]]:
-        """Each full tensor with its name, on the parameter's device. Every rank goes through all of them."""
+        """Yield each full tensor with its name, on the parameter's device. Every rank goes through all of them."""
         for name, tensor in self.stored.items():
             if name == _STEP or not is_dtensor(self.parameter):
                 yield name, tensor
@@ -94,7 +94,7 @@ class Moments:
                 yield name, gather_full(_as_shard(tensor.to(self.parameter.device), whole, self.parameter))
 
     def sizes(self) -> dict[str, int]:
-        """Bytes of each full tensor."""
+        """Return the bytes of each full tensor."""
         rows = self.parameter.shape[0] if self.parameter.ndim else 1
         return {
             name: tensor.element_size() * (tensor.shape[1:].numel() * rows if tensor.ndim else 1)
@@ -109,17 +109,17 @@ class Moments:
             self._keep(name, _local(distribute_like(full, self.parameter)))
 
     def _in_memory(self, name: str) -> bool:
-        # The count of steps is a scalar, which the kernel wants where the parameter is.
+        # The count of steps is a scalar, and the kernel needs it on the parameter's device.
         return self.offload and name != _STEP
 
     def _keep(self, name: str, tensor: Tensor) -> None:
         if self._in_memory(name) and tensor.is_cuda:
-            # What is pinned is copied to and fro without a copy in between.
+            # Pinned memory is copied to and from the device without a second copy in between.
             tensor = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor)
         self.stored[name] = tensor
 
     def _rows(self, name: str, rows: slice) -> Tensor:
-        """Some rows of a moment in float32, on the parameter's device."""
+        """Return some rows of a moment in float32, on the parameter's device."""
         device = self.parameter.device
         part = _as_rows(self.stored[name])[rows].to(device, non_blocking=True)
         if not self.quantized:
@@ -137,7 +137,7 @@ class Moments:
 
 
 def update_at_once(moments: list[Moments], rule: UpdateRule) -> None:
-    """One step of AdamW on parameters whose moments are there in float32, in as few kernels as there can be."""
+    """Run one step of AdamW on parameters whose moments are in float32, in as few kernels as possible."""
     first, second, steps = ([m.stored[name] for m in moments] for name in (_FIRST, _SECOND, _STEP))
     _fused(
         [_local(m.parameter) for m in moments], [_local(m.parameter.grad) for m in moments], first, second, steps, rule
@@ -171,17 +171,17 @@ def _fused(
 
 
 def _local(tensor: Any) -> Tensor:
-    """This rank's shard of a tensor, without a gradient; it shares the memory."""
+    """Return this rank's shard of a tensor, without a gradient; it shares the memory."""
     return (tensor.to_local() if is_dtensor(tensor) else tensor).detach()
 
 
 def _as_rows(tensor: Tensor) -> Tensor:
-    """[R, ...] as [R, C]; a scalar is one row."""
+    """Return [R, ...] as [R, C]; a scalar is one row."""
     return tensor.view(tensor.shape[0], -1) if tensor.ndim else tensor.view(1, 1)
 
 
 def _chunks(tensor: Tensor) -> Iterator[slice]:
-    """Rows of a tensor [R, ...], as many at a time as have `CHUNK_ELEMENTS`, at least one."""
+    """Yield rows of a tensor [R, ...], as many at a time as have `CHUNK_ELEMENTS`, at least one."""
     if not tensor.numel():
         return
     rows = tensor.shape[0] if tensor.ndim else 1
@@ -191,7 +191,7 @@ def _chunks(tensor: Tensor) -> Iterator[slice]:
 
 
 def _as_shard(tensor: Tensor, shape: tuple[int, ...], parameter: Any) -> Tensor:
-    """A tensor as the shard of a DTensor of this shape, which lies on the ranks as the parameter does."""
+    """Return a tensor as the shard of a DTensor of this shape, which lies on the ranks as the parameter does."""
     from torch.distributed.tensor import DTensor
 
     strides = torch.empty(shape, device="meta").stride()

@@ -21,17 +21,17 @@ LEAST_ELEMENTS = 4096
 
 
 def is_quantized(shape: tuple[int, ...]) -> bool:
-    """Whether a tensor of this shape, of all ranks together, is kept in 8 bits."""
+    """Return whether a tensor of this shape, of all ranks together, is kept in 8 bits."""
     return len(shape) >= 2 and functools.reduce(int.__mul__, shape) >= LEAST_ELEMENTS
 
 
 def blocks_of_row(shape: tuple[int, ...]) -> int:
-    """Scales of one row of a tensor of this shape."""
+    """Return the number of scales in one row of a tensor of this shape."""
     return -(-functools.reduce(int.__mul__, shape[1:], 1) // BLOCK)
 
 
 def encode(values: Tensor, *, signed: bool) -> tuple[Tensor, Tensor]:
-    """Codes (uint8, [R, C]) and scales (float32, [R, blocks]) of float32 values [R, C].
+    """Return codes (uint8, [R, C]) and scales (float32, [R, blocks]) of float32 values [R, C].
 
     signed: False for numbers that are never negative, which then have twice as many values. Of those, none but 0
     becomes 0: Adam divides by the root of its second moment, and a weight whose moment were rounded away would move by
@@ -51,14 +51,14 @@ def encode(values: Tensor, *, signed: bool) -> tuple[Tensor, Tensor]:
 
 
 def decode(codes: Tensor, scales: Tensor, *, signed: bool) -> Tensor:
-    """The float32 values [R, C] of `encode`'s codes and scales."""
+    """Return the float32 values [R, C] of `encode`'s codes and scales."""
     table, _ = _table(signed, codes.device)
     values = table[codes.int()]
     return values.mul_(scales.repeat_interleave(BLOCK, dim=1)[:, : codes.shape[1]])
 
 
 def dynamic_map(*, signed: bool) -> Tensor:
-    """The 256 values that a code may stand for, ascending, in [-1, 1] or in [0, 1].
+    """Return the 256 values that a code may stand for, ascending, in [-1, 1] or in [0, 1].
 
     For each of seven powers of ten, twice as many values as for the one below it, at the middles of equal steps from
     0.1 to 1 of it; and 0 and 1 (arXiv 2110.02861, section 2.1; appendix F for the unsigned one).
@@ -73,6 +73,6 @@ def dynamic_map(*, signed: bool) -> Tensor:
 
 @functools.cache
 def _table(signed: bool, device: torch.device) -> tuple[Tensor, Tensor]:
-    """The map, and the middles between its values, at which rounding goes from one to the next."""
+    """Return the map, and the middles between its values, at which rounding goes from one to the next."""
     table = dynamic_map(signed=signed)
     return table.to(device), ((table[1:] + table[:-1]) / 2).to(device)

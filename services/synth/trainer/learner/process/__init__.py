@@ -1,1 +1,1 @@
-"""What a training process does beside training: messages from and to its owner, and turns at a shared device."""
+"""The parts of a training process beside training: messages from and to its owner, and turns at a shared device."""

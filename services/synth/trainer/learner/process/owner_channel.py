@@ -1,4 +1,4 @@
-"""The two pipes between a training process and whoever started it: the service, or rank 0 of the group."""
+"""The two pipes between a training process and its parent: the service, or rank 0 of the group."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class OwnerChannel:
             raise TrainingFailed("bad_message", f"{error}: {line[:200]!r}") from error
 
     def has_message(self) -> bool:
-        """Whether `recv` would return at once."""
+        """Return whether `recv` would return at once."""
         return not self._in.empty()
 
     def send(self, event: msgspec.Struct) -> None:
@@ -119,7 +119,7 @@ class OwnerChannel:
                     self._stored.notify_all()
             else:
                 self._in.put(line)
-        # The owner is gone: work that nobody will announce must not hold a GPU. Nothing durable is half-written.
+        # The owner has ended: unannounced work must not hold a GPU. Nothing durable is half-written.
         os._exit(_EXIT_ORPHANED)
 
 
@@ -127,4 +127,4 @@ def _is_stored(line: bytes) -> bool:
     try:
         return msgspec.json.decode(line, type=_Op).op == Stored.__struct_config__.tag
     except msgspec.DecodeError:
-        return False  # `recv` says what is wrong with it
+        return False  # `recv` raises the error

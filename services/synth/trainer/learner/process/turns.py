@@ -1,7 +1,7 @@
 """A device that training shares with inference: training has it while it computes, and only then.
 
-Invariants: what is trained is on the device only within this process's turn; outside of it, weights and optimizer state
-are in the CPU's memory, and the device's is given back.
+Invariants: weights and optimizer state are on the device only within this process's turn; outside of it they are in the
+CPU's memory, and the device's memory is freed.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Movable(Protocol):
 class Turns:
     """This process's side of the turns at its device; without a config the device is its own all the time.
 
-    device: where training computes. progress: called again and again while the turn is waited for.
+    device: on which training computes. progress: called repeatedly while this waits for the turn.
     """
 
     def __init__(self, config: TurnConfig | None, device: torch.device, *, progress: Callable[[], None]) -> None:
@@ -66,7 +66,7 @@ class Turns:
             part.move(self._device)
 
     def metrics(self) -> dict[str, float]:
-        """How long the turns since the last call were waited for, in seconds; empty where nothing is shared."""
+        """Return the seconds that training has waited for turns since the last call; empty if no device is shared."""
         seconds, self.waited_s = self.waited_s, 0.0
         return {} if self._turn is None else {"seconds_turn": seconds}
 
@@ -83,7 +83,7 @@ class Turns:
         self._turn.release()
 
     def give_up_if_awaited(self) -> None:
-        """Between two steps: let the other side have a turn when it waits and this one has lasted long enough."""
+        """Give up the turn between two steps if the other side waits and this turn has lasted long enough."""
         if self._turn is None or self._config is None or not self._turn.held:
             return
         if self._turn.held_s >= self._config.turn_s and self._turn.is_awaited():

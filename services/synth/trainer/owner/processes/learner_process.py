@@ -36,7 +36,7 @@ LearnerMessage = Ready | Stepped | Paused | Done | Failed
 
 
 class LearnerStopped(Crashed):
-    """The process ended without saying why (killed, out of memory in the kernel): another attempt resumes."""
+    """The process ended without an error message (killed, or out of memory in the kernel): another attempt resumes."""
 
 
 class LearnerProcess:
@@ -66,7 +66,7 @@ class LearnerProcess:
         return self._process.returncode is None
 
     async def wait_stopped(self) -> None:
-        """Return when the process has ended, for whatever reason."""
+        """Wait until the process has ended, for any reason."""
         await self._process.wait()
 
     async def start_job(self, start: Start, *, progress: Callable[[Progressed], None]) -> None:
@@ -86,10 +86,10 @@ class LearnerProcess:
             raise LearnerStopped(f"the training process is gone ({await self._process.wait()})") from error
 
     async def recv(self, *, silence: Callable[[str], float]) -> LearnerMessage:
-        """The next message that is not a sign of life. Raises `LearnerStopped` when there will be none.
+        """Return the next message that is not a sign of life. Raises `LearnerStopped` when there will be none.
 
         silence: for a stage ("" before the first), the seconds without progress after which the process counts as hung
-        and is killed. Each message is progress, but of a dataset that is tokenised one that says the same as the last.
+        and is killed. Every message is progress, except a report on a dataset that repeats the one before.
         """
         self._heard_at = time.monotonic()
         receiving = asyncio.ensure_future(self._messages.get())
@@ -102,7 +102,7 @@ class LearnerProcess:
                 if left <= 0:
                     self._process.kill()
                     setting = "SYNTH_MODEL_IO_S" if stage in FILE_STAGES else "SYNTH_CHILD_SILENCE_S"
-                    what = f"the training process {'made no progress' if stage == TOKENISE else 'said nothing'}"
+                    what = f"the training process {'made no progress' if stage == TOKENISE else 'sent nothing'}"
                     since = stage and f", since it began to {stage}"
                     raise LearnerStopped(f"{what} for {seconds:.0f} s{since} ({setting})")
                 # The next stage may be given less time than the one that is waited for.
@@ -167,7 +167,7 @@ class LearnerProcess:
 
 
 class LearnerPool:
-    """Starts a training process for each job, as a fork of a process that has imported what it needs.
+    """A pool that starts a training process for each job, as a fork of a process that has imported what it needs.
 
     A process runs one job and ends: nothing of a job, not even the state of its allocator, can reach the next one.
     """
@@ -193,7 +193,7 @@ class LearnerPool:
 
     @contextlib.asynccontextmanager
     async def acquire(self) -> AsyncGenerator[LearnerProcess]:
-        """A new process; it is stopped at the end of the block."""
+        """Yield a new process; it is stopped at the end of the block."""
         process = LearnerProcess(await TrainingFork.start(await self._ensure_server()))
         try:
             yield process

@@ -1,4 +1,4 @@
-"""Where training processes come from: forks of a parent that has imported what they need."""
+"""Start training processes as forks of a parent that has already imported the modules that they need."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Self
 from synth.runtime.environment.child_environment import child_environment
 from synth.runtime.forking.server import ForkedProcess, ForkServer
 
-# A message holds the figures of every step since the last checkpoint, as many as the job says.
+# A message holds the figures of every step since the last checkpoint, and the job sets how many steps that is.
 _UNLIMITED_LINE = 1 << 62
 
 
@@ -25,7 +25,7 @@ class TrainingFork(ForkedProcess):
 
     @classmethod
     async def start(cls, server: ForkServer) -> Self:
-        """Start a process. It starts when the parent has finished its imports; what it is sent waits."""
+        """Start a process. It runs when the parent has finished its imports; messages sent before that are kept."""
         pairs = [socket.socketpair() for _ in range(3)]
         process = cls(server, [await asyncio.open_connection(sock=ours, limit=_UNLIMITED_LINE) for ours, _ in pairs])
         server.fork(process, [theirs.fileno() for _, theirs in pairs])
@@ -42,7 +42,7 @@ class TrainingFork(ForkedProcess):
 
 
 def training_environment(threads: int) -> dict[str, str]:
-    """The environment of training processes that compute on `threads` threads each."""
+    """Return the environment of training processes that compute on `threads` threads each."""
     return {
         **child_environment(),
         "OMP_NUM_THREADS": str(threads),
@@ -66,7 +66,7 @@ _ready: list[ReadyParent] = []
 
 
 def fork_parent(keys: int) -> None:
-    """Fork a parent of training processes off this process, which has imported what they need and has one thread.
+    """Fork a parent of training processes off this process, which has imported their modules and has one thread.
 
     keys: the descriptor of a file with keys, which this process has not read, and the parent must not have.
     """
@@ -89,7 +89,7 @@ def fork_parent(keys: int) -> None:
 
 
 async def start_server(threads: int) -> ForkServer:
-    """The parent that this process was given, if it has the right environment; otherwise a new one.
+    """Return the parent that this process was given, if it has the right environment; otherwise a new one.
 
     A new one begins with its imports, which take seconds.
     """

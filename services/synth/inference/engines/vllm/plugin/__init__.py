@@ -1,1 +1,1 @@
-"""What runs in vLLM's own processes."""
+"""The code that runs in vLLM's own processes."""

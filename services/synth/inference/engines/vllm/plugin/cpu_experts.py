@@ -9,10 +9,10 @@ from torch import Tensor, nn
 
 
 def pack_reloaded_experts() -> None:
-    """vLLM packs experts for a CPU when it builds their kernel, and builds no second one for new weights.
+    """Copy reloaded experts into the kernel. vLLM packs experts for a CPU only when it first builds their kernel.
 
-    During a layer-wise reload the layer holds tensors of its own, in the layout of the files. What they are packed to
-    is copied into those that the kernel reads.
+    During a layer-wise reload the layer holds tensors of its own, in the layout of the files. Their packed form is
+    copied into the tensors that the kernel reads.
     """
     set_up = method.UnquantizedFusedMoEMethod._setup_kernel
 
@@ -26,8 +26,9 @@ def pack_reloaded_experts() -> None:
 
 
 def compute_experts_beside_adapters() -> None:
-    """Where any layer can have an adapter, vLLM computes experts with Triton, which no CPU has: it dies at the first
-    request. No adapter of ours reaches experts (`BaseModelInfo.adaptable`), so those of a host without any do.
+    """Compute experts without Triton on a CPU. If any layer can have an adapter, vLLM selects Triton for experts, which
+    no CPU has: it dies at the first request. Our adapters never reach experts (`BaseModelInfo.adaptable`), so the
+    backend of a host without adapters works.
     """
     select = method.select_unquantized_moe_backend
 

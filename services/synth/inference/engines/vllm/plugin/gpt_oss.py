@@ -1,9 +1,8 @@
 """New weights for gpt-oss. Imported in the engine process.
 
 A layer-wise reload puts parameters without memory in place of a model's own, and waits for their loaders to be called.
-gpt-oss copies experts and sinks into its parameters, past their loaders (vLLM 0.32): nothing would become of them, and
-the old ones would be served. Here what is copied into the experts of a layer goes to a loader after all, and sinks have
-memory.
+gpt-oss copies experts and sinks into its parameters, past their loaders (vLLM 0.32): the new ones would be lost, and
+the old ones served. This module passes the experts of a layer to a loader, and gives the sinks memory.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ _MODEL = "GptOssForCausalLM"
 
 
 def take_copies(model: nn.Module) -> None:
-    """After the begin of a layer-wise reload; does nothing to another model."""
+    """Take the copied experts and sinks, after the begin of a layer-wise reload; does nothing to another model."""
     if type(model).__name__ != _MODEL:
         return
     module: Any
@@ -31,7 +30,7 @@ def take_copies(model: nn.Module) -> None:
         if isinstance(module, RoutedExperts) and isinstance(module.quant_method, UnquantizedFusedMoEMethod):
             parameters: dict[str, Any] = dict(module.named_parameters(recurse=False))
             for parameter in parameters.values():
-                # Its own takes one expert of a file that has them apart.
+                # The original loader takes one expert, from a file that stores experts apart.
                 parameter.weight_loader = _load
             layerwise._wrap_parameters_weight_loader(module)
             for parameter in parameters.values():
@@ -41,7 +40,7 @@ def take_copies(model: nn.Module) -> None:
 
 
 def place_sinks(model: nn.Module) -> None:
-    """Before the end of a layer-wise reload: what was copied into the sinks is what is served."""
+    """Put the sinks that were copied into the model in place, before the end of a layer-wise reload."""
     if type(model).__name__ == _MODEL:
         for module in model.modules():
             if _has_sinks(module):
@@ -49,7 +48,7 @@ def place_sinks(model: nn.Module) -> None:
 
 
 def _load(param: Any, loaded_weight: Tensor) -> None:
-    # What takes its place has its attributes, and is copied into.
+    # The parameter's successor inherits its attributes, and is written by `copy_`.
     vars(param).pop("copy_", None)
     param.data.copy_(loaded_weight)
 

@@ -51,7 +51,7 @@ class ReplyPenalties(AdapterLogitsProcessor):
         def penalise(prompt_ids: list[int], output_ids: list[int], logits_V: Tensor) -> Tensor:
             earlier = prompt_ids[len(prompt_ids) - reply_tokens :]
             ids_T = torch.tensor([*earlier, *output_ids], dtype=torch.int64)
-            # vLLM marks a token that it does not know yet by -1.
+            # vLLM marks a token that is not known yet by -1.
             ids_T = ids_T[ids_T >= 0].to(logits_V.device)
             count_V = torch.zeros_like(logits_V).scatter_add_(0, ids_T, torch.ones_like(ids_T, dtype=logits_V.dtype))
             logits_V -= frequency * count_V

@@ -1,4 +1,4 @@
-"""Imports, once in the fork server, what every engine process needs."""
+"""Imports, once in the fork server, the modules that every engine process needs."""
 
 import vllm.v1.engine.async_llm  # pyright: ignore[reportMissingImports]
 import vllm.v1.engine.core  # noqa: F401  # pyright: ignore[reportMissingImports]

@@ -1,7 +1,7 @@
 """The plugin that vLLM loads in each of its processes (entry point `vllm.general_plugins`).
 
-In every process it registers the file backend for full weights, under the name that the host asks for. In an engine
-process it also starts a thread that ends the process as soon as the service has ended, however that happened.
+In every process it registers the file backend for full weights, under the name that the host uses. In an engine
+process it also starts a thread that ends the process as soon as the service has ended, for any reason.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ FILE_BACKEND = "synth_file"
 
 
 def register() -> None:
-    """Called by vLLM, once in each process."""
+    """Register the plugin. vLLM calls this once in each process."""
     from vllm.distributed.weight_transfer import (  # pyright: ignore[reportMissingImports]
         WeightTransferEngineFactory,
     )

@@ -1,7 +1,7 @@
 """Lets vLLM load a Qwen3-VL in an environment without torchvision.
 
 vLLM needs two names of transformers' modules on torchvision, which cannot be imported without it, and a processor whose
-videos need it. It computes no image that we serve (see `prompts`): it asks its processor for sizes only.
+videos need it. It computes no image that we serve (see `prompts`): it uses its processor only for sizes.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _NEEDING_IT = (
 
 
 def make_qwen3_vl_loadable() -> None:
-    """Do so in this process; nothing where torchvision is installed."""
+    """Make it loadable in this process; do nothing if torchvision is installed."""
     if importlib.util.find_spec("torchvision") is not None:
         return
     # Whether torchvision is there must be known before the stand-in is.
@@ -50,7 +50,7 @@ def make_qwen3_vl_loadable() -> None:
 
 @contextmanager
 def _stand_in() -> Iterator[None]:
-    """While it lasts, `import torchvision` gives empty modules."""
+    """Make `import torchvision` give empty modules within the context."""
     try:
         for name in _TORCHVISION:
             sys.modules[name] = ModuleType(name)
@@ -62,7 +62,7 @@ def _stand_in() -> Iterator[None]:
 
 
 def _load_processor(cls: Any, model_dir: str, *args: Any, tokenizer: Any = None, **kwargs: Any) -> Any:
-    """A model folder's processor, with images on Pillow, and the sizes of videos alone."""
+    """Return a model folder's processor, with images on Pillow, and the sizes of videos alone."""
     from transformers import AutoTokenizer
     from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
     from transformers.models.qwen3_vl.video_processing_qwen3_vl import Qwen3VLVideoProcessor

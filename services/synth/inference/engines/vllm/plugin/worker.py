@@ -2,7 +2,7 @@
 
 Three faults silently give wrong tokens (vLLM 0.32 on a CPU); each workaround can be switched off by its name:
 `tied_head`: after a reload, a tied LM head keeps the old weights, prepacked for oneDNN.
-`packed_experts`: after a reload, experts are as they are in the files, where their kernel wants them packed.
+`packed_experts`: after a reload, experts stay as in the files, but their kernel needs them packed.
 `lora_mask`: rows without an adapter, beside rows with one, get the adapter of the last slot (index -1).
 """
 
@@ -99,7 +99,7 @@ class WorkerExtension:
         return os.getpid()
 
     def synth_loaded(self) -> list[str]:
-        """The names of the tensors that the last update handed to the loader."""
+        """Return the names of the tensors that the last update handed to the loader."""
         return list(_loaded)
 
 
