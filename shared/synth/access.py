@@ -1,4 +1,4 @@
-"""Organisations, and what a key of one may do."""
+"""Organisations, and the scopes of their keys."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from synth.ids import OrgId
 
 
 class Scope(StrEnum):
-    """What a key may do."""
+    """The actions that a key allows."""
 
     READ = "read"
     WRITE = "write"
@@ -20,7 +20,7 @@ class Scope(StrEnum):
     OPERATOR = "operator"
 
 
-#: What the first key of an organisation may do: everything in it, nothing beside it.
+#: The scopes of the first key of an organisation: everything in it, nothing outside.
 ORGANISATION_SCOPES = (Scope.READ, Scope.WRITE, Scope.INFERENCE, Scope.KEYS)
 
 

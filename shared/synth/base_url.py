@@ -1,7 +1,7 @@
 """The address of something that users run (a task app, an API), to which paths are added.
 
-Every reader of such an address must read the same host and the same path, or one would be looked at and another one
-called. So it may hold only what all readers of URLs agree about.
+Every reader of such an address must read the same host and the same path, or one would be checked and another one
+called. So it may contain only characters that all readers of URLs agree about.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 import idna
 
-#: Without what `urlsplit` takes out and the backslash, which some readers take for a slash.
+#: Without the characters that `urlsplit` removes, and the backslash, which some readers take for a slash.
 _PRINTABLE = re.compile(r"[!-\[\]-~]*")
 _HOST = re.compile(r"(?=.{1,253}\Z)[A-Za-z0-9_]([A-Za-z0-9_-]{0,62})(\.[A-Za-z0-9_]([A-Za-z0-9_-]{0,62}))*\.?")
 _FOUR_NUMBERS = re.compile(r"\d+\.\d+\.\d+\.\d+")
@@ -20,7 +20,7 @@ _PATH = re.compile(r"[A-Za-z0-9._~!$&'()*+,;=:@%/-]*")
 
 
 def base_url_fault(url: str) -> str | None:
-    """What is wrong with an address to which paths are to be added, as the end of a sentence; None for a good one."""
+    """Return why paths cannot be added to an address, as the end of a sentence; None if they can."""
     if not _PRINTABLE.fullmatch(url):
         return "has characters that a URL may not have"
     try:
@@ -48,7 +48,7 @@ def base_url_fault(url: str) -> str | None:
 
 
 def under(base: str, path: str) -> str:
-    """The address of a path below a base; path begins with a slash."""
+    """Return the address of a path below a base. path: begins with a slash."""
     return base.rstrip("/") + path
 
 
@@ -65,7 +65,8 @@ def _is_host(netloc: str) -> bool:
         return "%" not in host
     if _HOST.fullmatch(host) is None:
         return False
-    # httpx decodes the first label, and takes four numbers for an IPv4 address. What it cannot read raises an error.
+    # httpx decodes the first label, and takes four numbers for an IPv4 address. A host that it cannot read raises an
+    # error.
     try:
         if host.lower().startswith("xn--"):
             idna.decode(host)

@@ -1,4 +1,4 @@
-"""Whether an environment key may be sent to an address: only over https, but to what the operator has opened."""
+"""Decide whether an environment key may be sent to an address: over https, or if the operator allows it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class EnvironmentKeySettings(Settings):
 
 
 async def plain_http_refused(url: str, policy: GuardPolicy, *, allowed: bool) -> Problem | None:
-    """What is wrong with sending a key to this task app over http; None for https, and where the operator allows it.
+    """Return the problem of sending a key to this task app over http; None for https, or if the operator allows it.
 
     allowed: `EnvironmentKeySettings.allow_plain_http_keys`.
     """

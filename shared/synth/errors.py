@@ -9,7 +9,7 @@ _MOST_PROBLEMS = 100
 
 
 class Problem(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing that is wrong with what a user gave us, in three parts: what, what was expected, what to do.
+    """One error in a user's input, in three parts: the error, the expected value, the fix.
 
     where: the place, as `configs/rl.toml:14 [model].base`, a JSONL line, or a URL; "" when there is none.
     """
@@ -48,7 +48,7 @@ class UserError(SynthError):
         super().__init__("\n".join(p.text() for p in self.problems))
 
     def __reduce__(self) -> tuple[type[UserError], tuple[list[Problem]]]:
-        # From a worker process it arrives with its problems. A subclass may be made of other arguments.
+        # A worker process sends it with its problems. A subclass may have other arguments.
         return UserError, (self.problems,)
 
 
@@ -61,7 +61,7 @@ class Permanent(SynthError):
 
 
 class Transient(SynthError):
-    """Worth trying again, after `delay` seconds where it is known."""
+    """An error that may pass: try again, after `delay` seconds if it is set."""
 
     def __init__(self, reason: str, *, delay: float | None = None) -> None:
         super().__init__(reason)
@@ -69,11 +69,11 @@ class Transient(SynthError):
 
 
 class Crashed(SynthError):
-    """What did the work has ended without saying why: it counts as a failure, and another attempt goes on."""
+    """The process that did the work ended without a reason: this is a failure, and another attempt continues."""
 
 
 class NewerVersion(Transient):
-    """A newer version wrote this: it is not ours to judge, and waits for a process that can read it."""
+    """A newer version wrote this: this process cannot judge it, and leaves it to a process that can read it."""
 
 
 class Fenced(SynthError):

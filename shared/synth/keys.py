@@ -1,4 +1,4 @@
-"""Secrets: API keys, the credential of one rollout (cid), and sealing what must be stored.
+"""Secrets: API keys, the credential of one rollout (cid), and the encryption of stored secrets.
 
 An API key is random, so one SHA-256 is enough to keep of it. A URL key is one that stands in the path of an address,
 for a client that can send nothing else; it opens chat completions alone. A bus key opens its organisation's events on
@@ -40,42 +40,42 @@ _SECRET = re.compile(rf"({_PREFIX}|{_URL_PREFIX}|{_BUS_PREFIX}|trace_)\w+")
 
 
 def new_api_key() -> str:
-    """`synth_live_` + 30 random base-62 characters + a checksum of 6, which rejects a typing error offline."""
+    """Generate `synth_live_` + 30 random base-62 characters + a checksum of 6, which shows a typing error offline."""
     return _new_key(_PREFIX)
 
 
 def new_url_key() -> str:
-    """A key for the path of a URL: as an API key, with `synth_url_` before it."""
+    """Generate a key for the path of a URL: an API key with the prefix `synth_url_`."""
     return _new_key(_URL_PREFIX)
 
 
 def new_bus_key() -> str:
-    """A key for the events of an organisation on the bus: as an API key, with `synth_bus_` before it."""
+    """Generate a key for an organisation's events on the bus: an API key with the prefix `synth_bus_`."""
     return _new_key(_BUS_PREFIX)
 
 
 def is_bus_key(key: str) -> bool:
-    """Whether this has the look of a key for the bus."""
+    """Return whether a text has the form of a key for the bus."""
     return key.startswith(_BUS_PREFIX)
 
 
 def is_url_key(key: str) -> bool:
-    """Whether this has the look of a URL key."""
+    """Return whether a text has the form of a URL key."""
     return key.startswith(_URL_PREFIX)
 
 
 def is_platform_key(key: str) -> bool:
-    """Whether this has the look of an API key of any kind, or of a rollout's credential: a secret that is ours."""
+    """Return whether a text has the form of an API key of any kind, or of a rollout's credential."""
     return _SECRET.match(key) is not None
 
 
 def url_key_path(key: str) -> str:
-    """The path of the base URL that a URL key opens, below the gateway's address."""
+    """Return the path of the base URL that a URL key opens, below the gateway's address."""
     return f"/keys/{key}/v1"
 
 
 def mistyped(key: str) -> bool:
-    """Whether this has the look of our API keys but a wrong checksum: nobody can have been given it."""
+    """Return whether a text has the form of an API key but a wrong checksum: it cannot be valid."""
     prefix = next((p for p in (_PREFIX, _URL_PREFIX, _BUS_PREFIX) if key.startswith(p)), None)
     if prefix is None:
         return False
@@ -84,17 +84,17 @@ def mistyped(key: str) -> bool:
 
 
 def key_hash(key: str) -> str:
-    """What is kept of an API key: hex SHA-256."""
+    """Return the stored form of an API key: hex SHA-256."""
     return hashlib.sha256(key.encode()).hexdigest()
 
 
 def key_id(key: str) -> str:
-    """A short public name for a secret, for events and logs."""
+    """Return a short public name for a secret, for events and logs."""
     return f"key_{hashlib.sha256(key.encode()).hexdigest()[:10]}"
 
 
 def without_secrets(content: bytes, secrets: Iterable[str]) -> bytes:
-    """An answer from outside without what it may echo: each secret, also as JSON, HTML, a URL or base64 have it."""
+    """Remove secrets from an answer that may echo them: each as it is, and in JSON, HTML, URL and base64 encoding."""
     for secret in secrets:
         forms = {
             secret,
@@ -110,7 +110,7 @@ def without_secrets(content: bytes, secrets: Iterable[str]) -> bytes:
 
 
 def masked(text: str) -> str:
-    """A path, or another text for a log or an error, without the credentials in it."""
+    """Return a path, or another text for a log or an error, without the credentials in it."""
     return _SECRET.sub(r"\1…", text)
 
 
@@ -128,7 +128,7 @@ def _checksum(body: str) -> str:
 
 
 class Cid(msgspec.Struct, frozen=True, kw_only=True):
-    """What a rollout's credential pins.
+    """The values that a rollout's credential pins.
 
     rollout_id: names the job. nonce: a random number, so that the credentials of a rollout's collectors never repeat.
     replica: the inference process that records it. version: the pinned policy version of an evaluation, None for the
@@ -150,7 +150,7 @@ class Cid(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def mint_cid(cid: Cid, keyring: Keyring) -> str:
-    """`trace_…`: the signed credential, letters, digits and underscores only (task apps mangle anything else)."""
+    """Return the signed credential, `trace_…`: only letters, digits and underscores, as task apps change others."""
     secret = keyring.current
     version = "L" if cid.version is None else str(cid.version)
     fields = (
@@ -168,7 +168,7 @@ def mint_cid(cid: Cid, keyring: Keyring) -> str:
 
 
 def read_cid(text: str, keyring: Keyring, *, now: float | None = None) -> Cid:
-    """The credential that `mint_cid` signed, with the current secret or an earlier one.
+    """Return the credential that `mint_cid` signed, with the current secret or an earlier one.
 
     Raises `InvalidKey` when it is malformed, forged or expired.
     """
@@ -206,16 +206,16 @@ def _unhex(text: str) -> str:
 
 
 def seal(text: str, secret: DerivedSecret) -> str:
-    """Encrypt a secret for storage; base64."""
+    """Encrypt a secret for storage, as base64."""
     return base64.b64encode(_box(secret).encrypt(text.encode())).decode()
 
 
 def unseal(sealed: str, secret: DerivedSecret) -> str:
-    """What `seal` encrypted. Raises `InvalidKey` where that was with another secret, or it was changed since."""
+    """Return the text that `seal` encrypted. Raises `InvalidKey` for another secret, or if it was changed since."""
     try:
         return _box(secret).decrypt(base64.b64decode(sealed)).decode()
     except (CryptoError, ValueError) as error:
-        raise InvalidKey(f"a stored secret is not what was sealed under the key {secret.id}: it is damaged") from error
+        raise InvalidKey(f"a stored secret that was sealed under the key {secret.id} is damaged") from error
 
 
 def _box(secret: DerivedSecret) -> SecretBox:
@@ -223,21 +223,21 @@ def _box(secret: DerivedSecret) -> SecretBox:
 
 
 def sealing_key(keyring: Keyring) -> str:
-    """The cluster's X25519 public key, base64: whoever has it can seal a secret for the cluster (libsodium sealed box).
+    """Return the cluster's X25519 public key, base64: it seals secrets for the cluster (libsodium sealed box).
 
-    It follows from the secret for clients, so every gateway has it and none keeps it.
+    It follows from the secret for clients, so every gateway has it and none stores it.
     """
     return base64.b64encode(bytes(_private_key(keyring.current).public_key)).decode()
 
 
 def open_sealed(ciphertext: str, keyring: Keyring) -> bytes:
-    """What was sealed with `sealing_key`, from base64, also with that of an earlier secret. Raises `InvalidKey`."""
+    """Open text in base64 that was sealed with `sealing_key`, also with an earlier secret's. Raises `InvalidKey`."""
     try:
         sealed = base64.b64decode(ciphertext, validate=True)
     except ValueError as error:
         raise _not_for_us() from error
     for secret in keyring:
-        # A sealed box does not say which public key it was made with.
+        # A sealed box does not name the public key that it was made with.
         with suppress(CryptoError, ValueError):
             return SealedBox(_private_key(secret)).decrypt(sealed)
     raise _not_for_us()

@@ -1,7 +1,7 @@
 """Functions of the operator's own, which a job names as `package.module:function`: which may be named, and loading one.
 
-A job never brings code: a name is of a module that is installed where the services run, and that the operator has
-allowed (`SYNTH_PLUGINS`). Looking at a name imports nothing; only who runs the function imports its module.
+A job never brings code: a plugin's module is installed on the services' machines, and the operator has allowed it
+(`SYNTH_PLUGINS`). Checking a name imports nothing; only the service that runs the function imports its module.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ class PluginSettings(Settings):
 
 
 def is_plugin(name: str) -> bool:
-    """Whether this is written as a plugin is."""
+    """Return whether a name has the form of a plugin's."""
     return _NAME.fullmatch(name) is not None
 
 
 def plugin_refused(name: str, allowed: Collection[str], *, where: str) -> Problem | None:
-    """Why a plugin may not be used, or cannot be; None where it can. name: for which `is_plugin` holds.
+    """Return why a plugin may not be used, or cannot be; None if it can. name: one for which `is_plugin` is true.
 
-    allowed: see `PluginSettings`. The module is not imported: its file is read, where it is one of Python's.
+    allowed: see `PluginSettings`. The module is not imported: its file is read, if it is written in Python.
     """
     module, _, function = name.partition(":")
     if not any(module == root or module.startswith(f"{root}.") for root in allowed):
@@ -76,21 +76,21 @@ def plugin_refused(name: str, allowed: Collection[str], *, where: str) -> Proble
 
 
 def load_plugin(name: str, allowed: Collection[str] | None) -> Callable[..., Any]:
-    """The function. allowed: None where whoever gave the name has looked. Raises `Permanent` with the reason."""
+    """Return the function. allowed: None if the name was checked before. Raises `Permanent` with the reason."""
     if allowed is not None and (refused := plugin_refused(name, allowed, where=name)) is not None:
         raise Permanent(refused.text())
     module, _, function = name.partition(":")
     try:
-        found = getattr(importlib.import_module(module), function)
+        loaded = getattr(importlib.import_module(module), function)
     except Exception as error:
         raise Permanent(f"the plugin {name!r} cannot be imported: {type(error).__name__}: {error}") from error
-    if not callable(found):
-        raise Permanent(f"the plugin {name!r} is a {type(found).__name__}; expected a function")
-    return found
+    if not callable(loaded):
+        raise Permanent(f"the plugin {name!r} is a {type(loaded).__name__}; expected a function")
+    return loaded
 
 
 def _find(module: str) -> ModuleSpec | None:
-    """Where a module is; no package above it is imported."""
+    """Return the spec of a module; no package above it is imported."""
     path: list[str] | None = None
     spec: ModuleSpec | None = None
     for n in range(len(parts := module.split("."))):
@@ -102,25 +102,25 @@ def _find(module: str) -> ModuleSpec | None:
 
 
 def _names(spec: ModuleSpec) -> set[str] | None:
-    """What a module's own statements define; None where that cannot be seen without running it."""
+    """Return the names that a module's own statements define; None if only running it would show them."""
     if spec.origin is None or not spec.origin.endswith(".py"):
         return None
     try:
         tree = ast.parse(Path(spec.origin).read_bytes())
     except (OSError, SyntaxError, ValueError):
         return None
-    found: set[str] = set()
+    defined: set[str] = set()
     nodes: list[ast.AST] = [*tree.body]
     while nodes:
         match node := nodes.pop():
             case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
-                found.add(name)  # and nothing that is defined inside
+                defined.add(name)  # and nothing that is defined inside
             case ast.Import(names=names) | ast.ImportFrom(names=names):
                 if any(alias.name == "*" for alias in names):
                     return None
-                found |= {alias.asname or alias.name for alias in names}
+                defined |= {alias.asname or alias.name for alias in names}
             case ast.Name(id=name, ctx=ast.Store()):
-                found.add(name)
+                defined.add(name)
             case _:
                 nodes += ast.iter_child_nodes(node)
-    return found
+    return defined

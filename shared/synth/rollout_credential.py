@@ -1,4 +1,4 @@
-"""Where a caller puts the credential of its rollout: in the query, in the path, or as its API key.
+"""The places of a rollout's credential in a call: the query, the path, or the API key.
 
 An agent framework lets its user set a base address and a key, and treats both in its own way. The openai SDK joins the
 path to the end of the whole address, query included, so `…/v1/chat/completions?cid=trace_x` is called as
@@ -15,12 +15,12 @@ from synth.errors import InvalidKey
 
 #: Hex digits of the signature, the last part of a credential.
 CID_MAC_LENGTH = 24
-#: What to do about a credential that does not open: the last words of each refusal.
+#: The fix for a credential that does not open: the last words of each refusal.
 CID_FIX = "use the rollout's address as it was given, query included, or `ep.base_url` and `ep.api_key`"
 
-# The form of what `synth.keys.mint_cid` returns.
+# The form of a result of `synth.keys.mint_cid`.
 _CREDENTIAL = rf"trace_(?:[0-9a-f]+_){{3}}[0-9]+_(?:L|[0-9]+)_[0-9]+_[0-9]+_[0-9]+_[0-9a-f]{{{CID_MAC_LENGTH}}}"
-#: Other names that clients give the credential. Apps mean things of their own by these names, too.
+#: Other names that clients give the credential. Apps use these names for other values, too.
 _ALIASES = ("trace", "trace_correlation_id")
 #: A credential, and the path that a client may have joined to it: `trace_x/v1/chat/completions`, `trace_xchat/…`.
 _JOINED = re.compile(rf"({_CREDENTIAL})(?=$|\W|v1/|chat/|responses)")
@@ -29,14 +29,14 @@ _IN_PATH = re.compile(r"/rollouts/([^/]+)/(?:v1/)?(?:chat/completions|responses)
 
 
 def find_credential(*, path: str, query: str, authorization: str = "") -> str | None:
-    """The credential of a chat request, unchecked, without what a client joined to it; None for a call without one.
+    """Return the credential of a chat request, unchecked, without text that a client joined to it; None for none.
 
     It may stand in the query (`cid`, or an alias whose value has the form of a credential), in the path
     (`/rollouts/<credential>/v1/chat/completions`) or in `Authorization: Bearer trace_…`. With one in the query or the
-    path any key will do, but for the credential of another rollout.
+    path any key is accepted, except the credential of another rollout.
 
-    path: percent-decoded. query: as it was sent, without the question mark. Raises `InvalidKey` where two places hold
-    the credentials of two rollouts: whichever was meant, the call would be recorded in the other.
+    path: percent-decoded. query: as it was sent, without the question mark. Raises `InvalidKey` if two places hold the
+    credentials of two rollouts: the call might be recorded in the wrong one.
     """
     in_address = _in_address(path, query)
     scheme, _, key = authorization.partition(" ")
@@ -53,18 +53,20 @@ def find_credential(*, path: str, query: str, authorization: str = "") -> str | 
 
 
 def is_joined_responses(query: str) -> bool:
-    """Whether a client joined the path of the Responses API to the query of its base address."""
+    """Return whether a client joined the path of the Responses API to the query of its base address."""
     return _JOINED_RESPONSES.search(query) is not None
 
 
 def _in_address(path: str, query: str) -> list[str] | None:
-    """What stands where an address has the credential, the place that decides first; None for an address without."""
-    given = parse_qs(query, keep_blank_values=True)
-    found = given.get("cid", [])[:1]
-    found += [given[name][0] for name in _ALIASES if name in given and _JOINED.match(given[name][0])]
+    """Return the texts at an address's places for a credential, the deciding one first; None for an address without."""
+    query_fields = parse_qs(query, keep_blank_values=True)
+    texts = query_fields.get("cid", [])[:1]
+    texts += [
+        query_fields[name][0] for name in _ALIASES if name in query_fields and _JOINED.match(query_fields[name][0])
+    ]
     if in_path := _IN_PATH.search(path):
-        found.append(in_path[1])
-    return found or None
+        texts.append(in_path[1])
+    return texts or None
 
 
 def _cut(text: str) -> str:

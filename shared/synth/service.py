@@ -1,4 +1,4 @@
-"""What every `synthd NAME` process is: connected, observable over HTTP, and drained on SIGTERM."""
+"""The base of every `synthd NAME` process: connected, observable over HTTP, and drained on SIGTERM."""
 
 from __future__ import annotations
 
@@ -50,9 +50,9 @@ Check = Callable[[], str | None]
 
 @dataclass
 class Service:
-    """A running service: its connections, and what it tells of itself. A check returns what is wrong, or None.
+    """A running service: its connections and its status. A check returns its problem, or None.
 
-    A check that is called "worker" is one whose failure a restart mends.
+    A check with the name "worker" is one whose failure a restart can fix.
 
     ready: set once the service is set up.
     """
@@ -74,7 +74,7 @@ class Service:
 
     @property
     def url(self) -> str:
-        """Where the HTTP side listens."""
+        """The address that the HTTP side listens on."""
         return f"http://{self.settings.host}:{self.port}"
 
     def run(self, name: str, work: Coroutine[Any, Any, None]) -> None:
@@ -82,7 +82,7 @@ class Service:
         self._tasks.append(asyncio.create_task(work, name=name))
 
     def starting(self) -> asyncio.Event:
-        """For a part to set once it does its work: before that the service is not healthy."""
+        """Return an event that a part sets once it works; until then the service is not healthy."""
         self._starts.append(asyncio.Event())
         return self._starts[-1]
 
@@ -95,7 +95,7 @@ class Service:
         self._closings.append(close)
 
     def health(self) -> dict[str, str]:
-        """The problem of each check that fails, by name; empty when all is well."""
+        """Return the problem of each check that fails, by name; empty when all is well."""
         problems = {name: problem for name, check in self.checks.items() if (problem := check()) is not None}
         if not self.bus.nc.is_connected:
             problems["bus"] = "not connected"
@@ -114,7 +114,7 @@ class Service:
         return Route("/metrics", MetricsPage(limit, loopback_only=not self.settings.metrics_port).answer)
 
     async def _livez(self, request: Request) -> Response:
-        """Whether to leave the process running: that it answers says most of it."""
+        """Answer whether the process may keep running; that it answers is most of the evidence."""
         problems = {name: problem for name, problem in self.health().items() if name in _VITAL}
         body = {"service": self.name, "status": "dead" if problems else "alive", "dead": problems, "pid": os.getpid()}
         return JSONResponse(body, status_code=503 if problems else 200)
@@ -134,7 +134,7 @@ class Service:
         return JSONResponse(body, status_code=503 if problems else 200)
 
     async def after_startup(self) -> None:
-        """Wait until a cluster's start is over: what only saves time later must not slow its services down."""
+        """Wait until a cluster's start is over: work that only saves time later must not slow its services down."""
         await self.ready.wait()
         await asyncio.sleep(_STARTUP_S)
 
@@ -154,7 +154,7 @@ class Service:
                 log.error("a part of the service ended by itself", part=task.get_name())
 
     async def drain(self) -> None:
-        """Let the service's tasks end by themselves, within the grace period; then cancel them."""
+        """Wait until the service's tasks end, within the grace period; then cancel the rest."""
         for task in self._helpers:
             task.cancel()
         if self._tasks:
@@ -164,7 +164,7 @@ class Service:
                 task.cancel()
 
     async def close(self) -> None:
-        """Call what `on_close` was given."""
+        """Call the functions that `on_close` registered."""
         for close in self._closings:
             await close()
 
@@ -183,7 +183,8 @@ async def serve(name: str, settings: ServiceSettings, setup: Setup) -> None:
     """Run one service until SIGTERM or SIGINT, or until a part of it fails.
 
     setup: wires the service (registers checks, starts its parts with `run`) and returns its ASGI app, if it has one
-    beyond `/healthz` and `/metrics`. Raises `UserError` where it lacks a secret, or has one that could be guessed.
+    beyond `/healthz` and `/metrics`. Raises `UserError` if the service lacks a secret, or has one that could be
+    guessed.
     """
     logs.configure(name, level=settings.log_level, replica=settings.replica)
     for sentence in unknown_settings(os.environ):
@@ -238,7 +239,7 @@ def _return_large_buffers() -> None:
 
 
 def run(name: str, settings: ServiceSettings, setup: Setup) -> int:
-    """The process of one service; returns its exit code."""
+    """Run the process of one service; return its exit code."""
     import uvloop
 
     async def setup_without_keys(service: Service) -> ASGIApp | None:

@@ -1,8 +1,8 @@
 """The secrets of a service: one for each purpose, derived from the cluster's secret, and no more than it needs.
 
-Who has a derived secret learns neither the cluster's secret nor another purpose's from it. A service is given the
-cluster's secret and derives what it needs, or it is given that alone. Of each purpose there is the current secret, with
-which new things are made, and there may be earlier ones, which open and check what was made with them.
+A derived secret reveals neither the cluster's secret nor another purpose's. A service is given the cluster's secret and
+derives its own, or it is given only those. Each purpose has a current secret, which protects new data, and may have
+earlier ones, which open and check older data.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _CLUSTER_SECRET_LENGTH = 16
 
 
 class Purpose(StrEnum):
-    """What a secret is for. The value is part of the derivation: another value is another secret."""
+    """The use of a secret. The value is part of the derivation: another value is another secret."""
 
     CREDENTIALS = "credentials"
     """Signs and checks the credentials of rollouts (cids)."""
@@ -44,7 +44,7 @@ class Purpose(StrEnum):
     """Signs the judge's calls of inference processes."""
 
     ENVIRONMENT_KEYS = "environment-keys"
-    """Seals stored environment keys, and finds who may chat with one."""
+    """Seals stored environment keys, and finds the keys that may open a chat."""
 
     JUDGE_KEYS = "judge-keys"
     """Seals stored keys of judges' APIs."""
@@ -53,10 +53,10 @@ class Purpose(StrEnum):
     """The key pair that clients seal environment keys for; signs device codes."""
 
     FENCES = "fences"
-    """Names the fences around what a judge is shown, which no rollout may guess."""
+    """Names the fences around the text in a judge's prompt; no rollout may guess them."""
 
 
-#: What each service needs, and is given: `bus` is the operator's `synthd bus`.
+#: The purposes that each service needs and gets: `bus` is the operator's `synthd bus`.
 NEEDS: Mapping[str, tuple[Purpose, ...]] = {
     "gateway": (
         Purpose.CREDENTIALS,
@@ -78,7 +78,7 @@ NEEDS: Mapping[str, tuple[Purpose, ...]] = {
 
 @dataclass(frozen=True)
 class DerivedSecret:
-    """The secret of one purpose. id: a public name, of which nobody learns the secret."""
+    """The secret of one purpose. id: a public name, which does not reveal the secret."""
 
     key: bytes = field(repr=False)
     id: str = field(init=False)
@@ -87,13 +87,13 @@ class DerivedSecret:
         object.__setattr__(self, "id", hashlib.sha256(b"synth key id:" + self.key).hexdigest()[:ID_LENGTH])
 
     def for_use(self, use: str) -> bytes:
-        """32 bytes for one use of the purpose: no key serves two algorithms."""
+        """Derive 32 bytes for one use of the purpose: no key serves two algorithms."""
         return hkdf(self.key, salt=_SALT, info=use.encode())
 
 
 @dataclass(frozen=True)
 class Keyring:
-    """The secrets of one purpose, the current one first. setting: where an earlier one is added."""
+    """The secrets of one purpose, the current one first. setting: the setting for earlier ones."""
 
     purpose: Purpose
     secrets: tuple[DerivedSecret, ...]
@@ -101,27 +101,27 @@ class Keyring:
 
     @property
     def current(self) -> DerivedSecret:
-        """What new things are made with."""
+        """The secret that protects new data."""
         return self.secrets[0]
 
     def __iter__(self) -> Iterator[DerivedSecret]:
         return iter(self.secrets)
 
     def find(self, id: str) -> DerivedSecret | None:
-        """The secret of this id; None where there is none."""
+        """Return the secret of this id; None if there is none."""
         return next((secret for secret in self.secrets if secret.id == id), None)
 
     def need(self, id: str) -> DerivedSecret:
-        """The secret of this id. Raises `InvalidKey`, which says which setting lacks it."""
-        found = self.find(id)
+        """Return the secret of this id. Raises `InvalidKey`, which names the setting that lacks it."""
+        secret = self.find(id)
         if not id:
-            raise InvalidKey("a stored secret does not say which key it was sealed under: it must be stored anew")
-        if found is None:
+            raise InvalidKey("a stored secret does not name the key that it was sealed under: store it again")
+        if secret is None:
             raise InvalidKey(
                 f"a stored secret was sealed under the key {id}, and this process has {self._ids()} for "
                 f"{self.purpose}: the secret that {id} follows from is missing in {self.setting}"
             )
-        return found
+        return secret
 
     def _ids(self) -> str:
         return ", ".join(secret.id for secret in self.secrets)
@@ -135,7 +135,7 @@ class ServiceSecrets:
         self._keyrings = dict(keyrings)
 
     def __getitem__(self, purpose: Purpose) -> Keyring:
-        """The secrets of a purpose. Raises `Permanent` for one that the service was not given."""
+        """Return the secrets of a purpose. Raises `Permanent` for one that the service was not given."""
         try:
             return self._keyrings[purpose]
         except KeyError:
@@ -143,9 +143,9 @@ class ServiceSecrets:
 
     @classmethod
     def derive(cls, service: str, cluster_secret: str, earlier: Sequence[str] = ()) -> ServiceSecrets:
-        """What this service needs, derived from the cluster's secret and from earlier ones.
+        """Derive the secrets of this service from the cluster's secret and from earlier ones.
 
-        Raises `UserError` for one that could be guessed.
+        Raises `UserError` for a secret that could be guessed.
         """
         _check_length(cluster_secret, CLUSTER_SECRET)
         for secret in earlier:
@@ -162,7 +162,7 @@ class ServiceSecrets:
 
     @classmethod
     def parse(cls, service: str, text: str) -> ServiceSecrets:
-        """What `text` returned for this service. Raises `UserError` where it lacks one, or has another service's."""
+        """Parse the result of `text` for this service. Raises `UserError` if a secret is missing or not its own."""
         keyrings: dict[Purpose, Keyring] = {}
         for part in filter(None, text.split(",")):
             name, _, keys = part.partition("=")
@@ -170,7 +170,7 @@ class ServiceSecrets:
                 purpose = Purpose(name.strip())
                 secrets = tuple(DerivedSecret(bytes.fromhex(key)) for key in keys.strip().split(":"))
             except ValueError as error:
-                raise _unusable(service, "it is not what the command prints") from error
+                raise _unusable(service, "it is not in the form that the command prints") from error
             if any(len(secret.key) != _BYTES for secret in secrets):
                 raise _unusable(service, f"a secret for {purpose} is not {2 * _BYTES} hex digits")
             keyrings[purpose] = Keyring(purpose, secrets, SERVICE_SECRETS)
@@ -181,7 +181,7 @@ class ServiceSecrets:
         return cls(service, keyrings)
 
     def text(self) -> str:
-        """The value of `SYNTH_SECRETS`: `purpose=<current>:<earlier>…,purpose=…`, in hex."""
+        """Return the value of `SYNTH_SECRETS`: `purpose=<current>:<earlier>…,purpose=…`, in hex."""
         return ",".join(
             f"{purpose}={':'.join(secret.key.hex() for secret in keyring)}"
             for purpose, keyring in self._keyrings.items()
@@ -189,12 +189,12 @@ class ServiceSecrets:
 
 
 def secrets_variable(service: str) -> str:
-    """The name that docker-compose.yml has for a service's secrets, as `synthd secrets` prints them for all."""
+    """Return docker-compose.yml's variable for a service's secrets, as `synthd secrets` prints them for all."""
     return f"{SERVICE_SECRETS}_{service.upper()}"
 
 
 def hkdf(secret: bytes, *, salt: bytes, info: bytes) -> bytes:
-    """HKDF-SHA256 (RFC 5869) to 32 bytes, which is one block of it."""
+    """Return one block of HKDF-SHA256 (RFC 5869), 32 bytes."""
     extracted = hmac.digest(salt, secret, "sha256")
     return hmac.digest(extracted, info + b"\x01", "sha256")
 
@@ -226,5 +226,5 @@ def _check_length(secret: str, setting: str) -> None:
 
 
 def _unusable(service: str, what: str) -> UserError:
-    fix = f"set what `synthd secrets {service}` prints where the cluster's secret is"
+    fix = f"set the output of `synthd secrets {service}`, run on a machine with the cluster's secret"
     return UserError(Problem(what=what, expected=f"the secrets of {service}", fix=fix, where=SERVICE_SECRETS))

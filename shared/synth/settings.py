@@ -1,4 +1,4 @@
-"""The base of every settings class: read from the environment, and what is wrong with it is told without its value."""
+"""The base of every settings class: read from the environment, with errors that do not contain the wrong value."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _UNKNOWN_KEY = "extra_forbidden"
 class Settings(BaseSettings):
     """Settings that are read from `SYNTH_…`.
 
-    Any of them may hold a password, also in a URL, and a log keeps what an error prints: no error of these contains a
+    Any of them may hold a password, also in a URL, and a log keeps an error's text: no error of these contains a
     value. Raises `UserError` with one problem for each wrong setting.
     """
 
@@ -44,7 +44,7 @@ class Settings(BaseSettings):
             what, unusable, expected = error["msg"].removeprefix("Value error, ").partition("Input should be ")
             return Problem(
                 what="the value cannot be used" if unusable else what,
-                # pydantic names the class of ours that the value should make.
+                # pydantic names the class of this project that the value is for.
                 expected="a JSON object" if error["type"] == "model_type" else expected,
                 where=_place([*parents, last]),
             )
@@ -63,7 +63,7 @@ def _place(path: list[str]) -> str:
 
 
 def _models(annotation: Any) -> Iterator[list[str]]:
-    """The names of the fields of each model in an annotation."""
+    """Yield the names of the fields of each model in an annotation."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         yield list(annotation.model_fields)
     for part in get_args(annotation):

@@ -1,4 +1,4 @@
-"""Causal attention within a window, and beside sinks: what some layers of Gemma 3, Mistral, OLMo 3 and gpt-oss have.
+"""Causal attention within a window, and with sinks, as in some layers of Gemma 3, Mistral, OLMo 3 and gpt-oss.
 
 q_BHQD, k_BHLD, v_BHLD: H query heads, and as many or fewer heads of keys. A sink is a number for each query head which
 the softmax counts as one more score, and which has no value. Trainer and engine compute both here, so that they agree.
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-#: Queries of one block: its scores, [queries x (queries + window)] for each head, are all that is in memory.
+#: Queries of one block. Only its scores are in memory: [queries x (queries + window)] for each head.
 _BLOCK = 1024
 
 
@@ -24,7 +24,7 @@ def causal_attention(
     sinks_H: Tensor | None = None,
     dropout: float = 0.0,
 ) -> Tensor:
-    """Each position attends to itself and what is before it, to `window` positions at most. Returns [B, H, L, D]."""
+    """Attend from each position to itself and earlier ones, to `window` positions at most. Returns [B, H, L, D]."""
     grouped, length = q_BHLD.shape[1] != k_BHLD.shape[1], q_BHLD.shape[2]
     if sinks_H is None and (window is None or length <= window):
         return scaled_dot_product_attention(
@@ -64,7 +64,7 @@ def masked_attention(
     sinks_H: Tensor | None,
     dropout: float = 0.0,
 ) -> Tensor:
-    """Attention under an additive mask that broadcasts to [B, H, Q, L]. Returns [B, H, Q, D]."""
+    """Attend under an additive mask that broadcasts to [B, H, Q, L]. Returns [B, H, Q, D]."""
     groups = q_BHQD.shape[1] // k_BHLD.shape[1]
     if sinks_H is None:
         return scaled_dot_product_attention(
@@ -80,7 +80,7 @@ def masked_attention(
 
 
 def within_window(mask_B11L: Tensor, window: int | None) -> Tensor:
-    """The mask of one new position a row, narrowed to the window that ends at the last position which it shows."""
+    """Narrow the mask of one new position a row to the window that ends at the last position that it shows."""
     length = mask_B11L.shape[-1]
     if window is None or length <= window:
         return mask_B11L

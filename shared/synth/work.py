@@ -10,9 +10,9 @@ from synth.events.catalogue import Role
 class Task(msgspec.Struct, frozen=True, kw_only=True):
     """Something that exactly one owner does, on `work.<kind>.<pool>.<org>.<job>.<term>[.<i>]`.
 
-    It says only whose job it is: everything that its owner needs is in that job's log.
-    term: how often the job had been resumed when it was queued. A subject holds one task, so the tasks of a resumed
-    job need subjects of their own: those of the term before may not have been acknowledged yet.
+    It names only its job: everything else that its owner needs is in that job's log. term: how often the job had been
+    resumed when it was queued. A subject holds one task, so the tasks of a resumed job need subjects of their own: the
+    tasks of the term before may not have been acknowledged yet.
     """
 
     kind: str
@@ -29,7 +29,7 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def task_of(subject: str) -> Task | None:
-    """The task whose subject this is; None where it is none. A task is all in its subject, its body says it again."""
+    """Return the task of this subject; None if it is not a task's. The body only repeats the subject."""
     parts = subject.split(".")
     if (
         len(parts) not in (6, 7)
@@ -59,7 +59,7 @@ class Redelivery(msgspec.Struct, frozen=True, kw_only=True):
 
 
 #: Who takes a kind of task, and who may queue it: training on rollouts is due when its policy is served, training on a
-#: file as soon as the job is verified (decision 16); the gateway queues again what became a dead letter.
+#: file as soon as the job is verified (decision 16); the gateway queues a dead letter's task again.
 TASKS: dict[str, tuple[Role, tuple[Role, ...]]] = {
     "serve": (Role.INFERENCE, (Role.VERIFIER, Role.GATEWAY)),
     "collect": (Role.ROLLOUTS, (Role.VERIFIER, Role.GATEWAY)),

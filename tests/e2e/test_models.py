@@ -122,7 +122,7 @@ def test_a_base_in_four_bits_is_trained_on_served_and_named_as_one(made: Made):
         assert (published["model"]["kind"], base["id"], base["rounded"]) == ("lora", "tiny-qwen3", "nf4")
     [validated] = made.platform.events(made.jobs["qlora"], "job.validated")
     [warned] = [w for w in validated["warnings"] if "4 bits" in w]
-    assert "also what is served" in warned
+    assert "is also served" in warned
 
 
 def test_an_evaluation_inside_a_job_judges_the_source_and_is_stamped_with_the_step_that_it_judged(made: Made):

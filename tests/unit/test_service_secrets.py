@@ -88,7 +88,7 @@ def test_a_service_says_which_secret_it_lacks_or_must_not_have():
     with pytest.raises(UserError, match="must not hold: clients, credentials, gateway-calls, judge-keys"):
         settings(secrets=secrets_of("gateway").text()).secrets_of("verifier")
     for unreadable in ("nonsense", "credentials=zz,gateway-calls=00", "other=00"):
-        with pytest.raises(UserError, match="SYNTH_SECRETS: it is not what the command prints"):
+        with pytest.raises(UserError, match="SYNTH_SECRETS: it is not in the form that the command prints"):
             settings(secrets=unreadable).secrets_of("inference")
     for short in ("00ff", "", f"{'00' * 32}:"):
         with pytest.raises(UserError, match="a secret for credentials is not 64 hex digits"):

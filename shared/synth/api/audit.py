@@ -11,16 +11,16 @@ import msgspec
 #: operator: whatever a key with the scope `operator` did. erasure: messages that `synthd bus` erased from a stream.
 AuditKind = Literal["login", "refusal", "change", "operator", "erasure"]
 
-#: In place of what differs between requests that one record counts together, because there were too many.
+#: The value of fields that differ between requests that one record counts together, because there were too many.
 OTHERS = "*"
 
 
 class AuditFact(msgspec.Struct, frozen=True, kw_only=True):
-    """What was done or refused. Equal facts within a window are one record.
+    """An action or a refusal. Equal facts within a window are one record.
 
     org: the organisation that it concerns; null for a key that is unknown. key: the id of the API key, or `unknown:`
     and a digest that only this cluster can compute. action: the method and the template of the route, or `bus login`.
-    about: the ids in the address, or the id of what was made. address: of the caller. status: of the answer.
+    about: the ids in the request's path, or the id of the new object. address: of the caller. status: of the answer.
     """
 
     kind: AuditKind

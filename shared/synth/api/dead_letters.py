@@ -13,9 +13,9 @@ LetterState = Literal["open", "retried", "dropped"]
 class DeadLetter(msgspec.Struct, frozen=True, kw_only=True):
     """A message that a service could not handle. id: its place in the stream of dead letters.
 
-    subject: where it was delivered from, an event's or a task's. reason: why the service gave it up. org, about: whose
-    it was, and the job or the file; null where the subject does not say. seq: of the event in the log, 0 for a task.
-    state: "open" until an operator has decided; settled_by: that key's id.
+    subject: the subject of the message, an event's or a task's. reason: why the service gave it up. org, about: its
+    organisation, and the job or the file; null if the subject does not contain them. seq: of the event in the log, 0
+    for a task. state: "open" until an operator has decided; settled_by: that key's id.
     """
 
     id: int
@@ -34,7 +34,7 @@ class DeadLetter(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DeadLetterPayload(msgspec.Struct, frozen=True, kw_only=True):
-    """A dead letter with its body as text, which may be what a user wrote. cut: it is longer than this."""
+    """A dead letter with its body as text, which may contain users' text. cut: whether the body is longer than this."""
 
     letter: DeadLetter
     payload: str

@@ -1,12 +1,12 @@
-"""How large a request may be: what the gateway refuses beyond, and the client need not send."""
+"""The largest sizes of a request; the gateway refuses larger ones, so the client need not send them."""
 
 from __future__ import annotations
 
 from synth.events.catalogue import MAX_EVENT_BYTES
 
-#: Bytes of a job's configuration, as JSON: a quarter of what an event may have, in which it is escaped once more.
+#: Bytes of a job's configuration, as JSON: a quarter of the limit of an event, which escapes it again.
 MAX_CONFIG_BYTES = MAX_EVENT_BYTES // 4
-#: Bytes of what a client keeps beside a job, as JSON.
+#: Bytes of the client's own metadata of a job, as JSON.
 MAX_METADATA_BYTES = 64 << 10
 #: Characters of a model's id, and of an address.
 MAX_MODEL_ID = 512

@@ -1,4 +1,4 @@
-"""What the API answers of rollouts: one a line, and one with its transcript."""
+"""The API's structs of rollouts: a summary, a page, and a rollout with its transcript."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ DropReason = Literal[
 
 
 class RolloutSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """One rollout that is over.
+    """One rollout that has ended.
 
-    iteration: the one that asked for it, or of the evaluation; 0 in an evaluation job. group: index of its seed in the
-    request. outcome: "ok", "policy_failure" (its reward is the job's `failure_reward`), "failed" (by the environment,
-    in all its tries) or "late" (cut off at its group's deadline); the last two have no reward. reward: what is trained
-    and reported, null while judges have no scores for it. environment: the task app's own. versions: of the policy,
-    the oldest and the newest that sampled it. problem: of the last try, where it failed. seq: of its event.
+    iteration: the iteration that requested it, or whose evaluation did; 0 in an evaluation job. group: index of its
+    seed in the request. outcome: "ok", "policy_failure" (its reward is the job's `failure_reward`), "failed" (by the
+    environment, in each of its tries) or "late" (cut off at its group's deadline); the last two have no reward. reward:
+    the trained and reported one, null while judges have no scores for it. environment: the task app's own. versions: of
+    the policy, the oldest and the newest that sampled it. problem: of the last try, if it failed. seq: of its event.
     """
 
     id: str
@@ -52,7 +52,7 @@ class RolloutSummary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RolloutPage(msgspec.Struct, frozen=True, kw_only=True):
-    """Rollouts in the order that was asked for. next: goes on behind them, as `after`; null at the end."""
+    """Rollouts in the requested order. next: the `after` of the next page; null at the end."""
 
     object: str = "list"
     data: list[RolloutSummary]
@@ -69,12 +69,12 @@ class GroupMember(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RolloutTraining(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of a rollout of mode "train".
+    """How a rollout of mode "train" was trained.
 
     state: "waiting" (its iteration is not yet batched), "batched" (it is in the batch), "trained" (its step is done),
-    or "dropped": then `reason` says why. advantage: null where its group is not in the batch. trained_tokens: sampled
-    tokens that the step trains. sequences: of the rollout; sequences_too_old: those with a token that is older than
-    `max_staleness` allows. note: what cannot be said, and why.
+    or "dropped", for the given `reason`. advantage: null if its group is not in the batch. trained_tokens: sampled
+    tokens that the step trains. sequences: of the rollout; sequences_too_old: sequences with a token that is older than
+    `max_staleness` allows. note: which of these facts is unknown, and why.
     """
 
     state: RolloutState
@@ -87,11 +87,11 @@ class RolloutTraining(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RolloutDetail(RolloutSummary, frozen=True, kw_only=True):
-    """One rollout with what was said in it.
+    """One rollout with its messages.
 
     failed_tries: why the tries before the last one failed. group_members: in the order of their indices.
     pinned_version: of an evaluation within a training job. oldest_version: the oldest policy that its step trains.
-    training: null in an evaluation. transcript: of its last try; where it is null, transcript_note says why.
+    training: null in an evaluation. transcript: of its last try; if it is null, transcript_note has the reason.
     """
 
     failed_tries: list[FailedTries] = []

@@ -1,7 +1,7 @@
-"""What the API answers: the structs that the gateway writes and `synthctl` reads.
+"""The structs of the API's answers, which the gateway writes and `synthctl` reads.
 
-They know neither the bus nor HTTP, so that the thin client can import them. The names of the classes are those of the
-schemas in the API document, and their docstrings are its descriptions.
+This module imports neither the bus nor HTTP, so that the thin client can import it. The names of the classes are the
+names of the schemas in the API document, and their docstrings are its descriptions.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ class Rollouts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JudgeTotals(msgspec.Struct, frozen=True, kw_only=True):
-    """What the judges of a job did. judged: rollouts with scores; unscored: those that got none, counted and left out.
+    """The work of a job's judges. judged: rollouts with scores; unscored: rollouts without, which are left out.
 
-    calls, tokens: of the judges' models, failed calls included; unreadable: calls whose answer could not be read.
-    cost: by the operator's prices, 0 without any. calls_per_rollout: of those judged or left out.
+    calls, tokens: of the judges' models, failed calls included; unreadable: calls whose answer could not be read. cost:
+    by the operator's prices, 0 without any. calls_per_rollout: of the judged and the left-out rollouts.
     """
 
     judged: int = 0
@@ -47,8 +47,8 @@ class Waiting(msgspec.Struct, frozen=True, kw_only=True):
     """What a job waits for. need: the service; position: in the order in which workers of this pool take jobs,
     that of the organisation with the fewest places first; 1 is next.
 
-    A job whose configuration or task app is still being checked waits for "validator" or "verifier", and takes no place
-    among those that wait for a worker.
+    A job whose configuration or task app is still being checked waits for "validator" or "verifier", and has no
+    position among the jobs that wait for a worker.
     """
 
     need: str
@@ -58,21 +58,17 @@ class Waiting(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
-    """A job as the API shows it.
+    """A job in the API.
 
-    kind: "sft", "rl" or "eval", null until it is validated or its client says it. name: of its configuration file.
-    label: what `[model].label` says.
-    model: the id that the result serves under. linked_job_id: the failed job whose last checkpoint it goes on from.
-    metadata: the client's own. stand_in: the local model that
+    kind: "sft", "rl" or "eval", null until it is validated, unless its client sends it. name: of its configuration
+    file. label: the configuration's `[model].label`. model: the id that the result serves under. linked_job_id: the
+    failed job whose last checkpoint it continues from. metadata: the client's own. stand_in: the local model that
     stands in for the source model's base. step: the last one that is durable; provisional_step: the newest one beyond
-    it, which no checkpoint covers yet. values: of the last durable step; eval: of the last evaluation. waiting:
-    for what, null once an attempt owns it. times: how long it was queued, and how long it ran. judge: null where
-    rollouts are not judged.
-    warned: what the collapse watch saw last, by its rule.
-    code: a stable word for why it failed. reason: why it succeeded before its last step.
-    verdict: whether the model is better than its source, of a job that succeeded or that the collapse watch ended; null
-    if the job did not evaluate both.
-    last_seq: the last event of the job.
+    it, which no checkpoint covers yet. values: of the last durable step; eval: of the last evaluation. waiting: the
+    queue, null once an attempt owns it. times: how long it was queued, and how long it ran. judge: null if rollouts are
+    not judged. warned: the collapse watch's last sign, by its rule. code: a stable word for why it failed. reason: why
+    it succeeded before its last step. verdict: whether the model is better than its source, of a job that succeeded or
+    that the collapse watch ended; null if the job did not evaluate both. last_seq: the last event of the job.
     """
 
     id: str
@@ -114,10 +110,10 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JobWithConfig(Job, frozen=True, kw_only=True):
-    """A job and its configuration; a list of jobs leaves these three out.
+    """A job and its configuration; a list of jobs leaves these three fields out.
 
     config: the text as it was submitted. resolved: every setting with its default, null until the job is validated.
-    origins: where the value of each setting comes from.
+    origins: the source of each setting's value.
     """
 
     config: str | None = None
@@ -126,18 +122,18 @@ class JobWithConfig(Job, frozen=True, kw_only=True):
 
 
 class SubmittedJob(JobWithConfig, frozen=True, kw_only=True):
-    """A new job. repeats: the first job with the same submission, of the minute before; null where there is none."""
+    """A new job. repeats: the first job with the same submission within the last minute; null if there is none."""
 
     repeats: str | None = None
 
 
 class JobCheck(msgspec.Struct, frozen=True, kw_only=True):
-    """What would become of a job. problems: why it would be refused; none, and it would run.
+    """The result of checking a job without submitting it. problems: why it would be refused; empty if it would run.
 
-    resolved: every setting with its default, null where the configuration has problems. unchecked: the uploaded files
-    that are still being checked, of which nothing is known yet. rendering: the chat template and the options with which
-    the rows of a file that is still to be uploaded are rendered; null if the job names none, or the cluster does not
-    have the model's files.
+    resolved: every setting with its default, null if the configuration has problems. unchecked: the uploaded files that
+    are still being checked, and may still be refused. rendering: the chat template and the options with which the rows
+    of a file that is still to be uploaded are rendered; null if the job names none, or the cluster does not have the
+    model's files.
     """
 
     problems: list[Problem] = []
@@ -148,7 +144,7 @@ class JobCheck(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
-    """A checkpoint that is still there. model: the id that it serves under; bytes: of all that it holds.
+    """A checkpoint that is not deleted. model: the id that it serves under; bytes: of all its files.
 
     values: every metric of its step.
     """
@@ -190,7 +186,7 @@ class EventView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class EventPage(msgspec.Struct, frozen=True, kw_only=True):
-    """Events as the API pages them. last_seq: the cursor to go on from; more: whether that is worth it now."""
+    """Events as the API pages them. last_seq: the cursor of the next page; more: whether there is one now."""
 
     events: list[EventView]
     last_seq: int
@@ -231,7 +227,7 @@ class File(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Deleted(msgspec.Struct, frozen=True, kw_only=True):
-    """What a deletion answers. object: what was deleted."""
+    """The answer to a deletion. object: the kind of the deleted object."""
 
     id: str
     object: str
@@ -239,7 +235,7 @@ class Deleted(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Model(msgspec.Struct, frozen=True, kw_only=True):
-    """A model as the API shows it. kind: full, lora or base; base: what it goes back to, null for a base.
+    """A model in the API. kind: full, lora or base; base: the base model below it, null for a base.
 
     stand_in: the local model whose weights really run under this id, or ran under its base; null for the real ones.
     """
@@ -284,7 +280,7 @@ class Key(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MadeKey(Key, frozen=True, kw_only=True):
-    """An API key as it is shown once. key: what goes into SYNTH_API_KEY.
+    """An API key as it is shown once. key: the value for SYNTH_API_KEY.
 
     path: of the base URL that a URL key opens, with the key in it; below this API's address.
     """
@@ -294,7 +290,7 @@ class MadeKey(Key, frozen=True, kw_only=True):
 
 
 class LoggedLine(msgspec.Struct, frozen=True, kw_only=True):
-    """A line that a service logged about a job. trace: of an error; fields: what the line is about."""
+    """A line that a service logged about a job. trace: of an error; fields: the line's structured data."""
 
     time: datetime
     service: str
@@ -312,10 +308,10 @@ class ApprovedDevice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Feed(msgspec.Struct, frozen=True, kw_only=True):
-    """A feed of your organisation's events on the bus, until nobody listens on its subject for a while.
+    """A feed of your organisation's events on the bus. It ends after a while without a listener on its subject.
 
-    subject: where to listen. after: the `seq` behind which it begins. heartbeat_s: how often it says that it lives when
-    there is no event.
+    subject: the subject to listen on. after: the `seq` after which it begins. heartbeat_s: seconds between two
+    heartbeats when there is no event.
     """
 
     object: Literal["feed"] = "feed"
@@ -347,8 +343,8 @@ class EnvironmentKeyChat(msgspec.Struct, frozen=True, kw_only=True):
 class EnvironmentKeyView(msgspec.Struct, frozen=True, kw_only=True):
     """A task app's key without its secret. origin: the one address that it is sent to, null until it has opened one.
 
-    offered_until: until when one without an origin is offered to a task app that `stored_by` names. offered_to: the one
-    origin that it has been offered to. chat: null where it opens none.
+    offered_until: until when one without an origin is offered to a task app that `stored_by` names. offered_to: the
+    only origin that it has been offered to. chat: null if it opens none.
     """
 
     id: str
@@ -374,7 +370,7 @@ class Account(msgspec.Struct, frozen=True, kw_only=True):
 class Limit(msgspec.Struct, frozen=True, kw_only=True):
     """A limit of an organisation. used, limit: in the unit of `what`; a limit of null is none.
 
-    setting: what an operator changes. at: a limit of a gateway is counted there alone.
+    setting: the operator's setting for it. at: where it is counted; a gateway counts its own limits alone.
     """
 
     name: str

@@ -14,7 +14,7 @@ import msgspec
 
 from synth.runtime.lines import read_lines
 
-# JSON may hold these as they are, and readers that split at every Unicode line end would cut an event there.
+# JSON may hold these unescaped, and readers that split at every Unicode line end would cut an event there.
 _ESCAPES = ((b"\xc2\x85", b"\\u0085"), (b"\xe2\x80\xa8", b"\\u2028"), (b"\xe2\x80\xa9", b"\\u2029"))
 
 

@@ -1,4 +1,4 @@
-"""What the API answers of traces: rollouts that were kept whole, one a line, and one with all that was said in it."""
+"""The API's structs of traces, which are rollouts that were kept whole: a summary, a page, and a whole trace."""
 
 from __future__ import annotations
 
@@ -16,13 +16,12 @@ TraceFormat = Literal["synth", "v3"]
 
 
 class TraceSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """One trace. Its id is that of its rollout.
+    """One trace. Its id is its rollout's.
 
-    model: the job's source model; versions: of the policy that it began as, the oldest and the newest that sampled.
-    reward: what is trained and reported, null where the judges could not score it. environment: the task app's own.
-    judged_events, judged_outcome: the judges' scores, null where they were not asked. env_config: of the job; of a
-    trace in a list {}.
-    started_at: when its last try began. expired: its transcript is not kept any more.
+    model: the job's source model; versions: the oldest and the newest version of the policy that sampled. reward: the
+    trained and reported one, null if the judges could not score it. environment: the task app's own. judged_events,
+    judged_outcome: the judges' scores, null if those are not judged. env_config: of the job; {} in a list. started_at:
+    when its last try began. expired: its transcript is no longer kept.
     """
 
     id: str
@@ -55,9 +54,9 @@ class TraceSummary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TracePage(msgspec.Struct, frozen=True, kw_only=True):
-    """Traces in the order that was asked for. next: goes on behind them, as `after`; null at the end.
+    """Traces in the requested order. next: the `after` of the next page; null at the end.
 
-    A page looks at so many traces at most, so it may hold fewer than were asked for, or none, while there are more.
+    A page examines a limited number of traces, so it may hold fewer than requested, or none, before the end.
     """
 
     object: str = "list"
@@ -67,9 +66,9 @@ class TracePage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TraceDetail(TraceSummary, frozen=True, kw_only=True):
-    """One trace with what was said in it. review: what the judges said, with their reasons; null where none did.
+    """One trace with its messages. review: the judges' scores and reasons; null if it was not judged.
 
-    transcript: whole; where it is null, note says why.
+    transcript: whole; if it is null, note has the reason.
     """
 
     transcript: Transcript | None = None

@@ -58,7 +58,7 @@ class _HarmonyWithoutTools(harmony.HarmonyReader):
 
 _BRACKETS = ("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]")
 
-#: The texts that a template of a family contains; the first family that fits counts. Those of calls: docs/models.md.
+#: The texts that a template of a family contains; the first family that matches is used. Call syntaxes: docs/models.md.
 FAMILIES: tuple[tuple[tuple[str, ...], Family], ...] = (
     ((harmony.CHANNEL, harmony.MESSAGE, "functions."), Family("gpt-oss", harmony.HarmonyReader, harmony.MARKS)),
     ((harmony.CHANNEL, harmony.MESSAGE), Family("harmony", _HarmonyWithoutTools, harmony.MARKS)),
@@ -78,9 +78,9 @@ FAMILIES: tuple[tuple[tuple[str, ...], Family], ...] = (
 
 
 def always_thinks(template: str) -> bool:
-    """Whether each reply begins inside its reasoning, whatever a request sets, by the model's chat template."""
-    _, asked, opening = template.rpartition("add_generation_prompt")
-    return bool(asked) and THINK in opening and "enable_thinking" not in template
+    """Return whether each reply begins inside its reasoning, for any request, by the model's chat template."""
+    _, variable, opening = template.rpartition("add_generation_prompt")
+    return bool(variable) and THINK in opening and "enable_thinking" not in template
 
 
 @functools.lru_cache(maxsize=64)

@@ -32,7 +32,7 @@ class _PythonDecoder(json.JSONDecoder):
 
 
 def read_json(text: str) -> Any:
-    """The value of a JSON text. Raises `BadJson`, also for NaN and infinities, which JSON has not."""
+    """Return the value of a JSON text. Raises `BadJson`, also for NaN and infinities, which JSON does not have."""
     try:
         return json.loads(text, parse_constant=refuse_constant, cls=None if len(text) <= _C_CALL else _PythonDecoder)
     # Text that is nested deeply enough ends the parser with a RecursionError.
@@ -41,7 +41,7 @@ def read_json(text: str) -> Any:
 
 
 def tool_arguments(value: Any) -> dict[str, Any]:
-    """Return the object of a tool call's arguments: a dict as it is, or the JSON object that a text holds.
+    """Return the object of a tool call's arguments: a dict unchanged, or the JSON object in a text.
 
     None, a blank text and the text `null` are the empty object: a call of a function without parameters is written so.
     Raises `BadJson` for anything else: a list, a number, broken JSON, half of a surrogate pair, or an object of more
@@ -73,7 +73,7 @@ def _object_in(text: str) -> Any:
 
 
 def repeated_key(text: str | bytes, value: Any) -> str | None:
-    """Return a key that one object of a JSON text has twice, of which `value` has the last; None if there is no such.
+    """Return a key that one object of a JSON text has twice, of which `value` has the last; None without one.
 
     value: the text, decoded.
     """
@@ -113,12 +113,12 @@ def _count_keys(value: Any) -> int:
 
 
 def refuse_constant(constant: str) -> Any:
-    """A `parse_constant` of the json module that raises `BadJson`."""
+    """Raise `BadJson`, as a `parse_constant` of the json module."""
     raise BadJson(f"{constant} is not JSON")
 
 
 def write_json(value: Any) -> str:
-    """JSON text of a value that was read. Raises `BadJson` when it is nested too deeply to be written."""
+    """Return the JSON text of a value. Raises `BadJson` when it is nested too deeply to be written."""
     try:
         return json.dumps(value)
     except RecursionError as error:
@@ -126,7 +126,7 @@ def write_json(value: Any) -> str:
 
 
 def is_too_deep(value: Any, limit: int) -> bool:
-    """Whether a JSON value has more than `limit` levels of lists and objects."""
+    """Return whether a JSON value has more than `limit` levels of lists and objects."""
     level: list[Any] = [value]
     for _ in range(limit):
         level = [child for item in level for child in _children(item)]

@@ -1,10 +1,10 @@
-"""The control tokens of a tokenizer where a message merely spells them: replaced before rendering, and put back after.
+"""Replace the control tokens that a message spells as text before rendering, and put them back afterwards.
 
 A control token is one that the tokenizer marks special, and an added one of the form `<|…|>` or `<｜…｜>` that the chat
 template writes. The first character of each literal is replaced by a private-use character that stands for it, so the
-text holds the literal no more, whatever a template puts around it. That is why `|im_end|` counts as a literal too:
-Qwen3-Coder's template writes the keys of a tool's schema between `<` and `>`. A template that deletes text from the
-middle of a message could still put a token together; no known one does.
+text no longer holds the literal, with any text that a template puts around it. That is why `|im_end|` counts as a
+literal too: Qwen3-Coder's template writes the keys of a tool's schema between `<` and `>`. A template that deletes text
+from the middle of a message could still put a token together; no known one does.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _JOINED = 1 << 14
 
 
 def control_tokens(tokenizer: Any) -> set[str]:
-    """The texts of a Hugging Face tokenizer's control tokens, the marks (`marks.MARKS`) left out."""
+    """Return the texts of a Hugging Face tokenizer's control tokens, without the marks (`marks.MARKS`)."""
     added = [(token.content, token.special) for token in tokenizer.added_tokens_decoder.values()]
     return control_texts(added, tokenizer.all_special_tokens, str(tokenizer.chat_template))
 
@@ -62,7 +62,7 @@ class Literals:
         self._token = re.compile("|".join(_patterns(self._tokens)) or r"(?!)")
 
     def escape(self, value: Any, depth: int = 0) -> Any:
-        """The value with every text in it, keys too, free of literals.
+        """Return the value with every text in it, keys too, free of literals.
 
         Raises `UserError` for more than `MAX_NESTING` levels of lists and objects.
         """
@@ -97,13 +97,13 @@ class Literals:
         return text
 
     def restore(self, rendered: str) -> str:
-        """The text with its literals."""
+        """Return the text with its literals."""
         return _substitute(
             self._escaped, lambda found: found[1] or self._characters.get(found[0], found[0]), rendered, 2
         )
 
     def occur_in(self, rendered: str) -> bool:
-        """Whether the text holds a literal, or a private-use character that had to be escaped."""
+        """Return whether the text holds a literal, or a private-use character that had to be escaped."""
         return any(self._private.search(rendered, start, start + _PIECE) for start in range(0, len(rendered), _PIECE))
 
     @staticmethod
@@ -114,7 +114,7 @@ class Literals:
         return max(len(rendered) - escapes, (len(rendered) + 1) // 2)
 
     def split(self, rendered: str) -> Iterator[str]:
-        """The template's own control tokens, and the texts between them, in order."""
+        """Yield the template's own control tokens, and the texts between them, in order."""
         end = 0
         for found in find_all(self._token, rendered, self._longest):
             token = _whole(found)
@@ -126,18 +126,18 @@ class Literals:
 
 
 def find_all(pattern: re.Pattern[str], text: str, longest: int) -> Iterator[re.Match[str]]:
-    """The matches of a pattern in a text, piece by piece: other threads go on between the pieces.
+    """Yield the matches of a pattern in a text, piece by piece: other threads can run between the pieces.
 
-    longest: characters that a match and what it looks ahead at have at most. The pattern may not look behind.
+    longest: the most characters of a match and its lookahead together. The pattern must have no lookbehind.
     """
     start = 0
     while start < len(text):
         end = start + _PIECE
-        for found in pattern.finditer(text, start, end + longest):
-            if found.start() >= end:
+        for match in pattern.finditer(text, start, end + longest):
+            if match.start() >= end:
                 break
-            yield found
-            end = max(end, found.end())
+            yield match
+            end = max(end, match.end())
         start = end
 
 
@@ -145,9 +145,9 @@ def _substitute(pattern: re.Pattern[str], replace: Callable[[re.Match[str]], str
     if len(text) <= _PIECE:
         return pattern.sub(replace, text)
     joined, pieces, end = list[str](), list[str](), 0
-    for found in find_all(pattern, text, longest):
-        pieces += text[end : found.start()], replace(found)
-        end = found.end()
+    for match in find_all(pattern, text, longest):
+        pieces += text[end : match.start()], replace(match)
+        end = match.end()
         # To join a million texts at once would hold the GIL as long as one search.
         if len(pieces) >= _JOINED:
             joined.append("".join(pieces))
@@ -155,13 +155,13 @@ def _substitute(pattern: re.Pattern[str], replace: Callable[[re.Match[str]], str
     return "".join([*joined, *pieces, text[end:]])
 
 
-def _whole(found: re.Match[str]) -> str:
-    """The literal that begins at a match; what a bracket pattern has found may be none."""
-    return found[0] + (found[found.lastindex] if found.lastindex else "")
+def _whole(match: re.Match[str]) -> str:
+    """Return the literal that begins at a match; a match of a bracket pattern may contain none."""
+    return match[0] + (match[match.lastindex] if match.lastindex else "")
 
 
 def _patterns(literals: Collection[str]) -> list[str]:
-    """Patterns that match the first character of a literal, with the rest of it as a group.
+    """Return patterns that match the first character of a literal, with the rest of it as a group.
 
     Tokens in brackets share a pattern for each kind of bracket, since some tokenizers have a thousand of them.
     """

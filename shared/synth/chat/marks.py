@@ -1,4 +1,4 @@
-"""The marks around reasoning and tool calls that stay what they are when a message holds them."""
+"""The marks around reasoning and tool calls. A message that contains them as text keeps them unchanged."""
 
 from __future__ import annotations
 

@@ -1,14 +1,14 @@
 """The types of a conversation, as any client writes it, and the one form in which a chat template takes it.
 
 A row of a training file and the body of a chat request are read with these types, and both become messages of a
-template by the same rules, so that a model is trained on what it is served with:
+template by the same rules, so that a model is trained on the text that it is served with:
 
 - reasoning: `reasoning_content`, else `reasoning`, of an assistant alone. For a family that thinks it stands in front
   of the text as `<think>\\n…\\n</think>\\n\\n`, only if the text does not hold `</think>` already. For any other family
   it is the key `thinking`, which the templates of gpt-oss read, and most others do not.
 - tools and tool calls: nested in `function`, with a `type`. A call's arguments are the object that
   `json_text.tool_arguments` returns, and stay as they are if they hold none; a training file may not have such. For a
-  template that takes objects alone, such arguments are `{"arguments": …}`. An id is kept if there is one. The
+  template that takes only objects, such arguments are `{"arguments": …}`. An id is kept if there is one. The
   `{tool_name, arguments}` actions that an assistant's content ends with are tool calls.
 - images: for a model that sees, a message that shows any keeps its parts, texts and images in their order.
 - content: text. Parts are joined; an object that is no part, and an action before other parts, is its JSON.
@@ -35,7 +35,7 @@ Role = Literal["system", "developer", "user", "assistant", "tool"]
 ROLES: tuple[str, ...] = get_args(Role)
 IMAGE_TYPES = ("image", "image_url")
 PART_TYPES = ("text", *IMAGE_TYPES)
-#: Whose messages may show images: the templates of vision models write them there alone.
+#: The roles whose messages may show images, as the templates of vision models write images only there.
 SHOWING_ROLES = ("user", "tool")
 
 
@@ -64,7 +64,7 @@ class FunctionCall(msgspec.Struct, gc=False):
 
 
 class MessageToolCall(msgspec.Struct, gc=False, kw_only=True):
-    """A tool call of an assistant: nested in `function` as the OpenAI API has it, or flat.
+    """A tool call of an assistant: nested in `function` as in the OpenAI API, or flat.
 
     id: of any type, for some clients write numbers.
     """
@@ -76,7 +76,7 @@ class MessageToolCall(msgspec.Struct, gc=False, kw_only=True):
 
     @property
     def called(self) -> FunctionCall:
-        """The function and its arguments, in either form. The name is "" where the call has none."""
+        """The function and its arguments, in either form. The name is "" if the call has none."""
         return self.function or FunctionCall(self.name or "", self.arguments)
 
 
@@ -87,7 +87,7 @@ class ToolFunction(msgspec.Struct, gc=False):
 
 
 class Tool(msgspec.Struct, gc=False):
-    """A tool that the assistant may call: nested in `function` as the OpenAI API has it, or flat."""
+    """A tool that the assistant may call: nested in `function` as in the OpenAI API, or flat."""
 
     function: ToolFunction | None = None
     name: str | None = None
@@ -99,10 +99,10 @@ Content = str | list[ContentPart | str] | dict[str, Any] | None
 
 
 class Message(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """One message, as the OpenAI API spells it. What reads a file or a request refuses other keys.
+    """One message, as the OpenAI API spells it. The readers of files and requests refuse other keys.
 
-    reasoning_content, reasoning: what an assistant thought before its content, under both of the names in use.
-    raw_content: what stands for a missing content.
+    reasoning_content, reasoning: an assistant's thoughts before its content, under both of the names in use.
+    raw_content: replaces a missing content.
     """
 
     role: str
@@ -132,7 +132,7 @@ class TrainingMessage(Message, frozen=True, gc=False, kw_only=True):
 class TrainingRow(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """A line of a training file.
 
-    tools: objects of the form of `Tool`, as they came: a template may show fields that we do not know.
+    tools: objects of the form of `Tool`, as they came: a template may use fields that are unknown here.
     images, image_url: the older form, in which a whole row shows its images to the first user message.
     """
 
@@ -146,9 +146,9 @@ class TrainingRow(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 
 
 class PreferenceRow(TrainingRow, frozen=True, gc=False, kw_only=True):
-    """A line of a file of preference pairs: two ways to go on from `messages`, each beginning with the assistant.
+    """A line of a file of preference pairs: two continuations of `messages`, each beginning with the assistant.
 
-    Of the messages of the two, those of the assistant are learnt from; `messages` is context alone.
+    Only the assistant's messages of the two are learnt; `messages` is the context.
     """
 
     chosen: Annotated[list[TrainingMessage], Meta(min_length=1)]
@@ -157,7 +157,7 @@ class PreferenceRow(TrainingRow, frozen=True, gc=False, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """What a prompt is rendered from. tools: as the client wrote them. thinking: whether the model may think first."""
+    """The input of a prompt. tools: as the client wrote them. thinking: whether the model may think first."""
 
     messages: Sequence[Message]
     tools: Sequence[dict[str, Any]] = ()
@@ -167,9 +167,9 @@ class Conversation:
 def template_messages(
     messages: Sequence[Message], *, thinks: bool, sees: bool = False, one_text: bool = False
 ) -> list[dict[str, Any]]:
-    """The messages as a chat template takes them; see the rules at the top.
+    """Return the messages as a chat template takes them; see the rules at the top.
 
-    thinks: whether the model's family does. sees: whether the model is shown images, as parts `{type, image}`.
+    thinks: whether the model's family does. sees: whether the model takes images, as parts `{type, image}`.
     one_text: whether a message with tool calls has either reasoning or content, so that both become reasoning.
     Raises `UserError`, whose `where` is the field, for an image that a model cannot see or that stands in a message of
     another role than user and tool, for another part that is not text, and for a tool call without a name.
@@ -184,22 +184,22 @@ def template_messages(
 
 
 def template_tools(tools: Sequence[dict[str, Any]]) -> list[dict[str, Any]] | None:
-    """The tools, each nested in `function` and with a `type`; None without any."""
+    """Return the tools, each nested in `function` and with a `type`; None without any."""
     return [_template_tool(tool) for tool in tools] or None
 
 
 def object_text(value: object) -> str:
-    """The text of a content that is an object."""
+    """Return the text of a content that is an object."""
     return json.dumps(value, ensure_ascii=False)
 
 
 def images_in(messages: Sequence[Message]) -> int:
-    """How many images the messages show."""
+    """Return how many images the messages show."""
     return sum(len(image_parts(message)) for message in messages)
 
 
 def image_parts(message: Message) -> list[ContentPart]:
-    """The parts of a message that show an image, in order."""
+    """Return the parts of a message that show an image, in order."""
     content = message.content
     if isinstance(content, dict) and content.get("type") in IMAGE_TYPES:
         return [msgspec.convert(content, ContentPart)]
@@ -208,27 +208,29 @@ def image_parts(message: Message) -> list[ContentPart]:
 
 
 def keep_first_images(message: _M, most: int) -> tuple[_M, int]:
-    """The message with its first `most` images, and how many were left out."""
+    """Return the message with its first `most` images, and how many were left out."""
     return _without(message, image_parts(message)[most:])
 
 
 def _without(message: _M, parts: Sequence[ContentPart]) -> tuple[_M, int]:
-    gone = {id(part) for part in parts}
-    if not gone:
+    left_out = {id(part) for part in parts}
+    if not left_out:
         return message, 0
     # A content that is one part without a list is that image.
     content = message.content if isinstance(message.content, list) else []
-    return msgspec.structs.replace(message, content=[part for part in content if id(part) not in gone]), len(gone)
+    return msgspec.structs.replace(message, content=[part for part in content if id(part) not in left_out]), len(
+        left_out
+    )
 
 
 def keep_last_images(message: _M, most: int) -> tuple[_M, int]:
-    """The message with its last `most` images, and how many were left out."""
+    """Return the message with its last `most` images, and how many were left out."""
     shown = image_parts(message)
     return _without(message, shown[: len(shown) - most] if most < len(shown) else [])
 
 
 def image_address(part: ContentPart) -> str:
-    """Where the image of a part is: a data URI, an address, or its blob; "" where the part names none."""
+    """Return the address of a part's image: a data URI, an address, or its blob; "" if the part names none."""
     named = part.image_url or part.image
     return named.url if isinstance(named, ImageUrl) else named or ""
 
@@ -248,9 +250,9 @@ def _template_message(message: Message, place: str, *, thinks: bool, sees: bool)
         return {"role": message.role, "content": shown} | _kept_fields(message)
     text = _text(content, message.role, f"{place}.content")
     if thinks and reasoning and THINK_END not in text:
-        # Every template that knows reasoning looks for it here, whatever other fields it reads.
+        # Every template with reasoning looks for it here, beside any other fields that it reads.
         text = f"{THINK}\n{reasoning}{THINK_CLOSING}{text}"
-    # Every current template knows `system`; one that does not know `developer` leaves the message out.
+    # Every current template has `system`; a template without `developer` would leave the message out.
     entry: dict[str, Any] = {"role": "system" if message.role == "developer" else message.role, "content": text}
     if calls:
         entry["tool_calls"] = calls
@@ -276,7 +278,7 @@ def _text(content: Content, role: str, place: str) -> str:
 
 
 def _listed(content: list[ContentPart | str] | dict[str, Any], place: str) -> list[ContentPart | str]:
-    """The parts of a content; of one that is a single part without a list around it, that part."""
+    """Return the parts of a content; a single part need not be in a list."""
     if isinstance(content, list):
         return content
     try:
@@ -286,15 +288,15 @@ def _listed(content: list[ContentPart | str] | dict[str, Any], place: str) -> li
 
 
 def _parts(content: Any, role: str, place: str) -> list[dict[str, Any]]:
-    """The parts of a message that shows an image, in the template's form."""
-    found: list[dict[str, Any]] = []
+    """Return the parts of a message that shows an image, in the template's form."""
+    parts: list[dict[str, Any]] = []
     for j, part in enumerate(_listed(content, place)):
         if isinstance(part, ContentPart) and part.type in IMAGE_TYPES:
-            found.append({"type": "image", "image": image_address(part)})
+            parts.append({"type": "image", "image": image_address(part)})
         else:
             text = part if isinstance(part, str) else _part_text(part, role, f"{place}[{j}]")
-            found.append({"type": "text", "text": text})
-    return found
+            parts.append({"type": "text", "text": text})
+    return parts
 
 
 def _part_text(part: ContentPart, role: str, place: str) -> str:
@@ -325,7 +327,7 @@ def _part_text(part: ContentPart, role: str, place: str) -> str:
 
 
 def _split_actions(content: Content) -> tuple[Content, list[dict[str, Any]]]:
-    """Split an assistant's content into what it says and the tool calls that it ends with."""
+    """Split an assistant's content into its text and the tool calls that it ends with."""
     parts = content if isinstance(content, list) else []
     begin = next((i for i, part in enumerate(parts) if isinstance(part, ContentPart) and part.is_action), len(parts))
     actions = [part for part in parts[begin:] if isinstance(part, ContentPart) and part.is_action]
@@ -353,7 +355,7 @@ def _function(name: str, arguments: Any) -> dict[str, Any]:
 
 
 def call_arguments(arguments: Any) -> Any:
-    """Return a call's arguments as a template takes them: `tool_arguments`, or the value itself if it is no object."""
+    """Return a call's arguments for a template: `tool_arguments`, or the value itself if it is not an object."""
     try:
         return tool_arguments(arguments)
     except BadJson:
@@ -364,5 +366,5 @@ def _template_tool(tool: Mapping[str, Any]) -> dict[str, Any]:
     if tool.get("function"):
         return {**tool} if "type" in tool else {"type": "function", **tool}
     if not tool.get("name"):
-        return {**tool}  # a kind of tool that we do not know
+        return {**tool}  # an unknown kind of tool
     return {"type": "function", "function": {name: value for name, value in tool.items() if name != "type"}}

@@ -53,7 +53,7 @@ class Renderer:
         return family_of(self.source.text)
 
     def prepare(self, conversation: Conversation) -> TemplateInput:
-        """The conversation in the template's form. Raises `UserError` for what the model cannot be shown."""
+        """Return the conversation in the template's form. Raises `UserError` if the model cannot take it."""
         try:
             messages = template_messages(
                 conversation.messages, thinks=self.family.thinks, sees=self.sees, one_text=self.family.one_text
@@ -67,7 +67,7 @@ class Renderer:
     def render(
         self, prepared: TemplateInput, *, thinking: bool, add_generation_prompt: bool, upto: int | None = None
     ) -> str:
-        """The rendered text of the first `upto` messages. Raises `UserError` where the template cannot render them."""
+        """Return the first `upto` messages as text. Raises `UserError` if the template cannot render them."""
         messages = prepared.messages[:upto]
         if not messages:
             raise _not_renderable("there is no message before the assistant's first one")
@@ -86,15 +86,15 @@ class Renderer:
             raise _not_renderable(str(error) or type(error).__name__) from error
 
     def prompt(self, conversation: Conversation) -> str:
-        """The rendered text after which the assistant's next turn is sampled. Raises `UserError`."""
+        """Return the rendered text after which the assistant's next turn is sampled. Raises `UserError`."""
         return self.render(self.prepare(conversation), thinking=conversation.thinking, add_generation_prompt=True)
 
     def assistant_turn(self, prepared: TemplateInput, index: int) -> tuple[str, str]:
-        """The prompt before the assistant's message `index`, and the whole with it, which begins with the prompt.
+        """Return the prompt before the assistant's message `index`, and the text from the start to its end.
 
-        The prompt is one that inference samples after: the one without thinking where the turn continues it (its
-        template may put an empty `<think>` block there, which is not the model's to write), else the one with it.
-        Raises `UserError` where the template renders a turn that continues neither.
+        The prompt is one that inference samples after: without thinking if the turn continues that one (its template
+        may put an empty `<think>` block there, which the model does not write), else with thinking. Raises `UserError`
+        if the template renders a turn that continues neither.
         """
         prompt = ""
         for thinking in (False, True):
@@ -112,7 +112,7 @@ class Renderer:
         )
 
     def _wrap_texts(self, messages: list[dict[str, Any]]) -> None:
-        """Make arguments that are no object one, `{"arguments": …}`, for a template that takes objects alone."""
+        """Wrap arguments that are not an object as `{"arguments": …}`, for a template that takes only objects."""
         functions = [call["function"] for message in messages for call in message.get("tool_calls", ())]
         texts = [function for function in functions if not isinstance(function["arguments"], dict)]
         if texts and not self._takes_text_arguments:
@@ -157,7 +157,7 @@ class _Generation(Extension):
 
 
 class _Sandbox(ImmutableSandboxedEnvironment):
-    """The environment of transformers' templates, faster where a template reads a key of a message."""
+    """The environment of transformers' templates, but faster at reading a key of a message."""
 
     def getattr(self, obj: Any, attribute: str) -> Any:
         # Jinja tries the attribute of an object first and its key after the exception: most of the time of rendering.
@@ -181,7 +181,7 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    # jinja's own filter escapes what HTML would read.
+    # jinja's own filter escapes HTML's characters.
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 

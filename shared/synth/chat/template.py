@@ -5,8 +5,8 @@ a tool or a call's arguments is text, and never becomes that token. The marks ar
 `<tool_call>` and their ends are tokens wherever they are spelled, for that is how a model's own words come back.
 
 A literal is escaped before the template renders (`literals`), and the text between two of the template's own control
-tokens that holds one is encoded by a copy of the tokenizer that knows no control tokens. A conversation without
-literals is rendered and encoded as it is. Rendered text with escapes in it is called *rendered* below: it may be cut
+tokens that holds one is encoded by a copy of the tokenizer without control tokens. A conversation without
+literals is rendered and encoded unchanged. Rendered text with escapes in it is called *rendered* below: it may be cut
 and compared, and `encode` takes it. Beside a literal, the blanks that a token of some tokenizers swallows (lstrip,
 rstrip) stay, in training and inference alike.
 """
@@ -31,7 +31,7 @@ IMAGE_TOKEN = "<|image_pad|>"
 
 
 class TooManyTokens(Exception):
-    """A text has more tokens than it may have. exact: whether it has so many, not more."""
+    """A text has too many tokens. exact: whether the number is exact, and not a lower bound."""
 
     def __init__(self, tokens: int, *, exact: bool = True) -> None:
         super().__init__(tokens)
@@ -59,7 +59,7 @@ class ChatTemplate(Renderer):
         return self._tokenizer.convert_tokens_to_ids(IMAGE_TOKEN)
 
     def encode(self, rendered: str, *, most: int | None = None, characters_per_token: float | None = None) -> list[int]:
-        """Token ids of rendered text, or of a part of one.
+        """Return the token ids of rendered text, or of a part of it.
 
         most: raises `TooManyTokens` for more tokens than this. characters_per_token: the most that a token stands for,
         if it is known: a text that is certainly too long is not tokenised.
@@ -82,7 +82,7 @@ class ChatTemplate(Renderer):
         return encoding.ids
 
     def encode_all(self, rendered: Sequence[str]) -> list[list[int]]:
-        """Token ids of many texts, in parallel."""
+        """Return the token ids of many texts, encoded in parallel."""
         encode = self._tokenizer.backend_tokenizer.encode_batch
         with_literals = {i for i, text in enumerate(rendered) if self._literals.occur_in(text)}
         encoded = iter(
@@ -93,7 +93,7 @@ class ChatTemplate(Renderer):
         ]
 
     def _encode_literals(self, rendered: str, most: int | None = None) -> list[int]:
-        """Token ids of rendered text with literals in it: each text between special tokens that holds one is apart."""
+        """Return the token ids of rendered text with literals; each text that holds one is encoded separately."""
         backend = self._tokenizer.backend_tokenizer
         plain, ids = list[str](), list[int]()
         for text in self._literals.split(rendered):
@@ -111,7 +111,7 @@ class ChatTemplate(Renderer):
         return ids
 
     def _encode_as_text(self, text: str, most: int | None) -> list[int]:
-        """Token ids of text in which nothing but the marks is a token of its own."""
+        """Return the token ids of text in which only the marks are tokens of their own."""
         ids, end = list[int](), 0
         for found in find_all(self._mark, text, self._longest_mark):
             ids += self._ids(self._without_controls, text[end : found.start()], most)

@@ -1,4 +1,4 @@
-"""What a rendering depends on: the templates and tokens of a model, the kind of rows, and the date.
+"""The inputs of a rendering: the templates and tokens of a model, the kind of rows, and the date.
 
 These are plain values that services send to each other. They import no template engine.
 """
@@ -18,10 +18,10 @@ DEFAULT, WITH_TOOLS = "default", "tool_use"
 
 
 class TemplateSource(msgspec.Struct, frozen=True):
-    """Everything that rendering reads of a model.
+    """Everything that rendering needs of a model.
 
     templates: the text of each template by its name. tokens: the tokenizer's special tokens by their role, as
-    `bos_token`. controls: the control tokens, which are escaped where a message spells them.
+    `bos_token`. controls: the control tokens, which are escaped if a message spells them.
     """
 
     templates: dict[str, str]
@@ -46,7 +46,7 @@ class TemplateSource(msgspec.Struct, frozen=True):
         return "strftime_now" in self.text
 
     def digest(self, day: date | None) -> str:
-        """Return what is equal for two sources that render every conversation alike, each on its day."""
+        """Return a digest that is equal for two sources that render every conversation alike, each on its day."""
         written = str(day) if self.reads_date else ""
         read = (sorted(self.templates.items()), sorted(self.tokens.items()), self.controls, written)
         return hashlib.sha256(repr(read).encode()).hexdigest()
@@ -55,8 +55,8 @@ class TemplateSource(msgspec.Struct, frozen=True):
 class RenderOptions(msgspec.Struct, frozen=True, kw_only=True):
     """How the rows of a file are rendered.
 
-    kind: what the rows are to the job. sees: whether the model is shown images. images: the most of one message. day:
-    the date of the job.
+    kind: the kind of row that the job needs. sees: whether the model takes images. images: the most in one message.
+    day: the date of the job.
     """
 
     source: TemplateSource
@@ -66,5 +66,5 @@ class RenderOptions(msgspec.Struct, frozen=True, kw_only=True):
     day: date
 
     def digest(self) -> str:
-        """Return what is equal for two checks that accept the same rows."""
+        """Return a digest that is equal for two checks that accept the same rows."""
         return f"{self.source.digest(self.day)}-{self.kind}-{self.images if self.sees else 'text'}"

@@ -25,7 +25,7 @@ def parameters_of(function: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def is_text(schema: Mapping[str, Any]) -> bool:
-    """Whether a value of this schema may be a string; a schema that names no type allows one."""
+    """Return whether a value of this schema may be a string; a schema that names no type allows one."""
     for key in ("anyOf", "oneOf"):
         if isinstance(schema.get(key), list):
             return any(is_text(as_object(part)) for part in schema[key])

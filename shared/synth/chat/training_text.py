@@ -1,4 +1,4 @@
-"""A row of a training file as text: what a model is shown, and the turns that it learns.
+"""Render a row of a training file as text: the model's input, and the turns that it learns.
 
 The trainer encodes this text. The check of a job's files renders it too, so that a row which the template cannot render
 is refused before the job starts. Invariant: the text before an assistant's turn is exactly the one that a server
@@ -38,13 +38,13 @@ class RenderedSequence:
 
 
 def trim_images(row: TrainingRow, most: int) -> tuple[TrainingRow, int]:
-    """The row with the first `most` images of each message, and how many were left out."""
+    """Return the row with the first `most` images of each message, and how many were left out."""
     kept = [keep_first_images(message, most) for message in row.messages]
     return msgspec.structs.replace(row, messages=[message for message, _ in kept]), sum(gone for _, gone in kept)
 
 
 def pair_conversations(row: PreferenceRow) -> tuple[TrainingRow, TrainingRow]:
-    """The chosen and the rejected side, each after the prompt, which is context alone."""
+    """Return the chosen and the rejected side, each after the prompt, which is not trained."""
 
     def conversation(side: list[TrainingMessage]) -> TrainingRow:
         prompt = [msgspec.structs.replace(m, weight=0.0) if m.role == "assistant" else m for m in row.messages]
@@ -54,11 +54,11 @@ def pair_conversations(row: PreferenceRow) -> tuple[TrainingRow, TrainingRow]:
 
 
 def render_row(row: TrainingRow, template: Renderer) -> list[RenderedSequence]:
-    """The sequences of a row that have a trained turn.
+    """Return the sequences of a row that have a trained turn.
 
-    A row is one sequence; where the template renders earlier turns differently (Qwen3 strips their `<think>` blocks),
-    each assistant turn that no longer continues the text before it opens another. Raises `UserError` for a row that the
-    template cannot render, whose images it does not show, or of whose learnt turns it leaves something out.
+    A row is one sequence. If the template renders earlier turns differently (Qwen3 strips their `<think>` blocks), each
+    assistant turn that does not continue the text before it begins another sequence. Raises `UserError` for a row that
+    the template cannot render, or of which it omits images or a part of a learnt turn.
     """
     prepared = template.prepare(row.conversation())
     sequences: list[list[Piece]] = []
@@ -89,7 +89,7 @@ def render_row(row: TrainingRow, template: Renderer) -> list[RenderedSequence]:
 
 
 def _check_written(turn: str, message: dict[str, Any], where: str) -> None:
-    """Raise `UserError` if the text of a turn lacks what its message holds: it would not be learnt."""
+    """Raise `UserError` if the text of a turn lacks a part of its message: it would not be learnt."""
     content: str = message["content"]
     if not all(part.strip() in turn for part in re.split(f"{THINK}|{THINK_END}", content)):
         raise _left_out("text", f"{where}.content", "choose a model whose template does")

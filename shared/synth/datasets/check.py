@@ -27,7 +27,7 @@ class FileCheck:
     """Takes a file in pieces of any size; `finish` gives the verdict.
 
     max_line_bytes, max_line_values: a longer line, or one of more JSON values, is a bad one. image_rows: how many rows
-    show images, in whatever form. pairs: how many are preference pairs; the kind of the first good row is that of all.
+    contain images, in any form. pairs: how many are preference pairs; the first good row decides the kind of all.
     prompts, unanswered, converted, annotations: as in `FileReady`.
     """
 
@@ -68,7 +68,7 @@ class FileCheck:
             self._rest, self._skipping = b"", True
 
     def finish(self) -> FileReady | FileRejected:
-        """The verdict, after the last piece."""
+        """Return the verdict, after the last piece."""
         if self._rest or self._skipping:
             self._check(self._rest)
         if self._rows == 0 and self._bad_lines == 0:
@@ -98,40 +98,40 @@ class FileCheck:
         if not line or line.isspace():
             return
         if len(line) > self._max_line_bytes:
-            found = self._too_long
+            result = self._too_long
         elif len(line) > _SHORT_LINE and has_more_values(line, self._max_line_values):
-            found = self._too_wide
+            result = self._too_wide
         else:
-            found = read_line(line)
-        if isinstance(found, tuple):
-            self._bad(self._line, found)
+            result = read_line(line)
+        if isinstance(result, tuple):
+            self._bad(self._line, result)
             return
-        if self._rows and found.pair != bool(self.pairs):
-            self._bad(self._line, _MIXED[found.pair])
+        if self._rows and result.pair != bool(self.pairs):
+            self._bad(self._line, _MIXED[result.pair])
             return
-        if self._rows and self.unanswered and not found.prompt:
+        if self._rows and self.unanswered and not result.prompt:
             self._bad(self._line, ("$.messages", "the last message is not the user's, in a file of prompts"))
             return
-        if self._rows and not self.unanswered and not found.answered:
+        if self._rows and not self.unanswered and not result.answered:
             self._bad(self._line, ("$.messages", "no assistant message to learn from"))
             return
         self._rows += 1
-        self.pairs += found.pair
-        self.prompts += found.prompt
-        self.unanswered += not found.answered
-        for name in found.columns:
+        self.pairs += result.pair
+        self.prompts += result.prompt
+        self.unanswered += not result.answered
+        for name in result.columns:
             _count(self.annotations, name)
-        if found.shape:
-            self.converted[found.shape] = self.converted.get(found.shape, 0) + 1
-        self._messages += found.messages
-        self.image_rows += found.has_images
-        characters = sum(map(len, found.texts))
+        if result.shape:
+            self.converted[result.shape] = self.converted.get(result.shape, 0) + 1
+        self._messages += result.messages
+        self.image_rows += result.has_images
+        characters = sum(map(len, result.texts))
         self._characters += characters
         bucket = max(characters.bit_length() - 1, 0)
         if bucket >= len(self._lengths):
             self._lengths += [0] * (bucket + 1 - len(self._lengths))
         self._lengths[bucket] += 1
-        self._tokens.add(found.texts)
+        self._tokens.add(result.texts)
 
     def _bad(self, number: int, problem: tuple[str, str] | LineFault) -> None:
         self._bad_lines += 1

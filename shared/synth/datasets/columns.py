@@ -1,8 +1,8 @@
 """The keys of a row, one table for every shape; docs/datasets.md shows it.
 
-A key of a row is read by its shape, or has the rule of `row_rules` in every shape, or is an annotation: it says
-something about the row that no model is shown, and is counted by name in the file's record. Any other key refuses the
-row, for what it holds might have been meant to be trained on.
+A key of a row is read by its shape, or has the rule of `row_rules` in every shape, or is an annotation: it describes
+the row, no model gets it, and the file's record counts it by name. Any other key refuses the row, as its data may be
+intended for training.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from synth.datasets.turns import is_empty
 ANNOTATIONS = frozenset(
     name
     for names in (
-        # What the row is called.
+        # The row's name or id.
         "id _id idx index uid uuid row_id sample_id example_id conversation_id conv_id session_id thread_id request_id",
         "prompt_id question_id task_id trace_id custom_id hash __index_level_0__",
-        # Where it is from.
+        # The row's source.
         "source sources data_source dataset dataset_name origin subset split url license author model model_name",
         "generator generation_model chosen_model rejected_model annotator env_name seed",
         # When, in which language, about what.
@@ -26,16 +26,16 @@ ANNOTATIONS = frozenset(
         # How good or large it is.
         "score scores quality rating ratings score_chosen score_rejected chosen_score rejected_score chosen_rating",
         "rejected_rating reward rewards num_turns turn n_tokens num_tokens token_count toxic redacted",
-        # What the answer was made from or is measured by.
+        # The source of the answer, or its measures.
         "problem question solution answer ground_truth expected_answer reference_answer problem_type question_type",
-        # What the owner keeps beside it.
+        # The owner's notes.
         "metadata meta info extra_info notes comment comments",
-        # What a request had of tools that no chat template shows.
+        # A request's settings for tools that no chat template shows.
         "tool_choice parallel_tool_calls",
     )
     for name in names.split()
 )
-#: What a model here is not shown.
+#: Content that no model here takes.
 MEDIA = ("videos", "video", "audios", "audio")
 #: Keys that other trainers read and this one does not, with the reason.
 REFUSED = {
@@ -55,7 +55,7 @@ REFUSED = {
 
 
 class Columns:
-    """The keys of a row; those that are taken are read."""
+    """The keys of a row. A key that the shape takes is marked as read."""
 
     def __init__(self, data: dict[str, Any]) -> None:
         self.data = data
@@ -78,7 +78,7 @@ class Columns:
         return None
 
     def rest(self) -> tuple[list[str], list[str]]:
-        """Return the annotations among the keys that nobody took, and the others. Empty values are left out."""
+        """Return the annotations among the keys that were not read, and the other unread keys, without empty values."""
         annotations, unread = list[str](), list[str]()
         for name, value in self.data.items():
             if name not in self._taken and not is_empty(value):

@@ -1,4 +1,4 @@
-"""What a line of a training file must be: one conversation, or one preference pair, as JSON.
+"""The rules of a training file's line: one conversation, or one preference pair, as JSON.
 
 {"messages": [{"role": "user", "content": "…"}, {"role": "assistant", "content": "…", "weight": 1}], "tools": […]}
 
@@ -26,7 +26,7 @@ _CONSTANTS = (b"NaN", b"Infinity")
 
 
 class LineStats(msgspec.Struct, gc=False):
-    """What a good line holds. texts: of its messages, tool calls and reasoning. has_images: whether it shows any.
+    """The statistics of a good line. texts: of messages, tool calls and reasoning. has_images: whether it shows any.
 
     pair: whether it is a preference pair. prompt: whether its last message is the user's. answered: whether any is of
     an assistant. shape: the one that it came in, "" if it is the one that is trained on. columns: the names of its
@@ -44,7 +44,7 @@ class LineStats(msgspec.Struct, gc=False):
 
 
 class LineFault(NamedTuple):
-    """What is wrong with a line. path: the place in it, as `$.messages[0].role`. unread: columns that are not read."""
+    """The fault of a line. path: the place in it, as `$.messages[0].role`. unread: columns that are not read."""
 
     path: str
     reason: str
@@ -52,7 +52,7 @@ class LineFault(NamedTuple):
 
 
 def read_line(line: bytes) -> LineStats | LineFault:
-    """Return what is on this line, or what is wrong with it."""
+    """Return the statistics of a line, or its fault."""
     try:
         row = _read(line)
     except Unread as error:
@@ -65,7 +65,7 @@ def read_line(line: bytes) -> LineStats | LineFault:
 
 
 def canonical_line(line: bytes) -> bytes:
-    """Return a checked line as it is trained on: itself, unless it came in another shape."""
+    """Return a checked line in the form that is trained on: the same bytes, unless it came in another shape."""
     row = _read(line)
     return msgspec.json.encode(row.data) if row.shape else line
 

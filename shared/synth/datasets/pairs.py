@@ -1,4 +1,4 @@
-"""Preference pairs: what both sides share is their prompt, and each side begins with the assistant."""
+"""Preference pairs: the common beginning of both sides is their prompt, and each side begins with the assistant."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from synth.datasets.shapes import CHOSEN_REJECTED, Draft
 from synth.datasets.turns import BadRow, Turn
 from synth.errors import UserError
 
-_SAME = "the same as the chosen side; expected two different ways to go on"
+_SAME = "the same as the chosen side; expected two different continuations"
 
 
 def split_pair(draft: Draft) -> None:
     """Give the draft of a pair its prompt, and the sides that follow it. Raises `BadRow`.
 
-    If the sides are whole conversations, the prompt is what they share, and a prompt beside them must be its beginning.
+    If the sides are whole conversations, the prompt is their common beginning, and a prompt beside them must be its
+    beginning.
     """
     chosen, rejected = draft.chosen or [], draft.rejected or []
     if draft.shape == CHOSEN_REJECTED and (is_conversation(chosen) or is_conversation(rejected)):
@@ -34,7 +35,7 @@ def split_pair(draft: Draft) -> None:
         without_system = [message for message in both if message["role"] != "system"]
         # A dataset may keep the whole chosen conversation under `messages` too.
         if prompt != won and prompt not in (both[: len(prompt)], without_system[: len(prompt)]):
-            raise BadRow(draft.place, "the prompt is not what the conversations of chosen and rejected begin with")
+            raise BadRow(draft.place, "the conversations of chosen and rejected do not begin with the prompt")
         draft.messages, draft.chosen, draft.rejected = chosen[:shared], chosen[shared:], rejected[shared:]
     if not draft.messages:
         raise BadRow("$", "a pair without a prompt; expected `prompt`, or chosen and rejected as whole conversations")
@@ -47,7 +48,7 @@ def split_pair(draft: Draft) -> None:
 
 
 def check_pair(draft: Draft) -> None:
-    """Refuse a pair whose sides no template tells apart, or of which nothing is compared. Raises `BadRow`."""
+    """Refuse a pair whose sides render the same with any template, or that has no reply to compare. Raises `BadRow`."""
     sides = [_typed(side or []) for side in (draft.chosen, draft.rejected)]
     for side, place in zip(sides, draft.sides, strict=True):
         if not any(message.role == "assistant" and message.weight != 0 for message in side):

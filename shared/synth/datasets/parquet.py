@@ -20,31 +20,31 @@ MAGIC = b"PAR1"
 PARQUET = "parquet"
 _IMAGE_FIELDS = {"bytes", "path"}
 _SIGNATURES = {b"\x89PNG": "png", b"\xff\xd8\xff": "jpeg", b"GIF8": "gif", b"RIFF": "webp"}
-#: Rows that are held at one time.
+#: Rows that are in memory at one time.
 _ROWS = 64
 _BUFFER_BYTES = 1 << 20
-#: Bytes of JSONL that are given at one time.
+#: Bytes of JSONL that are yielded at one time.
 _PIECE_BYTES = 1 << 20
 
 
 class ParquetUnreadable(Exception):
-    """The file cannot be read as Parquet: the text says why."""
+    """The file cannot be read as Parquet; the text has the reason."""
 
 
 def is_parquet(file: Path) -> bool:
-    """Whether a file begins as Parquet does."""
+    """Return whether a file begins with Parquet's mark."""
     with file.open("rb") as opened:
         return opened.read(len(MAGIC)) == MAGIC
 
 
 def parquet_lines(file: Path) -> Iterator[bytes]:
-    """The rows as JSONL, in pieces of whole lines. Raises `ParquetUnreadable`."""
+    """Yield the rows as JSONL, in pieces of whole lines. Raises `ParquetUnreadable`."""
     # Imported here: a plain client has no pyarrow.
     pyarrow: Any = importlib.import_module("pyarrow")
     parquet: Any = importlib.import_module("pyarrow.parquet")
     encoder, lines, size = msgspec.json.Encoder(), list[bytes](), 0
     try:
-        # Without a buffer of its own for each column a group of rows would be read whole.
+        # Each column has its own buffer; otherwise a whole group of rows would be read.
         with parquet.ParquetFile(file, buffer_size=_BUFFER_BYTES, pre_buffer=False) as opened:
             for batch in opened.iter_batches(batch_size=_ROWS, use_threads=False):
                 for row in batch.to_pylist():
@@ -61,10 +61,10 @@ def parquet_lines(file: Path) -> Iterator[bytes]:
 
 def _as_json(value: Any) -> Any:
     if isinstance(value, dict):
-        found = cast(dict[str, Any], value)
-        if found.keys() == _IMAGE_FIELDS and isinstance(found["bytes"], bytes):
-            return _data_uri(found["bytes"])
-        return {name: _as_json(inner) for name, inner in found.items() if inner is not None}
+        table = cast(dict[str, Any], value)
+        if table.keys() == _IMAGE_FIELDS and isinstance(table["bytes"], bytes):
+            return _data_uri(table["bytes"])
+        return {name: _as_json(inner) for name, inner in table.items() if inner is not None}
     if isinstance(value, list):
         return [_as_json(inner) for inner in cast(list[Any], value)]
     return _data_uri(value) if isinstance(value, bytes) else value

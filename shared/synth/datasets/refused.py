@@ -1,4 +1,4 @@
-"""Datasets whose lines are good, and that a job cannot be trained on all the same."""
+"""Problems of datasets that are valid, but that a job cannot use."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from synth.errors import Problem
 
 
 def images_refused(name: str, model: str, *, where: str) -> Problem:
-    """The problem of a dataset that shows images to a text model. name: the file's."""
+    """Return the problem of a dataset that shows images to a text model. name: the file's."""
     return Problem(
         what=f"{name!r} shows images, and {model} sees none",
         expected="a file of text, or a vision model",
@@ -16,7 +16,7 @@ def images_refused(name: str, model: str, *, where: str) -> Problem:
 
 
 def prompts_refused(name: str, *, rows: int, prompts: int, images: int, last: int, where: str) -> Problem | None:
-    """The problem of a dataset whose rows a grader's job cannot play; None where it fits.
+    """Return the problem of a dataset whose rows a grader's job cannot play; None if there is none.
 
     name: the file's. prompts: how many of its rows end with the user's message. last: the largest row that is played.
     """
@@ -45,10 +45,10 @@ def prompts_refused(name: str, *, rows: int, prompts: int, images: int, last: in
 
 
 def rows_refused(name: str, *, pairs: bool, dpo: bool, unanswered: bool, where: str) -> Problem | None:
-    """The problem of a dataset that holds the other kind of rows than a job is trained on; None where it fits.
+    """Return the problem of a dataset that holds the other kind of rows than the job trains; None if there is none.
 
     name: the file's. pairs: whether its rows are preference pairs. dpo: whether the job trains on such. unanswered:
-    whether they are prompts alone.
+    whether they are only prompts.
     """
     if unanswered:
         return Problem(

@@ -35,7 +35,7 @@ class RenderCheck:
 
     @property
     def full(self) -> bool:
-        """Whether so many lines are bad that the rest need not be rendered."""
+        """Whether enough lines are bad that the rest need not be rendered."""
         return len(self.problems) >= PROBLEMS_KEPT
 
     def feed(self, piece: bytes) -> None:
@@ -47,7 +47,7 @@ class RenderCheck:
             self._check(line)
 
     def finish(self) -> list[LineProblem]:
-        """Return what is wrong, after the last piece; nothing for a file that can be trained on."""
+        """Return the problems, after the last piece; none for a file that can be trained on."""
         if self._rest:
             self._check(self._rest)
         if self._rows and not self._trained and not self.problems:
@@ -109,7 +109,7 @@ class _in_row:
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if isinstance(error, UserError):
             problem = error.problems[0]
-            # The messages of a side follow those of the prompt, so that an index would name another message.
+            # The messages of a side follow the prompt's, so that an index would name another message.
             inside = self._path == "$.messages" and problem.where.startswith("messages[")
             expected = f"; expected {problem.expected}" if problem.expected else ""
             fix = f"; {problem.fix}" if problem.fix else ""

@@ -57,7 +57,7 @@ class Unread(BadRow):
 
 @dataclass(frozen=True)
 class Row:
-    """A row as it is trained on. shape: the one that it came in, "" if it is the same.
+    """A row in the form that is trained on. shape: the one that it came in, "" if it is the same.
 
     data: as JSON. texts: of its messages, tool calls and reasoning. columns: the names of its annotations, and of a
     prompt's further fields. pair, prompt, answered, has_images, messages: as in `LineStats`.
@@ -118,7 +118,7 @@ def _add_system(columns: Columns, draft: Draft) -> None:
         return
     text: str = expect(value, str, f"$.{name}")
     turn = Turn({"role": "system", "content": text}, f"$.{name}", {"content": "", "role": ""})
-    # The prompt of whole conversations is what they begin with.
+    # Whole conversations begin with their prompt.
     whole = [side for side in (draft.chosen, draft.rejected) if side is not None and is_conversation(side)]
     for section in (draft.messages, *whole):
         first = section[0] if section else turn
@@ -176,7 +176,7 @@ def _check_tool(tool: dict[str, Any], place: str) -> None:
 
 
 def _check_tool_settings(columns: Columns, draft: Draft, turns: list[Turn], tools: list[Any] | None) -> None:
-    """Refuse what a request had of tools if the replies contradict it; otherwise no template shows it."""
+    """Refuse a request's settings for tools if the replies contradict them; no template shows them otherwise."""
     if columns.data.get("parallel_tool_calls") is False or draft.parallel is False:
         for turn in turns:
             if len(turn.message.get("tool_calls") or ()) > 1:
@@ -193,7 +193,7 @@ def _images(columns: Columns) -> list[tuple[str, Any]]:
         if is_empty(value):
             continue
         if images:
-            raise BadRow(place, f"images beside those of {images[0][0].split('[')[0]}; keep them in one list")
+            raise BadRow(place, f"images beside {images[0][0].split('[')[0]}; keep them in one list")
         listed = cast(list[Any], value) if isinstance(value, list) else [value]
         images = [(f"{place}[{k}]" if isinstance(value, list) else place, image) for k, image in enumerate(listed)]
     for place, image in images:
@@ -204,7 +204,7 @@ def _images(columns: Columns) -> list[tuple[str, Any]]:
 
 
 def _show_images(draft: Draft, images: list[tuple[str, Any]]) -> bool:
-    """Put the images where the row marks them; return whether it marks any. Others go in front of the first user's.
+    """Put the images at the row's marks, else before the first user's message. Return whether it has marks.
 
     A mark is `<image>` in a text, or an image part without an address.
     """
@@ -238,14 +238,14 @@ def _split_at_marks(content: Any) -> list[Any] | None:
     """Return a content as parts, None for each mark of an image; None if it has no marks."""
     parts = list[Any]()
     for part in cast(list[Any], content) if isinstance(content, list) else [content]:
-        given = cast(dict[str, Any], part) if isinstance(part, dict) else {"type": "text", "text": part}
-        if given.get("type") in IMAGE_TYPES and all(is_empty(given.get(name)) for name in ("image_url", "image")):
+        item = cast(dict[str, Any], part) if isinstance(part, dict) else {"type": "text", "text": part}
+        if item.get("type") in IMAGE_TYPES and all(is_empty(item.get(name)) for name in ("image_url", "image")):
             parts.append(None)
-        elif given.get("type") == "text" and "<image>" in (given["text"] or ""):
-            pieces = [piece for piece in _MARK.split(given["text"]) if piece]
+        elif item.get("type") == "text" and "<image>" in (item["text"] or ""):
+            pieces = [piece for piece in _MARK.split(item["text"]) if piece]
             parts += [None if piece == "<image>" else {"type": "text", "text": piece} for piece in pieces]
         else:
-            parts.append(given)
+            parts.append(item)
     return parts if None in parts and content is not None else None
 
 
@@ -262,7 +262,7 @@ def _check_length(draft: Draft, *, answered: bool, prompt: bool) -> None:
 
 
 def _weigh(draft: Draft) -> None:
-    """Refuse weights in a prompt, of which nothing is learnt."""
+    """Refuse weights in a prompt, which is not learnt."""
     prompt = draft.messages if draft.chosen is not None else draft.messages[: draft.context]
     for turn in prompt:
         if turn.message.get("weight"):
@@ -305,11 +305,11 @@ def _canonical(draft: Draft, tools: Any, columns: Columns, images: list[tuple[st
     if tools:
         row["tools"] = tools
     if images:
-        given = columns.data.get("image_url")
-        row |= {"image_url": given} if not is_empty(given) else {"images": [image for _, image in images]}
+        address = columns.data.get("image_url")
+        row |= {"image_url": address} if not is_empty(address) else {"images": [image for _, image in images]}
     return row
 
 
 def _is_canonical(row: dict[str, Any], data: dict[str, Any]) -> bool:
-    """Return whether a row came as it is trained on."""
+    """Return whether a row came in the form that is trained on."""
     return all(name in data and data[name] == value for name, value in row.items())

@@ -21,7 +21,7 @@ SHAREGPT = "sharegpt"
 OPENAI = "openai_preference"
 CHOSEN_REJECTED = "chosen_rejected"
 
-#: A prompt's key: the name of the shape, the key of what follows it in a paragraph of its own, those of the reply.
+#: A prompt's key: the name of the shape, the key of the text that follows it as a paragraph, the keys of the reply.
 _REPLIES = {
     "instruction": ("alpaca", "input", ("output", "response")),
     "prompt": ("prompt_completion", None, ("completion", "response")),
@@ -113,7 +113,7 @@ def _prompt_and_reply(columns: Columns) -> Draft:
     if reply is None:
         raise BadRow("$", f"Object missing required field `{replies[0]}`; rows of prompts for a grader have `messages`")
     prompt, answer = _prompt(columns, name, more), _side(columns.take(reply), f"$.{reply}")
-    # Of the messages of a prompt none is learnt from; the replies of a history are.
+    # No message of a prompt is learnt; the replies of a history are.
     context = len(prompt) if isinstance(columns.data[name], list) else 0
     return Draft(shape, f"$.{name}", [*prompt, *answer], context=context)
 
@@ -153,7 +153,7 @@ def _pair(columns: Columns) -> Draft:
     elif rejected == "rejected_messages":
         prompt, won = [], prompt
     else:
-        # The conversation is the chosen one; what was rejected is another last reply.
+        # The conversation is the chosen one; the rejected value is another last reply.
         prompt, won = prompt[:-1], prompt[-1:]
     return Draft(CHOSEN_REJECTED, place, prompt, won, lost, sides=(f"$.{chosen}" if chosen else place, f"$.{rejected}"))
 
@@ -162,16 +162,16 @@ def _openai_pair(columns: Columns) -> Draft:
     for name in ("input", *_OPENAI):
         if not columns.holds(name):
             raise BadRow("$", f"Object missing required field `{name}`")
-    given: dict[str, Any] = expect(columns.take("input"), dict, "$.input")
-    only(given, ("messages", "tools", "parallel_tool_calls"), "$.input", "the input of a pair")
+    table: dict[str, Any] = expect(columns.take("input"), dict, "$.input")
+    only(table, ("messages", "tools", "parallel_tool_calls"), "$.input", "the input of a pair")
     place = "$.input.messages"
-    messages = _turns(expect(given.get("messages"), list, place), place)
+    messages = _turns(expect(table.get("messages"), list, place), place)
     won, lost = (_side(columns.take(name), f"$.{name}") for name in _OPENAI)
     sides = (f"$.{_OPENAI[0]}", f"$.{_OPENAI[1]}")
-    parallel = given.get("parallel_tool_calls")
+    parallel = table.get("parallel_tool_calls")
     if parallel is not None:
         expect(parallel, bool, "$.input.parallel_tool_calls")
-    return Draft(OPENAI, place, messages, won, lost, sides=sides, tools=given.get("tools"), parallel=parallel)
+    return Draft(OPENAI, place, messages, won, lost, sides=sides, tools=table.get("tools"), parallel=parallel)
 
 
 def _side(value: Any, place: str) -> list[Turn]:

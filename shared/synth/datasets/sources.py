@@ -17,9 +17,9 @@ _SPLIT = re.compile(r"(?:^|[^a-z])(train|test|validation|valid|val|dev|eval)(?:[
 
 
 def source_files(path: Path) -> list[Path]:
-    """The files of a dataset, in order: a file itself; of a folder those of its train split, or those of no split.
+    """Return the files of a dataset, in order: the file itself, or a folder's files of the train split or no split.
 
-    Raises `UserError` for a folder without rows, with those of other splits alone, or in two formats.
+    Raises `UserError` for a folder without rows, with files of other splits only, or in two formats.
     """
     if not path.is_dir():
         return [path]
@@ -30,11 +30,11 @@ def source_files(path: Path) -> list[Path]:
     if not files:
         what, fix = "the folder holds no rows", "name a file"
     elif not chosen:
-        found = ", ".join(sorted({split for split in splits.values() if split}))
-        what, fix = f"the folder has no train split, but {found}", "name the files that you mean, one by one"
+        names = ", ".join(sorted({split for split in splits.values() if split}))
+        what, fix = f"the folder has no train split, but {names}", "name the files that you mean, one by one"
     elif len({file.suffix for file in chosen}) > 1:
-        found = " and ".join(sorted({file.suffix for file in chosen}))
-        what, fix = f"the folder holds its rows as {found}", "keep one of the two formats, or name a file"
+        names = " and ".join(sorted({file.suffix for file in chosen}))
+        what, fix = f"the folder holds its rows as {names}", "keep one of the two formats, or name a file"
     else:
         return chosen
     raise UserError(
@@ -43,7 +43,7 @@ def source_files(path: Path) -> list[Path]:
 
 
 def read_pieces(file: Path) -> Iterator[bytes]:
-    """A file's rows as JSONL, in pieces, at constant memory; the last line is ended. Raises `ParquetUnreadable`."""
+    """Yield a file's rows as JSONL, in pieces; the last line ends with a newline. Raises `ParquetUnreadable`."""
     if is_parquet(file):
         yield from parquet_lines(file)
         return
@@ -59,7 +59,7 @@ def read_pieces(file: Path) -> Iterator[bytes]:
 def without_columns(pieces: Iterator[bytes], dropped: dict[str, int]) -> Iterator[bytes]:
     """Yield the rows of JSONL without some columns, as lines. dropped: their names; the rows that had one are counted.
 
-    A line that is not an object is yielded as it is, for the check to refuse it.
+    A line that is not an object is yielded unchanged, for the check to refuse it.
     """
     rest = b""
     for piece in pieces:
@@ -83,12 +83,12 @@ def _without(line: bytes, dropped: dict[str, int]) -> bytes:
 
 
 def _is_about(file: Path) -> bool:
-    """Whether a file tells of the dataset rather than holding its rows."""
+    """Return whether a file describes the dataset and holds no rows."""
     return file.name in ("dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json")
 
 
 def _split(file: Path, folder: Path) -> str | None:
-    """The split that a file's name, or else a folder's above it, speaks of: `data/train-00000-of-00002.parquet`."""
+    """Return the split in a file's name, else in a folder's above it: `data/train-00000-of-00002.parquet`."""
     for part in reversed(file.relative_to(folder).parts):
         if found := _SPLIT.search(part.lower()):
             return found[1]

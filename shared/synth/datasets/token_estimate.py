@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 
-#: What a chat template writes around a message: its beginning, role, end and newlines.
+#: The tokens that a chat template writes around a message: its beginning, role, end and newlines.
 _AROUND_A_MESSAGE = 5
 _FIRST_ROWS = 64
 #: Prime, so that a file that repeats a pattern of rows is not sampled at the same place of it each time.
@@ -24,7 +24,7 @@ _BEYOND = re.compile(r"[\u0250-\U0010ffff]")
 
 
 class TokenEstimate:
-    """Takes each row's texts in order, and looks at the first 64 rows and at every 61st one."""
+    """Takes each row's texts in order, and samples the first 64 rows and every 61st one after them."""
 
     def __init__(self) -> None:
         self._row = 0
@@ -32,7 +32,7 @@ class TokenEstimate:
         self._tokens = 0.0
 
     def add(self, texts: list[str]) -> None:
-        """One more row."""
+        """Add one row."""
         if self._row < _FIRST_ROWS or self._row % _THEN_EVERY == 0:
             for text in texts:
                 seen = text[:_CHARACTERS_A_TEXT]
@@ -41,13 +41,13 @@ class TokenEstimate:
         self._row += 1
 
     def total(self, *, characters: int, messages: int) -> int:
-        """The whole file's tokens, from its characters and messages."""
+        """Return the whole file's tokens, from its characters and messages."""
         rate = self._tokens / self._sampled if self._sampled else 0.0
         return round(characters * rate) + _AROUND_A_MESSAGE * messages
 
 
 def tokens_in(text: str) -> float:
-    """About how many tokens a text is."""
+    """Estimate the tokens of a text."""
     digits, marks = len(_DIGITS.findall(text)), len(_MARKS.findall(text))
     east = beyond = 0
     if not text.isascii():

@@ -41,7 +41,7 @@ _FIELDS = frozenset(
     ("role", "content", "tool_calls", "tool_call_id", "name", "reasoning_content", "reasoning", "raw_content", "weight")
 )
 _TEXT_TURN = frozenset(("role", "content"))
-#: What `synth-ai filter` 0.2.16 writes for a reply of tool calls alone, as some task apps store them.
+#: The content that `synth-ai filter` 0.2.16 writes for a reply of tool calls alone, as some task apps store it.
 _LOST = "[no response recorded]"
 _REREAD = (
     f"{_LOST!r} stands for a reply that synth-ai's filter did not read; expected the reply; `synthctl filter` reads it "
@@ -116,7 +116,7 @@ def expect(value: Any, kind: type, place: str) -> Any:
 
 
 def only(value: Mapping[str, Any], known: Collection[str], place: str, owner: str) -> None:
-    """Raise `BadRow` if an object has keys that are not read, with all their names. owner: what the object is."""
+    """Raise `BadRow` if an object has unread keys, and name all of them. owner: the kind of object, for the text."""
     unread = [name for name in value if name not in known and not is_empty(value[name])]
     if unread:
         names = ", ".join(f"`{name[:40]}`" for name in unread[:8])
@@ -127,14 +127,14 @@ def only(value: Mapping[str, Any], known: Collection[str], place: str, owner: st
 
 def read_turn(value: Any, place: str) -> Turn:
     """Return the turn that a value spells. Raises `BadRow`."""
-    given: dict[str, Any] = expect(value, dict, place)
-    if isinstance(given.get("content"), list) and any(isinstance(p, dict) and "url" in p for p in given["content"]):
-        given = given | {"content": [_respelled(part) for part in given["content"]]}
-    if given.keys() <= _FIELDS and given.get("role") in ROLES:
-        return Turn(given, place)
-    only(given, (*_FIELDS, *_SPELLINGS), place, "a message")
+    table: dict[str, Any] = expect(value, dict, place)
+    if isinstance(table.get("content"), list) and any(isinstance(p, dict) and "url" in p for p in table["content"]):
+        table = table | {"content": [_respelled(part) for part in table["content"]]}
+    if table.keys() <= _FIELDS and table.get("role") in ROLES:
+        return Turn(table, place)
+    only(table, (*_FIELDS, *_SPELLINGS), place, "a message")
     message, names = dict[str, Any](), dict[str, str]()
-    for key, entry in given.items():
+    for key, entry in table.items():
         name = _SPELLINGS.get(key, key)
         if entry is None or name not in _FIELDS:
             continue
@@ -160,7 +160,7 @@ def read_turn(value: Any, place: str) -> Turn:
     turn = Turn(message, place, names, calls=role in _CALLING)
     if turn.calls:
         if "tool_calls" in message:
-            raise BadRow(turn.at("$.tool_calls"), f"calls beside those of a {role}; keep one of them")
+            raise BadRow(turn.at("$.tool_calls"), f"calls beside a {role}'s; keep one of them")
         message["tool_calls"] = _calls_in(message.pop("content", None), role, turn.at("$.content"))
         turn.names = names | {"tool_calls": names.get("content", "content")}
     return turn
@@ -242,19 +242,19 @@ def located(error: msgspec.ValidationError) -> tuple[str, str]:
 def check_address(address: Any, place: str) -> None:
     """Raise `BadRow` for an image's address with keys that are not read."""
     if isinstance(address, dict):
-        given = cast(dict[str, Any], address)
-        only(given, ("url", "detail"), place, "an image")
-        if given.get("detail") not in (None, "", "auto"):
+        table = cast(dict[str, Any], address)
+        only(table, ("url", "detail"), place, "an image")
+        if table.get("detail") not in (None, "", "auto"):
             raise BadRow(f"{place}.detail", "another size than auto; the model's image processor chooses the size")
 
 
 def _respelled(part: Any) -> Any:
-    """Return an image part as it is trained on, of one that has its address in `url` as transformers has it."""
-    given = cast(dict[str, Any], part) if isinstance(part, dict) else {}
-    if given.get("type") not in IMAGE_TYPES or is_empty(given.get("url")):
+    """Return an image part in the form that is trained on, from one with its address in `url`, as in transformers."""
+    image = cast(dict[str, Any], part) if isinstance(part, dict) else {}
+    if image.get("type") not in IMAGE_TYPES or is_empty(image.get("url")):
         return cast(Any, part)
-    rest = {name: value for name, value in given.items() if name != "url"}
-    return rest | {"image": given["url"]} if is_empty(given.get("image")) else given
+    rest = {name: value for name, value in image.items() if name != "url"}
+    return rest | {"image": image["url"]} if is_empty(image.get("image")) else image
 
 
 def _typed(turn: Turn) -> TrainingMessage:
@@ -319,17 +319,17 @@ def _check_image(turn: Turn, part: dict[str, Any], place: str, *, marks: bool) -
 def _check_calls(turn: Turn, message: TrainingMessage, texts: list[str]) -> None:
     if message.role != "assistant":
         raise BadRow(turn.at("$.tool_calls"), f"tool calls in a message of {message.role}; only assistants call tools")
-    for j, (call, given) in enumerate(zip(message.tool_calls or (), turn.message["tool_calls"], strict=True)):
+    for j, (call, written) in enumerate(zip(message.tool_calls or (), turn.message["tool_calls"], strict=True)):
         place = turn.at(f"$.tool_calls[{j}]")
-        only(given, _CALL_FIELDS, place, "a call")
-        if given.get("type") not in (None, "function"):
-            raise BadRow(f"{place}.type", f"{str(given['type'])[:40]!r}; expected function")
-        if given.get("index") is not None and (type(given["index"]) is not int or given["index"] != j):
-            raise BadRow(f"{place}.index", f"{str(given['index'])[:40]}; expected {j}, where the call stands")
+        only(written, _CALL_FIELDS, place, "a call")
+        if written.get("type") not in (None, "function"):
+            raise BadRow(f"{place}.type", f"{str(written['type'])[:40]!r}; expected function")
+        if written.get("index") is not None and (type(written["index"]) is not int or written["index"] != j):
+            raise BadRow(f"{place}.index", f"{str(written['index'])[:40]}; expected {j}, the position of the call")
         if call.function is not None:
-            only(given["function"], _FUNCTION_FIELDS, f"{place}.function", "a call")
+            only(written["function"], _FUNCTION_FIELDS, f"{place}.function", "a call")
             for name in _FUNCTION_FIELDS:
-                if not is_empty(given.get(name)):
+                if not is_empty(written.get(name)):
                     raise BadRow(f"{place}.{name}", f"`{name}` beside `function`, which has it; remove it")
         if not call.called.name:
             raise BadRow(place, "a call without `function` or `name`")

@@ -1,1 +1,1 @@
-"""What is estimated from rewards, and how well it is known."""
+"""Estimates from rewards, with their intervals."""

@@ -26,7 +26,7 @@ class Interval:
 
 @dataclass(frozen=True)
 class PairedDifference:
-    """The rewards of B less those of A, on the seeds that both have.
+    """The rewards of B minus the rewards of A, on the seeds that both have.
 
     better, worse, equal: seeds on which B earned more, less and the same. interval: of the mean; None for one seed.
     """
@@ -40,9 +40,9 @@ class PairedDifference:
 
 
 def mean_interval(rewards: Sequence[float]) -> Interval | None:
-    """The 95 % confidence interval of the mean reward: Wilson's where every reward is 0 or 1, else Student's.
+    """Return the 95 % confidence interval of the mean reward: Wilson's if every reward is 0 or 1, else Student's.
 
-    None where there is none: no reward, or a single one that is neither 0 nor 1.
+    Returns None without a reward, and for a single one that is neither 0 nor 1.
     """
     if rewards and all(reward in (0.0, 1.0) for reward in rewards):
         return wilson(sum(reward == 1.0 for reward in rewards), len(rewards))
@@ -50,23 +50,24 @@ def mean_interval(rewards: Sequence[float]) -> Interval | None:
 
 
 def wilson(successes: int, n: int) -> Interval:
-    """Wilson's score interval of a share (E. B. Wilson, JASA 22 (1927), 209-212), without continuity correction.
+    """Return Wilson's score interval of a share (E. B. Wilson, JASA 22 (1927), 209-212), not continuity-corrected.
 
     It holds for shares near 0 and 1 too, where mean ± z standard errors leaves [0, 1]. n: at least 1.
     """
     share, square = successes / n, _Z * _Z
     middle = (share + square / (2 * n)) / (1 + square / n)
     half = _Z * math.sqrt(share * (1 - share) / n + square / (4 * n * n)) / (1 + square / n)
-    # The ends are exact where nothing or everything succeeded.
+    # The ends are exact if no or every reward is a success.
     low = 0.0 if successes == 0 else middle - half
     high = 1.0 if successes == n else middle + half
     return Interval(low, high, "wilson")
 
 
 def student(values: Sequence[float]) -> Interval | None:
-    """Student's interval of a mean: mean ± t(n - 1) s / √n (Student, Biometrika 6 (1908), 1-25).
+    """Return Student's interval of a mean: mean ± t(n - 1) s / √n (Student, Biometrika 6 (1908), 1-25).
 
-    It takes the mean to be about normal, which the means of some tens of bounded rewards are. None below two values.
+    It assumes that the mean is about normal, which holds for some tens of bounded rewards. None for less than two
+    values.
     """
     n = len(values)
     if n < 2:
@@ -77,10 +78,10 @@ def student(values: Sequence[float]) -> Interval | None:
 
 
 def paired_difference(a: Mapping[int, float], b: Mapping[int, float]) -> PairedDifference | None:
-    """How the rewards of B differ from those of A, seed by seed, with Student's interval of the mean difference.
+    """Return how the rewards of B differ from A's, seed by seed, with Student's interval of the mean difference.
 
-    The seeds' own difficulty falls out of the difference, so that it is known better than that of two means. a, b:
-    rewards by seed. None where no seed is in both.
+    The difference cancels the seeds' own difficulty, so that it is more exact than the difference of two means. a, b:
+    rewards by seed. None if no seed is in both.
     """
     shared = sorted(a.keys() & b.keys())
     if not shared:
@@ -97,7 +98,7 @@ def paired_difference(a: Mapping[int, float], b: Mapping[int, float]) -> PairedD
 
 
 def t_quantile(p: float, df: int) -> float:
-    """The quantile of Student's t with `df` degrees of freedom, for p from 0.5 to 1, by bisection of its distribution.
+    """Return the quantile of Student's t with `df` degrees of freedom, for p from 0.5 to 1, by bisection.
 
     P(T ≤ t) = 1 - I(df / (df + t²); df/2, 1/2) / 2 (Abramowitz and Stegun, 26.7.1 and 26.5.27).
     """
@@ -115,7 +116,7 @@ def _t_distribution(t: float, df: int) -> float:
 
 
 def _incomplete_beta(x: float, a: float, b: float) -> float:
-    """The regularised incomplete beta function I(x; a, b), by its continued fraction (ibid., 26.5.8)."""
+    """Return the regularised incomplete beta function I(x; a, b), by its continued fraction (ibid., 26.5.8)."""
     if x <= 0 or x >= 1:
         return min(max(x, 0.0), 1.0)
     if x > (a + 1) / (a + b + 2):
@@ -126,7 +127,7 @@ def _incomplete_beta(x: float, a: float, b: float) -> float:
 
 
 def _continued_fraction(x: float, a: float, b: float) -> float:
-    """1 + d1/(1 + d2/(1 + …)), evaluated by Lentz's method (W. J. Lentz, Applied Optics 15 (1976), 668-671)."""
+    """Return 1 + d1/(1 + d2/(1 + …)) by Lentz's method (W. J. Lentz, Applied Optics 15 (1976), 668-671)."""
     tiny = 1e-300
     value, c, d, m = 1.0, 1.0, 0.0, 0
     while True:

@@ -1,4 +1,4 @@
-"""Whether training made a model better: the final policy against step 0, paired by what both were measured on."""
+"""Decide whether training made a model better: the final policy against step 0, paired by their seeds or rows."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     next: str = ""
 
     def text(self) -> str:
-        """One line, without `next`: `learned: 0.38 → 0.98 on 128 seeds (interval of the difference 0.55 to 0.63)`."""
+        """Return one line: `learned: 0.38 → 0.98 on 128 seeds (interval of the difference 0.55 to 0.63)`."""
         measure = "validation loss " if self.measure == "validation_loss" else ""
         unit = _UNITS[self.measure] + "s" * (self.count != 1)
         interval = f"interval of the difference {_figure(self.low)} to {_figure(self.high)}"
@@ -46,7 +46,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
 def compare_policies(
     before: Mapping[int, float], after: Mapping[int, float], measure: Measure = "reward"
 ) -> Verdict | None:
-    """Compare two policies, seed by seed or row by row. Returns None below two that both have: there is no interval."""
+    """Compare two policies, seed by seed or row by row. Returns None if they share fewer than two."""
     difference = paired_difference(before, after)
     if difference is None or difference.interval is None:
         return None
@@ -70,9 +70,9 @@ def compare_losses(before: Sequence[Sequence[float]], after: Sequence[Sequence[f
     """Compare the validation losses of two policies, row by row.
 
     before, after: the loss of each row times its weight in the mean, and that weight. The difference of the means is a
-    ratio estimate: its interval is Student's, of the linearised rows Δ + w·(δ - Δ) / mean w, where δ is the difference
-    of a row and Δ that of the means (W. G. Cochran, Sampling Techniques, 3rd ed., 1977, section 6.3). Returns None
-    below two rows with a weight.
+    ratio estimate: its interval is Student's, of the linearised rows Δ + w·(δ - Δ) / mean w. δ is the difference of a
+    row, Δ the difference of the means (W. G. Cochran, Sampling Techniques, 3rd ed., 1977, section 6.3). Returns None
+    for fewer than two rows with a weight.
     """
     rows = [(a, b, w) for (a, w), (b, _) in zip(before, after, strict=True) if w > 0]
     weight = sum(w for *_, w in rows)
@@ -86,5 +86,5 @@ def compare_losses(before: Sequence[Sequence[float]], after: Sequence[Sequence[f
 
 
 def _figure(value: float) -> str:
-    """A number with two decimals, or with two significant digits if it is small."""
+    """Return a number with two decimals, or with two significant digits if it is small."""
     return f"{value:.2f}" if value == 0 or abs(value) >= 0.1 else f"{value:.2g}"

@@ -1,13 +1,13 @@
 """The catalogue: every event of the platform, the subject it travels on, and its only publisher.
 
-An event is a fact, in the past tense, on `<entity>.<fact>.<org>.<key>` in the stream `EVENTS`; the key is the
-job's id, or the file's for `file.*`. The stream's sequence is the event's `seq`, the server's timestamp its time,
-and the subject says its type: none of them is repeated in the body. Events carry references, never tensors.
+An event is a fact, in the past tense, on `<entity>.<fact>.<org>.<key>` in the stream `EVENTS`; the key is the job's id,
+or the file's for `file.*`. The stream's sequence is the event's `seq`, the server's timestamp its time, and the subject
+its type: the body repeats none of them. Events carry references, never tensors.
 
-`by` is the role that alone may publish it. `owner` is the one process that holds the job's fenced attempt: the
-trainer's of a training job, the collector's of an evaluation. `reads` names who acts on it and how:
-QUEUE = a durable consumer, one of the service's replicas gets it; FOLLOW = an ordered reader of this job alone.
-(The gateway projects every event into its read model; only what it acts upon is listed.)
+`by` is the only role that may publish it. `owner` is the one process that holds the job's fenced attempt: the trainer's
+of a training job, the collector's of an evaluation. `reads` names the services that act on it and how: QUEUE = a
+durable consumer, one of the service's replicas gets it; FOLLOW = an ordered reader of this job alone. (The gateway
+projects every event into its read model; only the events that it acts on are listed.)
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The rules of the event catalogue: who may publish, who reads and how, how an append is protected."""
+"""The rules of the event catalogue: the publisher of an event, its readers, and the protection of its append."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import TypeVar
 
 import msgspec
 
-#: Of one event, its headers included.
+#: Bytes of one event, its headers included.
 MAX_EVENT_BYTES = 1 << 20
-#: Of its body: what is left beside the headers.
+#: Bytes of its body: the rest is for the headers.
 MAX_EVENT_BODY_BYTES = 1_000_000
 
 
 class Role(StrEnum):
-    """Who may publish. A service plays the role of its name; trainer and rollouts also that of owner."""
+    """The roles that may publish. A service has the role of its name; trainer and rollouts are also owners."""
 
     GATEWAY = "gateway"
     VALIDATOR = "validator"
@@ -77,7 +77,7 @@ _NOBODY: _Reads = {}
 def event(
     type: str, *, by: Role, reads: _Reads = _NOBODY, write: Write = Write.ONCE, version: int = 1
 ) -> Callable[[_E], _E]:
-    """Enter an event class into the catalogue, under the type that is the head of its subject."""
+    """Add an event class to the catalogue, under its type, which is the head of its subject."""
 
     def register(cls: _E) -> _E:
         spec = EventSpec(type=type, event=cls, by=by, reads=reads, write=write, version=version)
@@ -88,10 +88,10 @@ def event(
 
 
 def spec_of(event: Event | type[Event]) -> EventSpec:
-    """The catalogue row of an event or of its class."""
+    """Return the catalogue row of an event or of its class."""
     return _SPEC_OF[event if isinstance(event, type) else type(event)]
 
 
 def subject_of(event: Event | type[Event], org: str, key: str) -> str:
-    """The subject that an event of this organisation and job (or file) travels on."""
+    """Return the subject that an event of this organisation and job (or file) travels on."""
     return f"{spec_of(event).type}.{org}.{key}"

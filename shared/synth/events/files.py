@@ -1,4 +1,4 @@
-"""What becomes of an uploaded file."""
+"""The events of an uploaded file."""
 
 from __future__ import annotations
 
@@ -21,14 +21,13 @@ class FileUploaded(Event, frozen=True, kw_only=True):
 class FileReady(Event, frozen=True, kw_only=True):
     """The file can be trained on. rows: one per conversation, or per pair; characters: of all message text.
 
-    tokens: an estimate from a sample. lengths[i]: conversations of 2^i up to 2^(i+1) characters. images: that the rows
-    show, all of them; a job says how many of a message are trained. pairs: rows that are preference pairs: all or none.
-    prompts: rows whose last message is the user's. unanswered: rows without any message of an assistant.
-    converted: how many rows came in a shape that is not the one that is trained on, by that shape; of Parquet all did.
-    annotations: in how many rows a column stands that no model is shown, by its name; of prompts also the further
-    fields, which a grader may refer to.
-    rewritten: the rows as they are trained on, where they are not the uploaded bytes (other shapes, images that are now
-    blobs); None where they are.
+    tokens: an estimate from a sample. lengths[i]: conversations of 2^i up to 2^(i+1) characters. images: the number in
+    all rows; a job sets how many of a message are trained. pairs: rows that are preference pairs: all or none. prompts:
+    rows whose last message is the user's. unanswered: rows without any message of an assistant. converted: how many
+    rows came in another shape than the trained one, by that shape; for Parquet all rows. annotations: in how many rows
+    a column stands that no model gets, by its name; for prompts also the further fields, which a grader may refer to.
+    rewritten: the rows as they are trained on, if they differ from the uploaded bytes (other shapes, images that are
+    now blobs); else None.
     """
 
     rows: int
@@ -46,7 +45,7 @@ class FileReady(Event, frozen=True, kw_only=True):
 
 
 class LineProblem(msgspec.Struct, frozen=True, kw_only=True):
-    """What is wrong with one line of a file. path: the place inside it, as `$.messages[0].role`."""
+    """The fault of one line of a file. path: the place inside it, as `$.messages[0].role`."""
 
     line: int
     path: str
@@ -67,7 +66,7 @@ class FileRejected(Event, frozen=True, kw_only=True):
 
 @event("file.deleted", by=Role.GATEWAY, reads={Role.VERIFIER: Reading.FOLLOW})
 class FileDeleted(Event, frozen=True, kw_only=True):
-    """The file is gone for everybody but the jobs that were verified before; its bytes go when those have ended.
+    """The file is deleted, except for jobs that were verified before; its bytes are deleted when those have ended.
 
     uploaded_seq: the upload that this ends. The same bytes uploaded afterwards are the same id again, and another file.
     """

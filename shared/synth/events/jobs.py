@@ -18,7 +18,7 @@ _UNTIL_OVER = {Role.ROLLOUTS: Reading.FOLLOW, Role.INFERENCE: Reading.FOLLOW}
 
 
 class Continuation(msgspec.Struct, frozen=True, kw_only=True):
-    """The checkpoint of a failed job that another job goes on from, with its optimizer, its seeds and its step.
+    """The checkpoint of a failed job that another job continues from, with its optimizer, its seeds and its step.
 
     model: the id that the checkpoint serves under; version: the policy version that it holds.
     """
@@ -63,10 +63,10 @@ class JobCreated(Event, frozen=True, kw_only=True):
 
 @event("job.validated", by=Role.VALIDATOR, reads={Role.VERIFIER: Reading.QUEUE, **_TASK_OWNERS}, write=Write.CAS)
 class JobValidated(Event, frozen=True, kw_only=True):
-    """The TOML is right. job: the resolved job (`synth.jobs.resolved`) as JSON, tagged by its kind.
+    """The TOML is valid. job: the resolved job (`synth.jobs.resolved`) as JSON, tagged by its kind.
 
-    name: of the job, where its file says one and whoever submitted it did not. continues: as it was submitted; the
-    checkpoint is leased.
+    name: of the job, if its file has one and the submission has none. continues: as it was submitted; the checkpoint is
+    leased.
     """
 
     job: dict[str, Any]
@@ -85,10 +85,10 @@ class JobRejected(Event, frozen=True, kw_only=True):
 
 @event("job.verified", by=Role.VERIFIER, reads=_TASK_OWNERS, write=Write.CAS)
 class JobVerified(Event, frozen=True, kw_only=True):
-    """The job's world is there: task app, files, source model. task_key_id names the environment key that works.
+    """The job's task app, files and source model are available. task_key_id: the working environment key.
 
-    rubric: the task app's (`synth.judging.settings.Rubric`), where its judges apply that one. teacher: of a job that is
-    distilled.
+    rubric: the task app's (`synth.judging.settings.Rubric`), if its judges apply that one. teacher: of a distillation
+    job.
     """
 
     source: ModelRef
@@ -122,16 +122,16 @@ class JobStarted(Event, frozen=True, kw_only=True):
 
 @event("job.cancel_requested", by=Role.GATEWAY, reads={Role.OWNER: Reading.FOLLOW}, write=Write.CAS)
 class JobCancelRequested(Event, frozen=True, kw_only=True):
-    """The user asked a started job to stop; its owner ends it."""
+    """The user requested a started job to stop; its owner ends it."""
 
     requested_by: str = ""
 
 
 @event("job.pause_requested", by=Role.GATEWAY, reads={Role.OWNER: Reading.FOLLOW}, write=Write.CAS)
 class JobPauseRequested(Event, frozen=True, kw_only=True):
-    """A started job is to stop for a while; its owner lets go of it, and keeps what is durable.
+    """A started job is to pause; its owner releases it, and keeps its durable state.
 
-    requested_by: the key that asked; "" where the platform did. reason: why, then.
+    requested_by: the requesting key; "" for the platform itself, with its `reason`.
     """
 
     requested_by: str = ""
@@ -140,9 +140,9 @@ class JobPauseRequested(Event, frozen=True, kw_only=True):
 
 @event("job.paused", by=Role.OWNER, reads=_UNTIL_OVER, write=Write.CAS)
 class JobPaused(Event, frozen=True, kw_only=True):
-    """The owner has let go of the job after this step: it holds no worker until it is resumed.
+    """The owner has released the job after this step: it holds no worker until it is resumed.
 
-    reason: why, where it was not the user who asked for it.
+    reason: why, if the user did not request it.
     """
 
     step: int
@@ -151,7 +151,7 @@ class JobPaused(Event, frozen=True, kw_only=True):
 
 @event("job.resumed", by=Role.GATEWAY, reads={Role.VERIFIER: Reading.QUEUE, **_UNTIL_OVER}, write=Write.CAS)
 class JobResumed(Event, frozen=True, kw_only=True):
-    """The user asked a paused job to go on: its first tasks are due again, and the next attempt resumes."""
+    """The user requested a paused job to continue: its first tasks are due again, and the next attempt resumes."""
 
     requested_by: str = ""
 
@@ -160,7 +160,7 @@ class JobResumed(Event, frozen=True, kw_only=True):
 class JobParked(Event, frozen=True, kw_only=True):
     """The tasks of a verified or resumed job cannot be queued: it holds no worker until it is resumed, as when paused.
 
-    problem: why, with the dead letter that says more.
+    problem: why, with the id of the dead letter that has the details.
     """
 
     problem: Problem
@@ -168,7 +168,7 @@ class JobParked(Event, frozen=True, kw_only=True):
 
 @event("job.withdrawn", by=Role.GATEWAY, reads=_UNTIL_OVER, write=Write.CAS)
 class JobWithdrawn(Event, frozen=True, kw_only=True):
-    """The user cancelled the job while nobody owned it: before its start, or while it was paused."""
+    """The user cancelled the job while it had no owner: before its start, or while it was paused."""
 
     requested_by: str = ""
 
@@ -184,8 +184,8 @@ class JobCancelled(Event, frozen=True, kw_only=True):
 class JobSucceeded(Event, frozen=True, kw_only=True):
     """The job is done. model: the id it serves under (none for an evaluation).
 
-    reason: why it ended so, where it did not do all of its steps or none of them changed the policy.
-    verdict: whether the model is better than its source; None if the job did not evaluate both.
+    reason: why it ended, if it did not do all of its steps or none of them changed the policy. verdict: whether the
+    model is better than its source; None if the job did not evaluate both.
     """
 
     steps: int
@@ -197,7 +197,7 @@ class JobSucceeded(Event, frozen=True, kw_only=True):
 
 @event("job.failed", by=Role.OWNER, reads=_UNTIL_OVER, write=Write.CAS)
 class JobFailed(Event, frozen=True, kw_only=True):
-    """The job cannot go on. code: a stable word for programs; problem: what, expected, fix, for people.
+    """The job cannot continue. code: a stable word for programs; problem: what, expected, fix, for people.
 
     verdict: of a job that trained, and that the collapse watch ended; None if the job did not evaluate both policies.
     """
@@ -209,9 +209,9 @@ class JobFailed(Event, frozen=True, kw_only=True):
 
 @event("job.deleted", by=Role.GATEWAY, reads={Role.VERIFIER: Reading.FOLLOW, Role.INFERENCE: Reading.FOLLOW})
 class JobDeleted(Event, frozen=True, kw_only=True):
-    """A job that had ended is gone for everybody, with what it made; its blobs go when nothing needs them any more.
+    """A job that had ended is deleted with its results; its blobs are deleted when nothing needs them any more.
 
-    No part of the lifecycle: a job that has ended stays as it ended.
+    This is not part of the lifecycle: the job's last state does not change.
     """
 
     requested_by: str

@@ -1,4 +1,4 @@
-"""What an operator decided on a dead letter. The key is the job's or the file's that the letter was of."""
+"""The operator's decisions on dead letters. The key is the id of the letter's job or file."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from synth.events.catalogue import Event, Role, event
 class LetterRetried(Event, frozen=True, kw_only=True):
     """A dead letter is handled again. letter: its sequence in `DEAD`.
 
-    how: "queued" where its event or task was queued again, "resumed" where its parked job was.
+    how: "queued" if its event or task was queued again, "resumed" if its parked job was resumed.
     """
 
     letter: int

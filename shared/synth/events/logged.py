@@ -7,7 +7,7 @@ from synth.events.references import BlobRef
 
 
 class Logged(Event, frozen=True, kw_only=True):
-    """A task of the job is done, and what its owner logged is stored. bytes: of all stored logs of the job."""
+    """A task of the job is done, and its owner's log is stored. bytes: of all stored logs of the job."""
 
     blob: BlobRef
     bytes: int
@@ -15,14 +15,14 @@ class Logged(Event, frozen=True, kw_only=True):
 
 @event("train.logged", by=Role.TRAINER)
 class TrainLogged(Logged, frozen=True, kw_only=True):
-    """What the trainer logged."""
+    """The log of the trainer."""
 
 
 @event("collection.logged", by=Role.ROLLOUTS)
 class CollectionLogged(Logged, frozen=True, kw_only=True):
-    """What the rollouts service logged."""
+    """The log of the rollouts service."""
 
 
 @event("policy.logged", by=Role.INFERENCE)
 class PolicyLogged(Logged, frozen=True, kw_only=True):
-    """What a process of the inference service logged."""
+    """The log of a process of the inference service."""

@@ -1,15 +1,15 @@
-"""What an event may point at: blobs and models. Events carry references, never tensors."""
+"""The references of events: to blobs and models. Events never carry tensors."""
 
 from __future__ import annotations
 
 import msgspec
 
-#: The folder of a checkpoint's tree that holds what is no part of its model: the rest of its training's state.
+#: The folder of a checkpoint's tree for files that are not part of its model: the rest of its training's state.
 RESUME_FOLDER = "resume"
 
 
 class BlobRef(msgspec.Struct, frozen=True, kw_only=True):
-    """A blob that was written whole before anybody named it. uri: `blob://<key>` in the cluster's store."""
+    """A blob that was completely written before an event named it. uri: `blob://<key>` in the cluster's store."""
 
     uri: str
     size: int
@@ -17,7 +17,7 @@ class BlobRef(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LoraShape(msgspec.Struct, frozen=True, kw_only=True):
-    """What two adapters must have in common for one to go on from the other."""
+    """The properties that two adapters must share for one to continue from the other."""
 
     r: int
     alpha: int
@@ -25,12 +25,12 @@ class LoraShape(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelRef(msgspec.Struct, frozen=True, kw_only=True):
-    """A model that can be loaded: its id, and where its files are.
+    """A model that can be loaded: its id, and the place of its files.
 
-    kind: "full", or "lora" (then `tree` holds an adapter of this shape and `base` the model below it).
-    path: a directory or hub id, for a base model of the registry. tree: the manifest of a model that we made.
-    rounded: "nf4" where its linear layers are rounded to 4 bits, an adapter merged before: what QLoRA trains on.
-    stand_in: the local model whose weights really run under this id, or ran under its base; None for the real ones.
+    kind: "full", or "lora" (then `tree` holds an adapter of this shape and `base` the model below it). path: a
+    directory or hub id, for a base model of the registry. tree: the manifest of a model that a job made. rounded: "nf4"
+    if its linear layers are rounded to 4 bits, with an adapter merged before: the base of QLoRA. stand_in: the local
+    model whose weights really run under this id, or ran under its base; None for the real ones.
     """
 
     id: str
@@ -44,5 +44,5 @@ class ModelRef(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def trees_of(model: ModelRef | None) -> list[str]:
-    """The manifests of a model's own files and of those of the models that it lies over."""
+    """Return the manifests of a model's own files and of all models below it."""
     return [] if model is None else [*([model.tree.uri] if model.tree else []), *trees_of(model.base)]

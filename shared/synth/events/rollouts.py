@@ -1,4 +1,4 @@
-"""Rollouts, one by one and in batches, and what evaluations measured."""
+"""The events of rollouts, one by one and in batches, and of evaluations."""
 
 from __future__ import annotations
 
@@ -11,12 +11,11 @@ from synth.events.references import BlobRef
 
 @event("rollout.requested", by=Role.TRAINER, reads={Role.ROLLOUTS: Reading.FOLLOW}, write=Write.FENCED)
 class RolloutRequested(Event, frozen=True, kw_only=True):
-    """The trainer wants iteration k. mode "train", or "eval": the policy version pinned, each rollout
-    measured alone.
+    """The trainer requests iteration k. mode: "train"; or "eval", with a pinned version, each rollout alone.
 
-    oldest_version: the oldest policy version whose rollouts can still be trained when this iteration is.
-    refill_seeds: of the groups that stand in, in this order, for those without a difference in their rewards.
-    stage: of the curriculum that the seeds are drawn from; 0 are those of `[data] seeds`.
+    oldest_version: the oldest policy version whose rollouts can still be trained when this iteration is. refill_seeds:
+    the seeds of the groups that replace groups without a difference in their rewards, in this order. stage: the stage
+    of the curriculum that the seeds are drawn from; 0 is `[data] seeds`.
     """
 
     iteration: int
@@ -31,9 +30,8 @@ class RolloutRequested(Event, frozen=True, kw_only=True):
 
 @event("collection.started", by=Role.ROLLOUTS, reads={Role.ROLLOUTS: Reading.FOLLOW}, write=Write.CHAIN)
 class CollectionStarted(Event, frozen=True, kw_only=True):
-    """Collector k of an RL job: from here on, the rollouts, batches and evaluations of earlier ones are refused by the
-    server. The collector of an evaluation job says `job.started` instead.
-    """
+    """Collector k of an RL job has started: the server now refuses the rollouts, batches and evaluations of earlier
+    ones. The collector of an evaluation job publishes `job.started` instead."""
 
     attempt: int
     worker: str
@@ -50,11 +48,11 @@ class FailedTries(msgspec.Struct, frozen=True, kw_only=True):
 class RolloutCompleted(Event, frozen=True, kw_only=True):
     """One rollout is done and durable. group: index of its seed in the request; tries: 1 when the first worked.
 
-    completion_tokens: sampled ones; a token that was forced, or that a grammar allowed no other than, is none of them.
-    Refills count on: the groups behind those of `seeds` play `refill_seeds`. failed_tries: those before the last one.
-    reward: the environment's, with its step rewards where the job has any; a judged job's are in `rollout.judged`.
-    transcript: what the last try said and what its task app answered, as JSON (`synth.transcripts`), for people.
-    traced: whether the transcript is whole, and kept as the rollout's trace; otherwise it may be shortened.
+    completion_tokens: sampled tokens, without the tokens that were forced or that a grammar left no choice for. Refills
+    are counted after the others: the groups behind `seeds` play `refill_seeds`. failed_tries: the tries before the last
+    one. reward: the environment's, with its step rewards if the job has any; the rewards of a judged job are in
+    `rollout.judged`. transcript: the messages of the last try and its task app's answer, as JSON (`synth.transcripts`),
+    for people. traced: whether the transcript is whole, and kept as the rollout's trace; otherwise it may be shortened.
     """
 
     rollout_id: str
@@ -78,13 +76,13 @@ class RolloutCompleted(Event, frozen=True, kw_only=True):
 
 @event("rollout.judged", by=Role.ROLLOUTS, reads={Role.TRAINER: Reading.FOLLOW}, write=Write.FENCED)
 class RolloutJudged(Event, frozen=True, kw_only=True):
-    """The judges have scored a completed rollout, or could not: then `problem` says why, and its group is dropped.
+    """The judges have scored a completed rollout, or failed for the reason `problem`: then its group is dropped.
 
-    reward: what is trained and reported, `env · environment + event · Σ events + outcome · outcome`. environment: what
-    `rollout.completed` has. events, outcome: the judges' scores, each None where it is not scored.
-    review: what the judges said, with their reasons, as JSON (`synth.judging.contract.RolloutReview`); transcript: the
-    sha256 of what they read.
-    calls, tokens, cost: of the judges, for this rollout; of a ranked group, the first rollout bears them all.
+    reward: the trained and reported one, `env · environment + event · Σ events + outcome · outcome`. environment: the
+    reward of `rollout.completed`. events, outcome: the judges' scores, each None if it is not scored. review: the
+    judges' scores and reasons, as JSON (`synth.judging.contract.RolloutReview`); transcript: the sha256 of the text
+    that they read. calls, tokens, cost: of the judges, for this rollout; the first rollout of a ranked group has the
+    whole group's.
     """
 
     rollout_id: str
@@ -108,8 +106,8 @@ class RolloutJudged(Event, frozen=True, kw_only=True):
 class RolloutFailed(Event, frozen=True, kw_only=True):
     """The environment failed a rollout through its whole retry budget: not a reward, its group is dropped.
 
-    late: it was cut off at its group's deadline; the group goes with the others. failed_tries: those before the last
-    one, whose problem is `problem`. transcript: of the last try, None where there was nothing to keep.
+    late: it was cut off at its group's deadline; the group continues without it. failed_tries: the tries before the
+    last one, whose problem is `problem`. transcript: of the last try, None if there was nothing to keep.
     """
 
     rollout_id: str
@@ -141,7 +139,7 @@ class RolloutBatched(Event, frozen=True, kw_only=True):
 class EvalCompleted(Event, frozen=True, kw_only=True):
     """An evaluation is done. step: the training step of the policy version, None in an evaluation job.
 
-    instances: rollouts that count. success_threshold: of pass@k, None where there is none.
+    instances: rollouts that count. success_threshold: of pass@k, or None.
     """
 
     model: str

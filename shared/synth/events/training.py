@@ -12,7 +12,7 @@ from synth.events.references import BlobRef, ModelRef
 
 
 class Canary(msgspec.Struct, frozen=True, kw_only=True):
-    """What the trainer says of a few tokens under the weights that it publishes, for an engine to repeat.
+    """The trainer's results for a few tokens under the weights that it publishes, which an engine must reproduce.
 
     logprobs: of token_ids[1:], nats, at temperature 1 under the whole softmax. dtype: of the forward that gave them.
     """
@@ -40,7 +40,7 @@ class PolicyPublished(Event, frozen=True, kw_only=True):
 class PolicyLoaded(Event, frozen=True, kw_only=True):
     """A replica serves this version, by the job's serving task of this index.
 
-    proven: tensors whose digest was computed on what is live, and matched.
+    proven: tensors whose digest was computed on the live weights, and matched.
 
     canary_error: the largest difference, in nats, between the trainer's and the engine's log-probability of a token
     of the canary; None without one.
@@ -106,7 +106,7 @@ class DataProgress(msgspec.Struct, frozen=True, kw_only=True):
 
 @event("train.progressed", by=Role.TRAINER, write=Write.FENCED)
 class TrainProgressed(Event, frozen=True, kw_only=True):
-    """What happens before a checkpoint covers it: for those who watch, and for nobody who decides.
+    """A step before a checkpoint covers it: for readers that show it, not for decisions.
 
     steps: as they happen. An attempt that dies takes them with it, and the next one trains them again; each becomes
     durable with its `train.step`. data: how far the dataset is, before the first step; `of` is 0 then, as it decides
@@ -121,11 +121,11 @@ class TrainProgressed(Event, frozen=True, kw_only=True):
 
 @event("train.warned", by=Role.TRAINER, write=Write.FENCED)
 class TrainWarned(Event, frozen=True, kw_only=True):
-    """The collapse watch sees a sign, of this step and of those before it: once, until it has passed.
+    """The collapse watch sees a sign, of this step and of the steps before it: once, until it has passed.
 
     rule: of `[training.watch]`, or no_learning_signal, solved or images_dropped. over: steps in a row that show it.
-    threshold: what `value` is beyond, in its own unit. action: what it leads to, "warn", "pause" or "stop" (the job
-    fails); of solved, "finish" (the job succeeds) or "advance" (it goes on with the next seeds of its curriculum).
+    threshold: the limit that `value` exceeds, in its own unit. action: "warn", "pause" or "stop" (the job fails); of
+    solved, "finish" (the job succeeds) or "advance" (it continues with the next seeds of its curriculum).
     """
 
     step: int
@@ -139,7 +139,7 @@ class TrainWarned(Event, frozen=True, kw_only=True):
 
 @event("train.resumed", by=Role.TRAINER, write=Write.FENCED)
 class TrainResumed(Event, frozen=True, kw_only=True):
-    """A later attempt goes on from a checkpoint; the loss of its stored batch, then and now, is the proof."""
+    """A later attempt continues from a checkpoint; the loss of its stored batch, then and now, is the proof."""
 
     step: int
     attempt: int
@@ -150,7 +150,7 @@ class TrainResumed(Event, frozen=True, kw_only=True):
 
 @event("train.handed_back", by=Role.TRAINER, write=Write.FENCED)
 class TrainHandedBack(Event, frozen=True, kw_only=True):
-    """An attempt ended in good order before its job (a drain, a wait that was too long): the next one goes on."""
+    """An attempt ended in good order before its job (a drain, a wait that was too long): the next one continues."""
 
     attempt: int
     reason: str
@@ -167,10 +167,10 @@ class ModelPublished(Event, frozen=True, kw_only=True):
 
 @event("model.deleted", by=Role.GATEWAY, reads={Role.VERIFIER: Reading.FOLLOW, Role.INFERENCE: Reading.FOLLOW})
 class ModelDeleted(Event, frozen=True, kw_only=True):
-    """A finished model, or a checkpoint of a job that has ended, is gone for everybody.
+    """A finished model, or a checkpoint of a job that has ended, is deleted.
 
     tree: the manifest of its files, which go when nothing needs them any more: no live job that was verified with it,
-    and no model that lies over it. None for a model without files of its own.
+    and no model built on it. None for a model without its own files.
     """
 
     model: str
@@ -182,7 +182,7 @@ class ModelDeleted(Event, frozen=True, kw_only=True):
 class ModelLeased(Event, frozen=True, kw_only=True):
     """A job needs the files of a model of the job whose fact this is: its trainer keeps them, a checkpoint's too.
 
-    tree: their manifest. job: what needs them, until it has ended and no model that it made lies over them.
+    tree: their manifest. job: the job that needs them, until it has ended and no model that it made is built on them.
     """
 
     tree: str

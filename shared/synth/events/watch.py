@@ -1,4 +1,4 @@
-"""What the gateway says of jobs that are silent or wait."""
+"""The gateway's events about jobs that are silent or wait."""
 
 from __future__ import annotations
 

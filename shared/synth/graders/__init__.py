@@ -1,1 +1,1 @@
-"""Graders: what a sample of a model is worth, by checks and comparisons that the user writes down."""
+"""Graders: the score of a model's sample, by checks and comparisons that the user writes down."""

@@ -68,7 +68,7 @@ def parse_formula(text: str) -> Formula:
     if len(text) > MAX_FORMULA:
         raise FormulaWrong(f"the formula has {len(text)} characters; at most {MAX_FORMULA}")
     try:
-        # There are no texts in a formula, so that every ^ is the power.
+        # A formula has no texts, so that every ^ is the power.
         root = ast.parse(text.strip().replace("^", "**"), mode="eval").body
         names: set[str] = set()
         _check(root, names)
@@ -80,7 +80,7 @@ def parse_formula(text: str) -> Formula:
 
 
 def evaluate(formula: Formula, scores: Mapping[str, float]) -> float:
-    """The value of a formula, a finite number. Raises `NoNumber`, as for a division by zero."""
+    """Compute a formula, a finite number. Raises `NoNumber`, for example for a division by zero."""
     try:
         value = _evaluate(formula.root, scores)
     except (ArithmeticError, ValueError) as error:
@@ -123,12 +123,12 @@ def _evaluate(node: ast.expr, scores: Mapping[str, float]) -> float:
         case ast.UnaryOp(op=op, operand=operand):
             return _UNARY[type(op)](_evaluate(operand, scores))
         case ast.BinOp(left=left, op=op, right=right):
-            found = _BINARY[type(op)](_evaluate(left, scores), _evaluate(right, scores))
-            if isinstance(found, complex):
+            result = _BINARY[type(op)](_evaluate(left, scores), _evaluate(right, scores))
+            if isinstance(result, complex):
                 raise ValueError("a power of a negative number")
-            return float(found)
-        case ast.Call(func=ast.Name(id=called), args=given):
-            return float(_FUNCTIONS[called][0](*(_evaluate(each, scores) for each in given)))
+            return float(result)
+        case ast.Call(func=ast.Name(id=called), args=arguments):
+            return float(_FUNCTIONS[called][0](*(_evaluate(each, scores) for each in arguments)))
         case _:
             raise AssertionError("a formula that was read has no other nodes")
 

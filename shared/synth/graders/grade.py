@@ -1,7 +1,7 @@
-"""What a sample is worth by a grader.
+"""The score of a sample by a grader.
 
-What the model said may lack what a grader reads, as JSON that is none, or be too long: that earns 0 and is said. What a
-row lacks, or a formula cannot compute, is no reward at all: the grader is at fault.
+A sample may lack a value that the grader reads, may not be JSON, or may be too long: then it earns 0, with the reason.
+If a row lacks a value, or a formula cannot be computed, there is no reward at all: the grader is at fault.
 """
 
 from __future__ import annotations
@@ -38,9 +38,10 @@ class GraderFailed(Exception):
 
 @dataclass(frozen=True)
 class Graded:
-    """A score, with those of a multi grader's parts by their keys. lacking: what the sample lacks, by the grader.
+    """A score, with the scores of a multi grader's parts by their keys.
 
-    score: None where models are to be `asked`: then `parts` has what is known, and `total_of` makes the score of all.
+    lacking: the values that the sample lacks, by grader. score: None if models are to be `asked`: then `parts` has the
+    known scores, and `total_of` computes the score of all.
     """
 
     score: float | None
@@ -50,7 +51,7 @@ class Graded:
 
 
 async def run_python(grader: Grader, item: Any, sample: Sample, pool: PythonPool) -> dict[str, float]:
-    """The scores of a grader's `python` parts, one after the other. Raises `GraderFailed`."""
+    """Return the scores of a grader's `python` parts, one after the other. Raises `GraderFailed`."""
     scores: dict[str, float] = {}
     for key, part in parts_of(grader).items():
         if isinstance(part, Python):
@@ -75,7 +76,7 @@ def grade(
     `GraderFailed`.
     """
     scores, lacking = dict[str, float](), dict[str, str]()
-    asked: list[GraderPrompt] = []
+    prompts: list[GraderPrompt] = []
     try:
         for key, part in parts_of(grader).items():
             if key in ran:
@@ -85,7 +86,7 @@ def grade(
             try:
                 match part:
                     case ScoreModel() | LabelModel():
-                        asked.append(_prompt(key, part, item, sample, budget))
+                        prompts.append(_prompt(key, part, item, sample, budget))
                     case StringCheck() | TextSimilarity():
                         scores[key] = _score(part, item, sample, budget)
                     case Python():
@@ -94,12 +95,12 @@ def grade(
                 scores[key], lacking[key] = 0.0, str(lacks)
     except (ItemLacks, TooLong) as error:
         raise GraderFailed(str(error), type(error)) from error
-    score = None if asked else total_of(grader, scores)
-    return Graded(score, scores if isinstance(grader, Multi) else {}, lacking, asked)
+    score = None if prompts else total_of(grader, scores)
+    return Graded(score, scores if isinstance(grader, Multi) else {}, lacking, prompts)
 
 
 def total_of(grader: Grader, scores: Mapping[str, float]) -> float:
-    """The score of a grader, of the scores of all its parts. Raises `GraderFailed`."""
+    """Return the score of a grader from the scores of all its parts. Raises `GraderFailed`."""
     if not isinstance(grader, Multi):
         return scores[grader.name]
     try:
@@ -147,7 +148,7 @@ def _prompt(key: str, grader: ScoreModel | LabelModel, item: Any, sample: Sample
 
 
 def sample_as_seen(sample: Sample) -> dict[str, Any]:
-    """A sample as code sees it. output_json: None where the text is no JSON."""
+    """Return a sample as a grader's code gets it. output_json: None if the text is not JSON."""
     try:
         read = sample.json()
     except SampleLacks:

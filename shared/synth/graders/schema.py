@@ -31,7 +31,7 @@ class _Grader(BaseModel):
 
 
 class StringCheck(_Grader):
-    """1 where the operation holds, else 0. like: `input` contains `reference`; ilike: in any case of the letters."""
+    """1 if the operation holds, else 0. like: `input` contains `reference`; ilike: ignoring the case of letters."""
 
     type: Literal["string_check"]
     name: _Name
@@ -65,13 +65,13 @@ class InputMessage(_Grader):
     content: str | InputText | list[str | InputText]
 
     def texts(self) -> list[str]:
-        """Its texts in their order."""
+        """Return its texts in order."""
         parts = self.content if isinstance(self.content, list) else [self.content]
         return [part if isinstance(part, str) else part.text for part in parts]
 
 
 class JudgeSampling(_Grader):
-    """How a judge's answer is sampled; what is not said here is as the judge's own settings have it."""
+    """How a judge's answer is sampled; the judge's own settings are the defaults."""
 
     max_completions_tokens: Annotated[int, Field(ge=1)] | None = None
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
@@ -81,7 +81,7 @@ class JudgeSampling(_Grader):
 
 
 class ScoreModel(_Grader):
-    """A number in `range`, which a judge says. model: of the judge that is asked."""
+    """A number in `range`, which a judge gives. model: the judge's."""
 
     type: Literal["score_model"]
     name: _Name
@@ -92,7 +92,7 @@ class ScoreModel(_Grader):
 
 
 class LabelModel(_Grader):
-    """1 where the label that a judge gives is in `passing_labels`, else 0. model: of the judge that is asked."""
+    """1 if the label that a judge gives is in `passing_labels`, else 0. model: the judge's."""
 
     type: Literal["label_model"]
     name: _Name
@@ -103,7 +103,7 @@ class LabelModel(_Grader):
 
 
 class Python(_Grader):
-    """What `grade(sample, item)` of the source returns. It runs where the operator has allowed it, and nowhere else."""
+    """The result of the source's `grade(sample, item)`. It runs only if the operator has allowed it."""
 
     type: Literal["python"]
     name: _Name
@@ -117,7 +117,7 @@ MAX_GRADERS = 32
 
 
 class Multi(_Grader):
-    """What the formula makes of the scores of its graders, by their keys."""
+    """The value of a formula of the scores of its graders, by their keys."""
 
     type: Literal["multi"]
     name: _Name = "multi"
@@ -142,8 +142,8 @@ _TYPES = f"{', '.join(_KINDS)} or multi"
 def parse_grader(data: Any, *, where: str = "grader", python: bool = True) -> Grader:
     """Read the grader that JSON data describes.
 
-    where: what the problems name. python: whether code is allowed; if not, it is refused before it is parsed, because
-    parsing code costs more than reading it. Raises `UserError` with every problem.
+    where: the place for the problems. python: whether code is allowed; if not, it is refused before it is parsed,
+    because parsing code costs more than reading it. Raises `UserError` with every problem.
     """
     if not isinstance(data, dict):
         raise UserError(Problem(what="a grader is a JSON object", expected=f"one of type {_TYPES}", where=where))
@@ -183,23 +183,23 @@ def _check_size(sources: list[Any], where: str) -> None:
 
 
 def parts_of(grader: Grader) -> dict[str, Simple]:
-    """The graders that give scores: those of a multi by their keys, else the grader itself by its name."""
+    """Return the graders that give scores: a multi grader's parts by their keys, else the grader itself by its name."""
     return grader.graders if isinstance(grader, Multi) else {grader.name: grader}
 
 
 def models_of(grader: Grader) -> list[str]:
-    """The models that a grader asks, each once."""
-    asked = (part.model for part in parts_of(grader).values() if isinstance(part, ScoreModel | LabelModel))
-    return list(dict.fromkeys(asked))
+    """Return the models that a grader calls, each once."""
+    models = (part.model for part in parts_of(grader).values() if isinstance(part, ScoreModel | LabelModel))
+    return list(dict.fromkeys(models))
 
 
 def runs_python(grader: Grader) -> bool:
-    """Whether it runs code that its writer sent."""
+    """Return whether a grader runs code that its writer sent."""
     return any(isinstance(part, Python) for part in parts_of(grader).values())
 
 
 def python_refused(*, where: str) -> Problem:
-    """Why a grader with code is refused where the operator has not allowed it."""
+    """Return why a grader with code is refused if the operator has not allowed it."""
     return Problem(
         what="a grader of type 'python': this cluster runs no code that is sent to it",
         expected="a grader without python; or SYNTH_PYTHON_GRADERS=true of the operator",
@@ -209,7 +209,7 @@ def python_refused(*, where: str) -> Problem:
 
 
 def templates_of(grader: Grader, *, where: str = "grader") -> dict[str, Template]:
-    """The templates of a grader by their places, in its order. It has to be one that `parse_grader` made."""
+    """Return the templates of a grader from `parse_grader` by their places, in order."""
     if isinstance(grader, Multi):
         parts = [templates_of(part, where=f"{where}.graders.{key}") for key, part in grader.graders.items()]
         return {place: template for part in parts for place, template in part.items()}
@@ -217,7 +217,7 @@ def templates_of(grader: Grader, *, where: str = "grader") -> dict[str, Template
 
 
 def _texts(grader: Simple) -> dict[str, str]:
-    """The texts of a grader that are templates, by their places in it."""
+    """Return the texts of a grader that are templates, by their places in it."""
     match grader:
         case Python():
             return {}
@@ -265,19 +265,19 @@ def _simple(table: dict[str, Any], where: str) -> Simple:
 
 
 def _check_contents(messages: Any, where: str) -> None:
-    """Raises `UserError` for what a judge is not shown here."""
+    """Raise `UserError` for content that a judge cannot get here."""
     for m, message in enumerate(cast(list[Any], messages) if isinstance(messages, list) else []):
         content = cast(dict[str, Any], message).get("content") if isinstance(message, dict) else None
         for part in cast(list[Any], content) if isinstance(content, list) else [content]:
             kind = cast(dict[str, Any], part).get("type") if isinstance(part, dict) else None
             if kind in _CONTENTS_REFUSED:
-                what = f"a judge is asked in text here, and this is {kind!r}"
+                what = f"a judge's prompt is text alone, and this is {kind!r}"
                 place = f"{where}.input[{m}].content"
                 raise UserError(Problem(what=what, expected="a text, input_text or output_text", where=place))
 
 
 def _problems_of(grader: Simple, where: str) -> list[Problem]:
-    """What the fields of a grader are not to each other."""
+    """Return the problems between the fields of a grader."""
     match grader:
         case ScoreModel(range=[lowest, highest]) if not lowest < highest:
             what = f"the range goes from {lowest:g} to {highest:g}"
@@ -305,20 +305,20 @@ def _problems_of(grader: Simple, where: str) -> list[Problem]:
 
 def _multi(table: dict[str, Any], where: str) -> Multi:
     written = table.get("graders")
-    given = cast(dict[str, Any], written) if isinstance(written, dict) else {}
-    if isinstance(given.get("type"), str):
-        # One grader without a key, as the types of the openai SDK have it: its name is its key.
-        given = {str(given.get("name")): given}
-    if not given:
+    entries = cast(dict[str, Any], written) if isinstance(written, dict) else {}
+    if isinstance(entries.get("type"), str):
+        # One grader without a key, as in the types of the openai SDK: its name is its key.
+        entries = {str(entries.get("name")): entries}
+    if not entries:
         raise UserError(
             Problem(what="multi combines graders, and has none", expected="a table of them", where=f"{where}.graders")
         )
-    if len(given) > MAX_GRADERS:
-        what = f"multi combines {len(given):,} graders"
+    if len(entries) > MAX_GRADERS:
+        what = f"multi combines {len(entries):,} graders"
         raise UserError(Problem(what=what, expected=f"at most {MAX_GRADERS}", where=f"{where}.graders"))
     problems: list[Problem] = []
     parts: dict[str, Simple] = {}
-    for key, part in given.items():
+    for key, part in entries.items():
         place = f"{where}.graders.{key[:80]}"
         if not key.isidentifier():
             problems.append(Problem(what=f"{key[:80]!r} is no name", expected="letters, digits and _", where=place))

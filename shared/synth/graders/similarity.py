@@ -1,6 +1,6 @@
 """How alike two texts are, from 0 to 1: edits, shared n-grams, and the longest that both have in common.
 
-- fuzzy_match: what rapidfuzz calls the ratio, of the characters: 1 - insertions and deletions / characters of both;
+- fuzzy_match: rapidfuzz's ratio of the characters: 1 - insertions and deletions / characters of both;
 - bleu: Papineni et al. 2002, up to four words, smoothed (method 1 of Chen and Cherry 2014), of one reference;
 - gleu: Wu et al. 2016 (arXiv 1609.08144), section 3.3: the smaller of precision and recall of one to four words;
 - rouge_1 to rouge_5, rouge_l: Lin 2004, as F1: of n words in a row, and of the longest common subsequence.
@@ -22,7 +22,7 @@ _ROUGE_WORDS = re.compile(r"\w+")
 
 
 def similarity(metric: Metric, text: str, reference: str) -> float:
-    """How alike a text is to its reference."""
+    """Return how similar a text is to its reference."""
     # The extra `graders` brings them, and no other grader needs it.
     from rapidfuzz import fuzz
     from rapidfuzz.distance import LCSseq

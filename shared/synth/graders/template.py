@@ -1,7 +1,7 @@
-"""Texts with references: `{{ item.answer }}` is a field of the row, `{{ sample.output_text }}` what the model said.
+"""Texts with references: `{{ item.answer }}` is a field of the row, `{{ sample.output_text }}` the model's reply.
 
-Of a sample there are `output_text`, `output_json` (the text, read as JSON) and `output_tools` (its tool calls). A path
-goes on into objects by `.name` and into lists by `[0]`. A text stands as it is, any other value as JSON.
+A sample has `output_text`, `output_json` (the text, read as JSON) and `output_tools` (its tool calls). A path continues
+into objects by `.name` and into lists by `[0]`. A text is inserted unchanged, any other value as JSON.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ class TemplateWrong(Exception):
 
 
 class ItemLacks(Exception):
-    """A row has no value where a template refers to one."""
+    """A row has no value at the place that a template refers to."""
 
 
 class SampleLacks(Exception):
-    """What the model said has no value where a template refers to one."""
+    """The model's reply has no value at the place that a template refers to."""
 
 
 class TooLong(Exception):
-    """The texts that are compared are longer than they may be, also without what the model said."""
+    """The compared texts are longer than allowed, even without the model's reply."""
 
 
 class Sample:
-    """What the model said. tools: its tool calls, as in a chat completion."""
+    """The model's reply. tools: its tool calls, as in a chat completion."""
 
     def __init__(self, text: str, tools: list[dict[str, Any]]) -> None:
         self.text = text
@@ -50,7 +50,7 @@ class Sample:
         self._not_json = ""
 
     def json(self) -> Any:
-        """The text as JSON, which is read once. Raises `SampleLacks`."""
+        """Return the text as JSON, which is read once. Raises `SampleLacks`."""
         if self._json is msgspec.UNSET and not self._not_json:
             try:
                 self._json = msgspec.json.decode(self.text)
@@ -104,7 +104,7 @@ class Budget:
         self._own = self._sampled = 0
 
     def spend(self, characters: int, *, sampled: bool) -> None:
-        """Take in a text. sampled: by the model. Raises `SampleLacks` where the model said too much, else `TooLong`."""
+        """Count a text. sampled: by the model. Raises `SampleLacks` for too long texts of the model, else `TooLong`."""
         if sampled:
             self._sampled += characters
         else:
@@ -118,12 +118,12 @@ class Budget:
 
 
 def render(template: Template, item: Any, sample: Sample, budget: Budget) -> str:
-    """The text, its references filled in. Raises `ItemLacks`, `SampleLacks` and `TooLong`."""
+    """Return the text with its references filled in. Raises `ItemLacks`, `SampleLacks` and `TooLong`."""
     return "".join(text for text, _ in render_pieces(template, item, sample, budget))
 
 
 def render_pieces(template: Template, item: Any, sample: Sample, budget: Budget) -> list[tuple[str, bool]]:
-    """The texts in their order, each with whether the model said it. Raises as `render`."""
+    """Return the texts in order, each with whether the model wrote it. Raises as `render`."""
     pieces: list[tuple[str, bool]] = []
     for part in template.parts:
         text = part if isinstance(part, str) else _as_text(_value(part, item, sample))
@@ -134,27 +134,27 @@ def render_pieces(template: Template, item: Any, sample: Sample, budget: Budget)
 
 
 def check_item(template: Template, item: Any) -> None:
-    """Look whether a row has what a template refers to. Raises `ItemLacks`."""
+    """Check that a row has all values that a template refers to. Raises `ItemLacks`."""
     for part in template.parts:
         if isinstance(part, FieldReference) and part.namespace == "item":
             _value(part, item, None)
 
 
 def _reference(written: str) -> FieldReference:
-    found = _REFERENCE.fullmatch(written)
+    match = _REFERENCE.fullmatch(written)
     shown = "{{" + written[:80] + "}}"
-    if found is None:
+    if match is None:
         raise TemplateWrong(f"{shown} is no reference")
-    steps = _STEP.findall(found[2])
+    steps = _STEP.findall(match[2])
     path: tuple[str | int, ...] = tuple(name or int(index) for name, index in steps)
     if not path:
         raise TemplateWrong(f"{shown} names no field")
-    if found[1] == "sample":
+    if match[1] == "sample":
         if path[0] not in _SAMPLE:
             raise TemplateWrong(f"{shown}: a sample has no {path[0]!r}")
         if path[0] == "output_text" and len(path) > 1:
             raise TemplateWrong(f"{shown}: output_text is a text, which has no fields")
-    return FieldReference(shown, found[1], path)
+    return FieldReference(shown, match[1], path)
 
 
 def _value(reference: FieldReference, item: Any, sample: Sample | None) -> Any:

@@ -1,1 +1,1 @@
-"""Images that a model is shown: what a file of one is, the patches that it becomes, and their places in a prompt."""
+"""Images for a model: checking an image's file, computing its patches, and their places in a prompt."""

@@ -1,4 +1,4 @@
-"""Decodes an image in a process of its own (`synth.images.decoder`), which imports this once, before any fork."""
+"""Decode an image in its own process (`synth.images.decoder`), which imports this once, before any fork."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ class Pixels(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ImageDecoder:
-    """Decodes images, some at a time. limits: of each image. processes: of `synth.images.decode_process`."""
+    """Decodes images, a few concurrently. limits: of each image. processes: of `synth.images.decode_process`."""
 
     limits: ImageLimits
     processes: Decoders

@@ -23,8 +23,8 @@ _STEP_OF_16_BITS = 257
 def open_image(body: bytes) -> Image:
     """Decode an image's file into RGB. Transparent pixels are composited on white; EXIF orientation is not applied.
 
-    Raises `NotAnImage` for a file that is no image or cannot be decoded whole, one whose header has another size, an
-    animation, and sides of more than 1 to `MAX_ASPECT`.
+    Raises `NotAnImage` for a file that is not an image or cannot be decoded whole, one whose header has another size,
+    an animation, and sides of more than 1 to `MAX_ASPECT`.
     """
     from PIL import Image as images
 
@@ -50,13 +50,13 @@ def check_aspect(width: int, height: int) -> None:
 def _check_opened(opened: Any, header: ImageFormat) -> None:
     if opened.size != (header.width, header.height):
         raise NotAnImage(f"an image of {opened.size}, whose header says {(header.width, header.height)}")
-    # A JPEG may hold previews as further pictures (MPO, which phones write): they are no animation.
+    # A JPEG may hold previews as further pictures (MPO, which phones write): they are not an animation.
     if header.kind != "jpeg" and getattr(opened, "is_animated", False):
         raise NotAnImage("an animation; expected one picture; send the frame that is meant")
 
 
 def _on_white(opened: Any) -> Image:
-    """The picture in RGB, composited on white if it has an alpha channel or a transparent colour."""
+    """Return the picture in RGB, composited on white if it has an alpha channel or a transparent colour."""
     from PIL import Image as images
 
     if opened.mode.startswith("I;16"):
@@ -70,7 +70,7 @@ def _on_white(opened: Any) -> Image:
 
 
 def _from_16_bits(opened: Any) -> Image:
-    """The picture of shades of 16 bits: Pillow's own conversion cuts off what is above 255."""
+    """Return the picture of shades of 16 bits: Pillow's own conversion cuts off values above 255."""
     from PIL import Image as images
     from PIL import ImageMath
 

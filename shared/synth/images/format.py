@@ -14,11 +14,11 @@ _JPEG_ALONE = frozenset(range(0xD0, 0xD9)) | {0x01}
 
 
 class ImageRefused(SynthError):
-    """The image cannot be fetched, or the bytes are no image: the reason, as a user reads it."""
+    """The image cannot be fetched, or the bytes are not an image; the text is the reason for a user."""
 
 
 class NotAnImage(SynthError):
-    """These bytes are no image that a model can be shown."""
+    """These bytes are not an image that a model can take."""
 
 
 class ImageFormat(NamedTuple):
@@ -30,17 +30,17 @@ class ImageFormat(NamedTuple):
 
 
 def read_image_format(body: bytes) -> ImageFormat:
-    """The kind and size of the image in these bytes. Raises `NotAnImage`."""
+    """Return the kind and size of the image in these bytes. Raises `NotAnImage`."""
     try:
-        found = _read_header(body)
+        header = _read_header(body)
     except (struct.error, IndexError) as error:
         raise NotAnImage(f"an image that ends after {len(body)} bytes, inside its header") from error
-    if found is None:
+    if header is None:
         begins = body[:8].hex(" ") or "nothing"
         raise NotAnImage(f"not a PNG, JPEG, WebP or GIF image (its bytes begin with {begins})")
-    if not (found.width and found.height):
-        raise NotAnImage(f"a {found.kind} image of {found.width}×{found.height} pixels")
-    return found
+    if not (header.width and header.height):
+        raise NotAnImage(f"a {header.kind} image of {header.width}×{header.height} pixels")
+    return header
 
 
 def _read_header(body: bytes) -> ImageFormat | None:
@@ -58,7 +58,7 @@ def _read_header(body: bytes) -> ImageFormat | None:
 
 
 def _gif(body: bytes) -> ImageFormat | None:
-    """The size that decoders give it: of its screen, or of a first frame that is larger."""
+    """Return the size of a GIF for decoders: of its screen, or of a larger first frame."""
     width, height = struct.unpack_from("<HH", body, 6)
     at = 13 + (3 << (body[10] & 7) + 1 if body[10] & 0x80 else 0)
     while body[at] == 0x21:  # an extension: its sub-blocks, each behind its length, up to one of length 0

@@ -21,10 +21,10 @@ Int64 = npt.NDArray[np.int64]
 def mrope_positions(
     tokens: npt.NDArray[np.integer], images: Sequence[PromptImage], *, image_token: int, merge_size: int
 ) -> tuple[Int64, int]:
-    """The positions of one sequence, int64 [3, T] (time, height, width), and that of the text token after it.
+    """Return the positions of one sequence, int64 [3, T] (time, height, width), and of the text token after it.
 
-    tokens: int [T], each image as a run of its tokens. merge_size: patches that become one token, on each axis.
-    Raises ValueError where the runs are not those of the images.
+    tokens: int [T], each image as a run of its tokens. merge_size: patches that become one token, on each axis. Raises
+    ValueError if the runs do not match the images.
     """
     positions = np.empty((3, len(tokens)), np.int64)
     starts = np.flatnonzero(tokens == image_token)
@@ -38,7 +38,7 @@ def mrope_positions(
         position += text
         rows, columns = image.height // merge_size, image.width // merge_size
         if rows * columns != image.tokens or int(starts[used + image.tokens - 1]) != start + image.tokens - 1:
-            raise ValueError(f"an image of {rows}×{columns} tokens is not where the sequence has its image tokens")
+            raise ValueError(f"an image of {rows}×{columns} tokens does not match the image tokens of the sequence")
         end = start + image.tokens
         positions[0, start:end] = position
         positions[1, start:end] = position + np.repeat(np.arange(rows), columns)

@@ -1,8 +1,8 @@
-"""From the file of an image to the patches that Qwen3-VL reads: the model's own settings, and one way to compute them.
+"""Compute the patches that Qwen3-VL reads from the file of an image: the model's own settings, and one way to compute.
 
 Trainer and engines must see the same pixels, so all of them use transformers' processor on Pillow, never the one on
-torchvision, which resizes otherwise. `fingerprint` tells whether two processes agree: it is a digest of what an image
-becomes, so another release of Pillow shows too.
+torchvision, which resizes differently. Two processes agree if their `fingerprint` is equal: it is a digest of the
+patches of an image, so it also changes with the release of Pillow.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class ImageProcessor:
 
     @classmethod
     def load(cls, model_dir: Path) -> ImageProcessor:
-        """Read a model folder's processor. Raises `Permanent` where it has none, or one of another kind."""
+        """Read a model folder's processor. Raises `Permanent` if it has none, or one of another kind."""
         from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
         try:
@@ -69,7 +69,7 @@ class ImageProcessor:
         return hashlib.sha256(np.asarray(grid).tobytes() + patches.tobytes()).hexdigest()[:16]
 
     def describe(self, body: bytes, *, sha256: str, uri: str) -> PromptImage:
-        """What a prompt says of an image. Raises `NotAnImage`."""
+        """Return the entry of an image in a prompt. Raises `NotAnImage`."""
         header = read_image_format(body)
         height, width = self.grid(header.width, header.height)
         return PromptImage(
@@ -82,7 +82,7 @@ class ImageProcessor:
         )
 
     def grid(self, width: int, height: int) -> tuple[int, int]:
-        """The patches, (rows, columns), of an image of so many pixels. Raises `NotAnImage`."""
+        """Return the patches, (rows, columns), of an image of this size in pixels. Raises `NotAnImage`."""
         from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
 
         check_aspect(width, height)
@@ -122,5 +122,5 @@ class ImageProcessor:
 
 
 def is_vision_folder(model_dir: Path) -> bool:
-    """Whether the model of a folder sees images."""
+    """Return whether a folder holds a vision model."""
     return (model_dir / SETTINGS_FILE).is_file()

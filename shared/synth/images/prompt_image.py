@@ -1,7 +1,7 @@
 """The images of a prompt: each by its blob, with the patches that it becomes, in the order of their tokens.
 
 A prompt's token ids hold an image as a run of the model's image token, one for each merged patch. The ids alone do not
-say which image it is, so whoever compares two prompts compares their images too.
+identify the image, so to compare two prompts is to compare their images too.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ class PromptImage(msgspec.Struct, frozen=True, gc=False, array_like=True):
 def token_counts(
     ids: npt.NDArray[np.integer], images: Sequence[PromptImage], image_token: int
 ) -> npt.NDArray[np.int64]:
-    """How many tokens each of the ids stands for, int64 [T]: a chat template writes one for each image.
+    """Return how many tokens each of the ids stands for, int64 [T]: a chat template writes one for each image.
 
-    Raises `UserError` where the images are not as many as the image tokens: the template shows fewer, or text spells
-    one.
+    Raises `UserError` if the numbers of images and of image tokens differ: the template omits an image, or text spells
+    an image token.
     """
     places = np.flatnonzero(ids == image_token)
     if len(places) != len(images):
         raise UserError(
             Problem(
                 what=f"the chat template shows {len(places)} images, and the messages have {len(images)}",
-                expected="a template that shows every image, wherever it stands",
+                expected="a template that shows every image, in any place",
                 fix="put images into messages of the user",
                 where="messages",
             )
@@ -54,6 +54,6 @@ def token_counts(
 
 
 def expand_image_tokens(ids: Sequence[int], images: Sequence[PromptImage], image_token: int) -> list[int]:
-    """The ids with as many image tokens for each image as it has. Raises `UserError` as `token_counts` does."""
+    """Return the ids with all image tokens of each image. Raises `UserError` as `token_counts` does."""
     rendered = np.asarray(ids, np.int64)
     return np.repeat(rendered, token_counts(rendered, images, image_token)).tolist()

@@ -1,8 +1,8 @@
 """The forward of a Qwen3-VL, dense or MoE, as the trainer and the transformers engine both run it.
 
-transformers' own forward finds the images' positions by itself and takes one batch of padded rows. Ours is told the
-positions, so that rows may be packed or continued from a KV cache, and gives the vision tower none of the arguments of
-the language model's attention.
+transformers' own forward computes the images' positions by itself and takes one batch of padded rows. This one is given
+the positions, so that rows may be packed or continued from a KV cache, and gives the vision tower none of the arguments
+of the language model's attention.
 
 Shapes: B rows of L tokens, D hidden; I images with P patches in all, K of them merged; X values of a patch.
 """
@@ -35,7 +35,7 @@ class ImagePatches:
     def of(
         cls, pixels: Sequence[npt.NDArray[np.float32]], images: Sequence[PromptImage], device: torch.device | str
     ) -> ImagePatches | None:
-        """The patches of these images, parallel to them; None without any."""
+        """Return the images of a forward with these patches, in parallel lists; None without any."""
         if not images:
             return None
         return cls(
@@ -45,7 +45,7 @@ class ImagePatches:
 
     @classmethod
     def blank(cls, model: Any, device: torch.device | str) -> ImagePatches:
-        """A grey image of one token."""
+        """Return a grey image of one token."""
         vision = model.config.vision_config
         side = vision.spatial_merge_size
         values = vision.in_channels * vision.temporal_patch_size * vision.patch_size**2
@@ -53,7 +53,7 @@ class ImagePatches:
 
 
 def is_qwen3_vl(model: Any) -> bool:
-    """Whether a Hugging Face model is one that this module runs."""
+    """Return whether a Hugging Face model is one that this module runs."""
     return model.config.model_type in MODEL_TYPES
 
 
@@ -66,12 +66,12 @@ def hidden_states(
     unseen: bool = False,
     **attention: Any,
 ) -> Tensor:
-    """The last hidden states, [B, L, D], of `Qwen3VLForConditionalGeneration`.
+    """Return the last hidden states, [B, L, D], of `Qwen3VLForConditionalGeneration`.
 
-    ids: int64, each image as a run of image tokens. positions: of `mrope_positions`. unseen: the patches are of no
-    token of `ids`; the vision tower computes them, and nothing changes, but its gradients are there, and 0. attention:
-    what the language model gets beside them: `attention_mask`, `past_key_values`, `use_cache`, or where packed
-    sequences end.
+    ids: int64, each image as a run of image tokens. positions: of `mrope_positions`. unseen: the patches belong to no
+    token of `ids`; the vision tower computes them without effect, so that its gradients exist, and are 0. attention:
+    the further arguments of the language model: `attention_mask`, `past_key_values`, `use_cache`, or the ends of packed
+    sequences.
     """
     inner = model.model
     embeds_BLD = inner.language_model.embed_tokens(ids_BL)
@@ -97,6 +97,6 @@ def hidden_states(
 
 
 def media_tokens(config: Any) -> tuple[int, ...]:
-    """The ids that stand for media in a prompt of this model, and around them: a reply never has one."""
+    """Return the ids of media, and of the marks around media, in a prompt of this model; a reply never has one."""
     names = ("image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id")
     return tuple(sorted({int(getattr(config, name)) for name in names if getattr(config, name, None) is not None}))

@@ -1,4 +1,4 @@
-"""An image's file, from where a user says it is: a data URI or a public HTTP(S) address. It is checked, not kept."""
+"""Fetch an image's file from the user's address: a data URI or a public HTTP(S) address. It is checked, not kept."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class ImageSettings(SandboxSettings):
     """Seconds within which an image is fetched, its redirects included; and CPU seconds that decoding it may take."""
 
     image_redirects: int = Field(default=3, ge=0)
-    """Redirects that are followed on the way to an image; each is looked at as the first address was."""
+    """The most redirects on the way to an image; each address is checked like the first one."""
 
     @property
     def image_limits(self) -> ImageLimits:
@@ -62,7 +62,7 @@ class ImageLimits:
 
 
 class ImageUnavailable(ImageRefused):
-    """The image's server did not answer: worth another try. host: the server; reason: what it did."""
+    """The image's server did not answer, so another try may succeed. host: the server; reason: its error."""
 
     def __init__(self, host: str, reason: str) -> None:
         super().__init__(f"cannot be fetched from {host}: {reason}")
@@ -71,9 +71,9 @@ class ImageUnavailable(ImageRefused):
 
 
 async def read_image(address: str, client: httpx.AsyncClient, limits: ImageLimits) -> bytes:
-    """The bytes at a data URI or an address, at most as many as an image may have. They are not decoded.
+    """Read the bytes at a data URI or an address, up to the limit of an image. They are not decoded.
 
-    client: of `guarded_client`. Raises `ImageRefused`, and `ImageUnavailable` where another try may help.
+    client: of `guarded_client`. Raises `ImageRefused`, and `ImageUnavailable` if another try may help.
     """
     if (uri := read_data_uri(address)) is not None:
         return await asyncio.to_thread(_decode, uri, limits.size)
@@ -95,22 +95,22 @@ def _key(address: str) -> bytes:
 
 
 async def _follow(url: httpx.URL, client: httpx.AsyncClient, limits: ImageLimits) -> bytes:
-    asked = url
+    first = url
     for _ in range(limits.redirects + 1):
         try:
             reply = await fetch(client, url, headers={"Accept": "image/*"}, limit=limits.size, deadline=limits.seconds)
         except AddressRefused as error:
-            raise ImageRefused(f"{error}; put the image where the public internet reaches it") from error
+            raise ImageRefused(f"{error}; put the image on an address of the public internet") from error
         except ReplyTooLarge as error:
             raise ImageRefused(too_large(limits.size)) from error
         except ReplyUndecodable as error:
             raise ImageRefused(f"cannot be read from {url.host}: {error}") from error
         except httpx.HTTPError as error:
-            raise ImageUnavailable(asked.host, str(error) or repr(error)) from error
+            raise ImageUnavailable(first.host, str(error) or repr(error)) from error
         if reply.status in _REDIRECTS and reply.location:
             url = _url(reply.location, of=url)
         elif reply.status == 429 or reply.status >= 500:
-            raise ImageUnavailable(asked.host, f"HTTP {reply.status}")
+            raise ImageUnavailable(first.host, f"HTTP {reply.status}")
         elif reply.status != 200:
             raise ImageRefused(f"cannot be fetched from {url.host}: HTTP {reply.status}")
         else:
@@ -119,7 +119,7 @@ async def _follow(url: httpx.URL, client: httpx.AsyncClient, limits: ImageLimits
 
 
 def _url(address: str, *, of: httpx.URL | None = None) -> httpx.URL:
-    """The address of an image; of: the one that redirects to it."""
+    """Parse the address of an image. of: the address that redirects to it."""
     shown = f"{'a redirect to ' if of else ''}{address[:80]!r}"
     try:
         url = read_url(str(of.join(address)) if of else address)
@@ -149,5 +149,5 @@ def _decode(uri: DataUri, limit: int) -> bytes:
 
 
 def too_large(limit: int) -> str:
-    """Why a file of more than `limit` bytes is refused."""
+    """Return why a file of more than `limit` bytes is refused."""
     return f"an image of more than {limit:,} bytes; make it smaller"

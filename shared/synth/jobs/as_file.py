@@ -1,7 +1,7 @@
-"""A resolved job as the tables of a job file: the reverse of `synth.jobs.resolve`.
+"""Write a resolved job as the tables of a job file: the reverse of `synth.jobs.resolve`.
 
-Invariant. The file that these tables are resolves to the same job, whatever the job came from: a TOML with flags beside
-it, or the payload of a published client. Every setting is said, so that a later release's defaults change nothing.
+Invariant. The file of these tables resolves to the same job, whether the job came from a TOML with flags or from the
+payload of a published client. Every setting is written, so that a later release's defaults change nothing.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ Table = dict[str, Any]
 
 #: Above this a list of seeds in a row is a range.
 _LISTED = 8
-#: Beside a plugin, which `[training] loss` names: the loss whose clip is its own when not said.
+#: The loss whose clip a plugin of `[training] loss` has by default.
 _PLUGIN_VARIETY = "grpo"
 _VARIETY = {"full": "fft", "lora": "lora", "qlora": "qlora"}
 
 
 def job_file(job: Job) -> Table:
-    """The tables of the file, without those that are empty; a TOML's data types only."""
+    """Return the tables of the file without the empty ones; they contain only TOML data types."""
     if isinstance(job, RlJob):
         return _without_empty(_rl(job))
     if isinstance(job, SftJob):
@@ -112,7 +112,7 @@ def _rl(job: RlJob) -> Table:
             "token_truncation": job.token_truncation,
             "loss_reduction": job.loss_reduction,
             "kl_beta": job.kl_beta,
-            # Where a plugin gives advantages, there is nothing to divide.
+            # A plugin that gives advantages divides nothing.
             "advantage_std": job.advantage_std if job.advantage is None else None,
             "advantage": job.advantage,
             "overlong": job.overlong,
@@ -133,7 +133,7 @@ def _rl(job: RlJob) -> Table:
 
 def _sft(job: SftJob) -> Table:
     parallelism = job.parallelism
-    # Where one of two keys decides, the other is said only if it is not its default: it would be warned about.
+    # If one of two keys decides, the other is written only if it is not its default: it would cause a warning.
     epochs = job.epochs if job.steps is None or job.epochs != _default("n_epochs") else None
     ratio = job.warmup_ratio if job.warmup_steps is None or job.warmup_ratio != _default("warmup_ratio") else None
     return {
@@ -213,7 +213,7 @@ def _eval(job: EvalJob) -> Table:
 
 
 def _optimization(job: TrainingJob) -> Table:
-    """The keys that have one name in `[training]` of RL and in `[hyperparameters]` of SFT."""
+    """Return the keys that have one name in `[training]` of RL and in `[hyperparameters]` of SFT."""
     return {
         "learning_rate": job.lr,
         "lr_scheduler": job.schedule,
@@ -305,10 +305,10 @@ def _default(name: str) -> Any:
 
 
 def _without_empty(table: Table) -> Table:
-    """The table without its nulls, which TOML does not have, and without empty tables of its own."""
+    """Return the table without its nulls, which TOML does not have, and without empty tables of its own."""
     kept: Table = {}
     for key, value in table.items():
-        # What is passed on as it is, is kept as it is.
+        # Tables that are passed on unchanged are kept unchanged.
         if isinstance(value, dict) and key not in ("env_config", "grader", "tags"):
             value = _without_empty(value)  # pyright: ignore[reportUnknownArgumentType]
         if value is not None and value != {}:

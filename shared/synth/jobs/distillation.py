@@ -6,10 +6,10 @@ import msgspec
 
 
 class DistillationSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """A teacher beside the rewards: see `synth.jobs.schema.distillation.DistillationSection`, whose keys these are.
+    """A teacher beside the rewards. The fields are the keys of `synth.jobs.schema.distillation.DistillationSection`.
 
-    The advantage of a sampled token is reward_weight · A − kl_coef · (log μ − log π_teacher), with A that of the
-    rewards, 0 where a group's are all the same.
+    The advantage of a sampled token is reward_weight · A − kl_coef · (log μ − log π_teacher). A is the advantage of the
+    rewards, and 0 if a group's rewards are all the same.
     """
 
     teacher: str

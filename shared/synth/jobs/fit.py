@@ -1,4 +1,4 @@
-"""Whether a job fits the devices that would train it, and if not, what would make it fit: by the arithmetic alone."""
+"""Compute whether a job fits the devices that would train it, and if not, which changes would make it fit."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from synth.jobs.resolved import LoraSettings, RlJob, SftJob
 from synth.models.memory import in_words
 from synth.models.shape import ModelShape
 
-#: The share of a device that a suggestion may take: what is not in the arithmetic (CUDA's own memory, workspaces, what
-#: the allocator loses) has the rest. A job is refused only where the arithmetic alone exceeds the device.
+#: The share of a device that a suggestion may take. The rest is for memory that the arithmetic leaves out: CUDA's own,
+#: workspaces, the allocator's losses. A job is refused only if the arithmetic alone exceeds the device.
 SHARE = 0.9
 
 _LEAST_TOKENS = 256
@@ -23,7 +23,7 @@ _RANKS = (2, 4, 8)
 
 TrainingJob = RlJob | SftJob
 
-#: How a job file asks for an adapter.
+#: The line of a job file that makes the job train an adapter.
 _MODES = {
     RlJob: {"lora": 'trainer_mode = "lora"', "qlora": 'trainer_mode = "qlora"'},
     SftJob: {"lora": '[training] mode = "lora"', "qlora": "[training] use_qlora = true"},
@@ -38,31 +38,30 @@ class _Change(msgspec.Struct, frozen=True):
     ranks: int
 
 
-#: Makes one change to what came before it; None where it cannot.
+#: Makes one change in addition to the changes before it; returns None if it cannot.
 _Maker = Callable[[_Change, Callable[[_Change], bool]], _Change | None]
 
 
 def cannot_fit(job: TrainingJob, shape: ModelShape, on: TrainerDevice, *, where: str) -> Problem | None:
-    """Why a job cannot be trained on these devices, with the numbers; None where it may, or where nothing is known.
+    """Return why a job cannot be trained on these devices; None if it can, or if the memory is unknown.
 
-    where: the place in the job's file that names the model. Images count as if there were none, as nobody knows how
-    many there will be.
+    where: the place in the job's file that names the model. Images are not counted, as their number is not known.
     """
     if on.memory is None:
         return None
     ranks, dtype = on.ranks_of(job), on.dtype_of(job)
-    found = training_memory(job, shape, dtype=dtype, device=on.device, ranks=ranks)
-    needed = found.total - found.image_activations
+    memory = training_memory(job, shape, dtype=dtype, device=on.device, ranks=ranks)
+    needed = memory.total - memory.image_activations
     if needed <= on.memory:
         return None
-    parts = sorted(((size, name) for name, size in found.parts.items() if size), reverse=True)
-    told = ", ".join(
+    parts = sorted(((size, name) for name, size in memory.parts.items() if size), reverse=True)
+    shares = ", ".join(
         f"{name.replace('_', ' ')} {in_words(size)}" for size, name in parts if name != "image_activations"
     )
     devices = "one device, which has" if ranks == 1 else f"each of {ranks} devices, which have"
     fixes = _suggestions(job, shape, on, ranks)
     return Problem(
-        what=f"training {job.base_model!r} takes {in_words(needed)} on {devices} {in_words(on.memory)}: {told}",
+        what=f"training {job.base_model!r} takes {in_words(needed)} on {devices} {in_words(on.memory)}: {shares}",
         expected=f"a job that takes at most {in_words(on.memory)}",
         fix=f"any of: {'; '.join(fixes)}" if fixes else "choose a smaller model, or a device with more memory",
         where=where,
@@ -70,44 +69,44 @@ def cannot_fit(job: TrainingJob, shape: ModelShape, on: TrainerDevice, *, where:
 
 
 def _suggestions(job: TrainingJob, shape: ModelShape, on: TrainerDevice, ranks: int) -> list[str]:
-    """What makes the job fit with room to spare, the fewest changes: of those that train the same weights, and with an
-    adapter."""
+    """Return the smallest sets of changes that make the job fit with room to spare: first the sets that train the same
+    weights, then those with an adapter."""
     assert on.memory is not None
     most = int(SHARE * on.memory)
 
     def fits(change: _Change) -> bool:
-        found = training_memory(change.job, shape, dtype=on.dtype_of(job), device=on.device, ranks=change.ranks)
-        return found.total - found.image_activations <= most
+        memory = training_memory(change.job, shape, dtype=on.dtype_of(job), device=on.device, ranks=change.ranks)
+        return memory.total - memory.image_activations <= most
 
     same, tokens = _savings(job, on, ranks), [_fewer_tokens]
-    # Fewer tokens come last, so that they say what is left for a forward.
-    found = _fewest([*same, *tokens], _Change("", job, ranks), fits)
+    # Fewer tokens come last, so that the suggestion states how many a forward may still have.
+    suggestions = _fewest([*same, *tokens], _Change("", job, ranks), fits)
     for adapter in _adapters(job):
         changed = adapter(_Change("", job, ranks), fits)
         if fits(changed):
-            found.append(changed.words)
+            suggestions.append(changed.words)
         else:
-            found += _fewest([*same, *tokens], changed, fits)
-    return found
+            suggestions += _fewest([*same, *tokens], changed, fits)
+    return suggestions
 
 
 def _fewest(makers: list[_Maker], start: _Change, fits: Callable[[_Change], bool]) -> list[str]:
-    """In words, the changes that make a job fit: single ones, where none is enough then pairs, and so on."""
+    """Return the smallest sets of changes that make a job fit, in words: single changes, else pairs, and so on."""
     for count in range(1, len(makers) + 1):
-        told: list[str] = []
+        texts: list[str] = []
         for several in itertools.combinations(makers, count):
             changed: _Change | None = start
             for change in several:
                 changed = None if changed is None else change(changed, fits)
             if changed is not None and fits(changed):
-                told.append(changed.words)
-        if told:
-            return told
+                texts.append(changed.words)
+        if texts:
+            return texts
     return []
 
 
 def _savings(job: TrainingJob, on: TrainerDevice, ranks: int) -> list[_Maker]:
-    """What a job file can save with, and more devices; no result changes but for rounding."""
+    """Return the changes that save memory without a change of results beyond rounding: settings, and more devices."""
     makers: list[_Maker] = []
     if not job.activation_checkpointing:
         makers.append(_setter("activation_checkpointing = true", activation_checkpointing=True))
@@ -126,7 +125,7 @@ def _setter(words: str, **values: object) -> Callable[[_Change, Callable[[_Chang
 
 
 def _adapters(job: TrainingJob) -> Iterator[Callable[[_Change, Callable[[_Change], bool]], _Change]]:
-    """The adapters that a job could train in place of what it trains, with less memory."""
+    """Yield the adapters that a job could train with less memory than its present mode."""
     default = LoraSettings(r=16, alpha=32, dropout=0.0, targets="all-linear")
     for mode, words in _MODES[type(job)].items():
         if mode not in (job.mode, "lora" if job.mode == "qlora" else ""):

@@ -11,12 +11,12 @@ from synth.jobs.resolved import Job
 
 
 def job_to_data(job: Job) -> dict[str, Any]:
-    """Convert a job to what JSON can hold, its kind included."""
+    """Convert a job to JSON data, its kind included."""
     return msgspec.to_builtins(job)
 
 
 def job_from_data(data: dict[str, Any]) -> Job:
-    """Read what `job_to_data` wrote.
+    """Read the result of `job_to_data`.
 
     Raises `NewerVersion` for a setting that this version does not have: a job must not run without it. Raises
     msgspec.ValidationError on anything else.
@@ -29,7 +29,7 @@ def job_from_data(data: dict[str, Any]) -> Job:
 
 
 def _unread(data: Any, read: Any, place: str = "") -> list[str]:
-    """Return the places of the keys in data that are missing in what was read of it."""
+    """Return the places of the keys in `data` that `read`, the job parsed from it, does not have."""
     if isinstance(data, dict) and isinstance(read, dict):
         values, known = cast(dict[str, Any], data), cast(dict[str, Any], read)
         places = {key: f"{place}.{key}" if place else key for key in values}

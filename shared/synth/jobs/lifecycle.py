@@ -24,7 +24,7 @@ class State(StrEnum):
 
 TERMINAL = frozenset({State.SUCCEEDED, State.FAILED, State.CANCELLED, State.REJECTED})
 
-#: (state, fact) → state. None is "no job yet". What is not here is refused.
+#: (state, fact) → state. None is "no job yet". Other facts are refused.
 TRANSITIONS: dict[tuple[State | None, str], State] = {
     (None, "job.created"): State.CREATED,
     (State.CREATED, "job.validated"): State.VALIDATED,
@@ -35,24 +35,25 @@ TRANSITIONS: dict[tuple[State | None, str], State] = {
     (State.VALIDATED, "job.withdrawn"): State.CANCELLED,
     (State.VERIFIED, "job.started"): State.STARTED,
     (State.VERIFIED, "job.withdrawn"): State.CANCELLED,
-    # Its tasks cannot be queued. What it made in earlier terms stays, and it can be resumed.
+    # Its tasks cannot be queued. The results of earlier terms are kept, and it can be resumed.
     (State.VERIFIED, "job.parked"): State.PAUSED,
-    # A later attempt starts where the earlier one died, also to end a cancellation that it did not live to end.
+    # A later attempt continues after the earlier one died, also to end a cancellation that the earlier one did not
+    # finish.
     (State.STARTED, "job.started"): State.STARTED,
     (State.CANCELLING, "job.started"): State.CANCELLING,
     (State.PAUSING, "job.started"): State.PAUSING,
     (State.STARTED, "job.cancel_requested"): State.CANCELLING,
-    # Again: an owner that goes on though it was told is told once more.
+    # Repeated: an owner that continues after the first request gets another one.
     (State.CANCELLING, "job.cancel_requested"): State.CANCELLING,
     (State.STARTED, "job.pause_requested"): State.PAUSING,
     (State.PAUSING, "job.paused"): State.PAUSED,
-    # By the collapse watch: nobody asked, the job's own configuration did.
+    # The collapse watch paused it, as the job's own configuration requires.
     (State.STARTED, "job.paused"): State.PAUSED,
     (State.PAUSING, "job.cancel_requested"): State.CANCELLING,
-    # It was as good as done when the pause was asked for.
+    # It was almost finished when the pause was requested.
     (State.PAUSING, "job.succeeded"): State.SUCCEEDED,
     (State.PAUSING, "job.failed"): State.FAILED,
-    # As after its verification: its tasks are due, and nobody owns it.
+    # As after its verification: its tasks are due, and it has no owner.
     (State.PAUSED, "job.resumed"): State.VERIFIED,
     (State.PAUSED, "job.withdrawn"): State.CANCELLED,
     (State.STARTED, "job.succeeded"): State.SUCCEEDED,
@@ -66,7 +67,7 @@ TERMINAL_FACTS = frozenset(fact for (_, fact), state in TRANSITIONS.items() if s
 
 _KNOWN = frozenset(fact for _, fact in TRANSITIONS)
 
-#: The fact that begins another term of a job: its tasks are queued anew, and those of the term before are void.
+#: The fact that begins another term of a job: its tasks are queued again, and the tasks of the term before are void.
 RESUMED = "job.resumed"
 
 
@@ -80,7 +81,7 @@ class IllegalTransition(SynthError):
 
 
 def apply(state: State | None, fact: str) -> State:
-    """The state after one more fact. Raises `IllegalTransition`."""
+    """Return the state after one more fact. Raises `IllegalTransition`."""
     after = TRANSITIONS.get((state, fact))
     if after is None:
         raise IllegalTransition(state, fact)
@@ -88,7 +89,7 @@ def apply(state: State | None, fact: str) -> State:
 
 
 def apply_known(state: State | None, fact: str) -> State | None:
-    """Like `apply`, but a fact of a kind that only a newer version knows leaves the state as it is."""
+    """Return the state as `apply` does, but ignore facts that only a newer version defines."""
     return apply(state, fact) if fact in _KNOWN else state
 
 
@@ -105,7 +106,7 @@ class JobStatus:
         self.term += fact == RESUMED
 
     def is_over(self, term: int) -> bool:
-        """Whether a task that was queued in this term has nothing left to do."""
+        """Return whether a task that was queued in this term has nothing left to do."""
         if self.state in TERMINAL or self.term > term:
             return True
         return self.term == term and self.state is State.PAUSED

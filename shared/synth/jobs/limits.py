@@ -1,4 +1,4 @@
-"""How large a job may be on this cluster: what its collector holds in memory at a time, and does at a time."""
+"""The largest job of this cluster: the memory and the concurrent work of its collector."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class JobLimitSettings(Settings):
 
 
 def beyond_limits(job: Job, limits: JobLimitSettings, origins: Mapping[str, str]) -> list[Problem]:
-    """What of a resolved job is more than this cluster takes. origins: the place of each value in its file."""
+    """Return the problems of a resolved job that exceeds this cluster's limits. origins: of each value."""
     problems: list[Problem] = []
 
     def check(value: float, limit: float, what: str, setting: str, *keys: str) -> None:

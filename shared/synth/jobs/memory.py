@@ -1,4 +1,4 @@
-"""What a job's training holds on each GPU, by arithmetic on the job and the shape of its model."""
+"""The memory of a job's training on each GPU, computed from the job and its model's shape."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ _NF4_BITS = 4 + 8 / 64 + 32 / (64 * 256)
 class TrainingMemory(msgspec.Struct, frozen=True, kw_only=True):
     """Bytes that one rank's training holds at its peak: between a micro-batch's forward and its backward.
 
-    With checkpointing that is where the logits are computed, or where a layer is computed again: whichever is more.
+    With checkpointing the peak is at the logits or at the recomputation of a layer, at the larger of the two.
 
     weights: the trained weights in float32 and the frozen ones: with an adapter the base, else a vision tower that is
-    not trained. All experts of an MoE are there. casts: bfloat16 copies of float32 weights. gathered: what a rank has
-    of other ranks' shards: weights of blocks, and a block's gradient before it is shared out. gradients: of the trained
-    weights. moments: AdamW's two. reference: a copy of the source model for the KL term, 0 where there is none, or
-    where it shares the base. activations: what the backward needs of a forward in the language model.
-    image_activations: and in the vision tower and the projector, if every token of the forward is of an image: it
-    cannot be more. logits: of the chunk of log-probabilities that is being computed, and the gradient of a trained
-    head. offloaded: moments in main memory, which are not in `total`.
+    not trained; all experts of an MoE. casts: bfloat16 copies of float32 weights. gathered: parts of other ranks'
+    shards that a rank holds: weights of blocks, and a block's gradient before it is shared out. gradients: of the
+    trained weights. moments: AdamW's two. reference: a copy of the source model for the KL term; 0 if there is no KL
+    term, or if the reference shares the base. activations: kept for the backward of a forward in the language model.
+    image_activations: the same in the vision tower and the projector, if every token of the forward is of an image,
+    which is the upper bound. logits: of the chunk of log-probabilities that is being computed, and the gradient of a
+    trained head. offloaded: moments in main memory, which are not in `total`.
     """
 
     weights: int
@@ -55,12 +55,12 @@ class TrainingMemory(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def parts(self) -> dict[str, int]:
-        """What is on the device, in bytes, by its name."""
+        """The bytes on the device, by the name of the part."""
         return {name: getattr(self, name) for name in self.__struct_fields__ if name != "offloaded"}
 
     @property
     def total(self) -> int:
-        """All that is on the device, in bytes."""
+        """All bytes on the device."""
         return sum(self.parts.values())
 
     @property
@@ -78,20 +78,20 @@ def training_memory(
     ranks: int = 1,
     longest: int | None = None,
 ) -> TrainingMemory:
-    """The memory of a rank of a job's training. dtype: of the forward. ranks: processes that train together.
+    """Return the memory of a rank of a job's training.
 
-    longest: tokens of the longest sequence of a forward, for layers whose attention is computed by blocks; a whole
-    forward where it is None, or a row of SFT.
+    dtype: of the forward. ranks: processes that train together. longest: tokens of a forward's longest sequence, for
+    layers whose attention is computed by blocks; None is a whole forward, or a row of SFT.
 
-    Weights, gradients and moments: "ZeRO" (arXiv 1910.02054), section 3.1, with what this trainer keeps of it: masters,
+    Weights, gradients and moments: "ZeRO" (arXiv 1910.02054), section 3.1, with this trainer's parts: masters,
     gradients and moments in float32 (4 + 4 + 8 bytes a trained weight), bfloat16 copies of the weights of linear layers
-    where the masters are trained under autocast (2), and a frozen base in the dtype of the forward ("LoRA", arXiv
+    if the masters are trained under autocast (2), and a frozen base in the dtype of the forward ("LoRA", arXiv
     2106.09685) or in 4 bits ("QLoRA", arXiv 2305.14314, section 3). Moments in 8 bits: a byte, and a scale for each 256
-    ("8-bit Optimizers via Block-wise Quantization", arXiv 2110.02861). Over several ranks: shards, and what FSDP2
-    gathers of them (`trainer.learner.distributed.fsdp`). Activations: `synth.jobs.activations`. Logits: of
+    ("8-bit Optimizers via Block-wise Quantization", arXiv 2110.02861). Over several ranks: shards, and the parts that
+    FSDP2 gathers of them (`trainer.learner.distributed.fsdp`). Activations: `synth.jobs.activations`. Logits: of
     `trainer.learner.model.logprobs`.
 
-    CUDA's own memory, the kernels' workspaces and what the allocator loses are not in it. A forward holds
+    CUDA's own memory, the kernels' workspaces and the allocator's losses are not included. A forward holds
     `micro_batch_tokens`; an SFT row or a DPO pair that is longer is a forward of its own.
     """
     width, sharded = WIDTHS[dtype], ranks > 1 and job.parallelism.sharding != "replicated"
@@ -119,8 +119,8 @@ def training_memory(
         else:
             casts = 0
     moments = moment_bytes(job, shape) // shards
-    # On a CPU main memory is the device. On a GPU what is offloaded is there only while a part of it is updated, after
-    # the activations are gone.
+    # On a CPU main memory is the device. On a GPU the offloaded moments are on the device only while a part of them is
+    # updated, after the activations are freed.
     offloaded = moments if job.optimizer_offload and device == "cuda" else 0
     return TrainingMemory(
         weights=weights,
@@ -137,12 +137,12 @@ def training_memory(
 
 
 def trained_parameters(job: RlJob | SftJob, shape: ModelShape) -> int:
-    """How many weights are trained: of the adapter, or all but a frozen vision tower's."""
+    """Return how many weights are trained: of the adapter, or all but a frozen vision tower's."""
     return sum(count * math.prod(size) for size, count in _trained_tensors(job, shape))
 
 
 def moment_bytes(job: RlJob | SftJob, shape: ModelShape) -> int:
-    """Bytes of both moments of all trained weights, of all ranks together."""
+    """Return the bytes of both moments of all trained weights, over all ranks."""
     if job.optimizer == "adamw":
         return 8 * trained_parameters(job, shape)
     total = 0
@@ -156,7 +156,7 @@ def moment_bytes(job: RlJob | SftJob, shape: ModelShape) -> int:
 
 
 def _trained_tensors(job: RlJob | SftJob, shape: ModelShape) -> Iterator[tuple[tuple[int, ...], int]]:
-    """Every kind of trained tensor: its shape, and how many there are."""
+    """Yield every kind of trained tensor: its shape, and how many there are."""
     if job.lora is not None:
         yield from shape.adapter_tensors(job.lora.r, job.lora.targets)
         return
@@ -166,7 +166,7 @@ def _trained_tensors(job: RlJob | SftJob, shape: ModelShape) -> Iterator[tuple[t
 
 
 def forward_tokens(job: RlJob | SftJob) -> int:
-    """Tokens of the largest forward, padding included."""
+    """Return the tokens of the largest forward, padding included."""
     if isinstance(job, RlJob):
         return job.micro_batch_tokens
     # Both sides of a pair are in one forward.
@@ -177,13 +177,13 @@ def forward_tokens(job: RlJob | SftJob) -> int:
 def _frozen_base(job: RlJob | SftJob, shape: ModelShape, width: int, shards: int) -> int:
     if job.mode != "qlora":
         return width * shape.parameters // shards
-    # Weights in 4 bits are no parameters, so every rank has all of them.
+    # Weights in 4 bits are not parameters, so every rank has all of them.
     rest = width * (shape.parameters - shape.quantized_parameters) // shards
     return int(_NF4_BITS / 8 * shape.quantized_parameters) + rest
 
 
 def _gathered(job: RlJob | SftJob, shape: ModelShape, dtype: Dtype) -> int:
-    """What FSDP2 gathers: embedding, last norm and head; blocks, one and the next, or where they stay, all of them.
+    """Return the bytes that FSDP2 gathers: embedding, last norm and head; two blocks, or all of them if they stay.
 
     Blocks are gathered in the dtype of the forward. A block's gradient is whole before it is summed in float32.
     """
@@ -197,12 +197,12 @@ def _gathered(job: RlJob | SftJob, shape: ModelShape, dtype: Dtype) -> int:
         if job.mode == "qlora":
             block -= sum(rows * columns for rows, columns in shape.linears.values())
         weights, outside = width * (block + gradient), width * root
-    held = 2 if job.parallelism.sharding == "parameters" else shape.layers
-    return held * weights + (width + 4 if dtype == "bf16" else 4) * gradient + outside
+    blocks = 2 if job.parallelism.sharding == "parameters" else shape.layers
+    return blocks * weights + (width + 4 if dtype == "bf16" else 4) * gradient + outside
 
 
 def _autocast_parameters(job: RlJob | SftJob, shape: ModelShape) -> int:
-    """The float32 weights of which autocast keeps a copy: the trained ones of linear layers, but not of experts."""
+    """Return how many float32 weights autocast copies: the trained ones of linear layers, but not of experts."""
     copied = shape.linear_parameters + shape.router_parameters
     if shape.vision is not None:
         copied += shape.vision.projector_linear_parameters
@@ -225,11 +225,11 @@ def _logits(job: RlJob | SftJob, shape: ModelShape, tokens: int, dtype: Dtype, d
     head = shape.vocabulary * shape.hidden
     # In a forward log-probabilities, probabilities and their product; in a backward logits and their gradient, and of a
     # trained head the gradient of a chunk and, in float32, its sum over the chunks.
-    held = max(3 * chunk, 2 * chunk + (2 * 4 * head if job.lora is None else 0))
+    peak = max(3 * chunk, 2 * chunk + (2 * 4 * head if job.lora is None else 0))
     copied = isinstance(job, SftJob) and job.dpo is None and dtype == "bf16"
     if job.lora is None and copied:
-        held += 2 * head  # a head in the dtype of SFT's forward
+        peak += 2 * head  # a head in the dtype of SFT's forward
     if device == "cpu" and dtype == "bf16" and (copied or job.lora is not None):
-        # A head in bfloat16 is multiplied as it is on tensor cores alone.
-        held += 4 * head
-    return held
+        # Only tensor cores multiply a head in bfloat16 without a conversion.
+        peak += 4 * head
+    return peak

@@ -1,4 +1,4 @@
-"""The plan of a training job in bytes: what each rank holds, what serving holds, what goes through the blob store."""
+"""The plan of a training job in bytes: the memory of each rank and of serving, and the traffic to the blob store."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from synth.models.memory import WIDTHS, kv_bytes, kv_bytes_per_token
 from synth.models.shape import ModelShape
 
 #: Of one token of a batch: its id, its log-probability, its version, and whether it is trained
-#: (`synth.trajectories.batch.RolloutBatch`); its advantage, where credit is given turn by turn.
+#: (`synth.trajectories.batch.RolloutBatch`); its advantage, if credit is given turn by turn.
 _BATCH_TOKEN, _TOKEN_ADVANTAGE = 4 + 4 + 4 + 1, 4
 
 
 class TrainerDevice(msgspec.Struct, frozen=True, kw_only=True):
-    """What trains: `ranks` processes that train a job together, with a device of `memory` bytes each.
+    """The trainer's device: `ranks` processes train a job together, with `memory` bytes each.
 
-    memory: None where nobody says. dtype: of the forward, where the job does not say, or on a CPU.
+    memory: None if unknown. dtype: of the forward, if the job does not set it, or on a CPU.
     """
 
     device: Device = "cuda"
@@ -26,19 +26,19 @@ class TrainerDevice(msgspec.Struct, frozen=True, kw_only=True):
     memory: int | None = None
 
     def ranks_of(self, job: RlJob | SftJob) -> int:
-        """How many ranks train a job: those that it asks for, on GPUs alone, else all."""
+        """Return how many ranks train a job: on GPUs the job's `world_size`, if it is set; else all."""
         return (job.parallelism.world_size or self.ranks) if self.device == "cuda" else self.ranks
 
     def dtype_of(self, job: RlJob | SftJob) -> Dtype:
-        """The dtype of a job's forward."""
+        """Return the dtype of a job's forward."""
         return (job.parallelism.dtype or self.dtype) if self.device == "cuda" else self.dtype
 
 
 class ServingPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """What the engine holds. weights: of the base. kv_cache_per_token: of a token that every layer holds.
+    """The memory of the engine. weights: of the base. kv_cache_per_token: of a token in all layers.
 
-    kv_cache: of all rollouts that run at a time, with as many tokens as each may sample; their prompts come on top.
-    rollouts, sampled_tokens: how many that is, and tokens of one; 0 where nothing is sampled.
+    kv_cache: of all concurrent rollouts, each with its full number of sampled tokens; prompts need more. rollouts,
+    sampled_tokens: the number of concurrent rollouts, and of sampled tokens in one; 0 if the job samples nothing.
     """
 
     weights: int
@@ -49,9 +49,9 @@ class ServingPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BlobPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """What goes through the blob store. published: weights to serve, each iteration of RL, the finished model of SFT.
+    """The traffic to the blob store. published: weights to serve, each iteration of RL, the finished model of SFT.
 
-    checkpoint: master weights and moments, each time that one is saved. batch: at most, what an iteration trains on
+    checkpoint: master weights and moments, each time that one is saved. batch: at most, the batch of an iteration
     without its prompts; 0 for SFT. iteration: all of that in an iteration of RL that saves a checkpoint.
     """
 
@@ -74,7 +74,7 @@ class JobPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def plan_job(job: RlJob | SftJob, shape: ModelShape, on: TrainerDevice) -> JobPlan:
-    """The plan of a job whose model has this shape, on these devices."""
+    """Return the plan of a job whose model has this shape, on these devices."""
     dtype, ranks = on.dtype_of(job), on.ranks_of(job)
     training = training_memory(job, shape, dtype=dtype, device=on.device, ranks=ranks)
     rollouts = job.rollout.max_concurrent_rollouts if isinstance(job, RlJob) else 0

@@ -1,6 +1,6 @@
-"""Jobs with every default applied: what `job.validated` carries, and what trainer and collector read.
+"""Jobs with every default applied: the body of `job.validated`, which trainer and collector read.
 
-Nothing below decides anything: a field that is None is off. Kinds are told apart by the tag `kind`.
+Nothing below decides anything: a field that is None is off. The tag `kind` distinguishes the kinds.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MAX_DRAWN_BATCHES = 3
 Mode = Literal["full", "lora", "qlora"]
 Sharding = Literal["replicated", "gradients", "parameters"]
 
-#: One of ours (`synth.jobs.resolve.loss.DEFAULTS`), or a plugin (`synth.plugins`).
+#: A built-in loss (`synth.jobs.resolve.loss.DEFAULTS`), or a plugin (`synth.plugins`).
 Loss = str
 
 Overlong = Literal["train", "mask", "penalise"]
@@ -43,8 +43,9 @@ class LoraSettings(msgspec.Struct, frozen=True, kw_only=True):
 class VisionSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The images of a vision model: how many a message keeps, and the model whose processor prepares them.
 
-    max_images_per_prompt: how many a prompt of a rollout keeps, the latest; None: those of all its messages.
-    freeze_vision_tower: whether full training leaves the vision tower as it is; its projector is always trained.
+    max_images_per_prompt: how many a prompt of a rollout keeps, the latest ones; None keeps the images of all its
+    messages. freeze_vision_tower: whether full training leaves the vision tower unchanged; its projector is always
+    trained.
     """
 
     max_images_per_message: int
@@ -56,7 +57,7 @@ class VisionSettings(msgspec.Struct, frozen=True, kw_only=True):
 class Parallelism(msgspec.Struct, frozen=True, kw_only=True):
     """How training is spread over processes, one a GPU.
 
-    world_size: how many; None: as many as the trainer has. sharding: what each holds a part of only, as in the
+    world_size: how many; None: all of the trainer's. sharding: the state of which each holds only a part, as in the
     trainer's configuration. dtype: of the forward on GPUs; None leaves it to the trainer.
     """
 
@@ -66,7 +67,7 @@ class Parallelism(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GpuTopology(msgspec.Struct, frozen=True, kw_only=True):
-    """How the GPUs of a node are shared out; None: not said."""
+    """How the GPUs of a node are divided; None if the job does not set it."""
 
     gpus_for_vllm: int | None
     gpus_for_training: int | None
@@ -74,13 +75,13 @@ class GpuTopology(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TrainingJob(msgspec.Struct, frozen=True, kw_only=True):
-    """What SFT and RL jobs have in common; the fields below `lora` are named as in the trainer's configuration.
+    """The settings that SFT and RL jobs share. The fields below `lora` have the names of the trainer's configuration.
 
-    model: the source, base_model: the base below it. lora: None for a full fine-tune. lr: AdamW's, after the
-    warm-up of warmup_steps optimizer steps, or where that is None, of warmup_ratio of all. min_lr_ratio: where
-    linear and cosine end. clip_norm: of the whole gradient. micro_batch_tokens: of one forward and backward pass.
-    optimizer: whether AdamW's moments are in 8 bits; optimizer_offload: whether they are in main memory.
-    vision: None for a text model.
+    model: the source; base_model: the base below it. lora: None for a full fine-tune. lr: AdamW's, after the warm-up of
+    warmup_steps optimizer steps, or if that is None, of the share warmup_ratio of all steps. min_lr_ratio: the end of
+    linear and cosine. clip_norm: of the whole gradient. micro_batch_tokens: of one forward and backward pass.
+    optimizer: whether AdamW's moments are in 8 bits; optimizer_offload: whether they are in main memory. vision: None
+    for a text model.
     """
 
     model: str
@@ -109,7 +110,7 @@ class TrainingJob(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def weights_kind(self) -> Literal["full", "lora"]:
-        """What is published of its policy: every weight, or the adapter alone."""
+        """The published part of the policy: every weight, or only the adapter."""
         return "full" if self.lora is None else "lora"
 
 
@@ -125,16 +126,16 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RolloutSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """How a task app is driven; task_url is empty where the job has none.
+    """How a task app is driven; task_url is empty if the job has none.
 
-    policy_config: what the file says beside the sampling, passed on as it is.
-    env_config: passed on as it is; in evaluations, with the keys of evaluation_env_config in place of its own.
-    env_name: None leaves it to the task app. max_concurrent_rollouts: over the whole cluster. rollout_timeout_s:
-    seconds a try. group_timeout_s: seconds from when all of a group are under way until it goes without those that
-    still run; None is never. max_retries: after errors of the environment; a failure of the policy earns
-    failure_reward and is never retried (decision 24). constrain_tools: whether a tool call that the app insists on is
-    forced, by tokens that are not trained (decision 25). trace_rate: the share of training rollouts that keep a trace.
-    evaluations_traced: whether those of evaluations do.
+    policy_config: the keys of the file beside the sampling, passed on unchanged. env_config: passed on unchanged; in
+    evaluations, the keys of evaluation_env_config replace its own. env_name: None leaves it to the task app.
+    max_concurrent_rollouts: over the whole cluster. rollout_timeout_s: seconds of a try. group_timeout_s: seconds after
+    which a group no longer waits for its running rollouts, counted from when all of them are under way; None waits for
+    all. max_retries: after errors of the environment; a failure of the policy earns failure_reward and is never retried
+    (decision 24). constrain_tools: whether a tool call that the app insists on is forced, by tokens that are not
+    trained (decision 25). trace_rate: the share of training rollouts that keep a trace. evaluations_traced: whether the
+    rollouts of evaluations keep theirs.
     """
 
     task_url: str
@@ -156,16 +157,16 @@ class RolloutSettings(msgspec.Struct, frozen=True, kw_only=True):
     evaluation_env_config: dict[str, Any] = {}
 
     def longest_s(self, rollouts: int) -> float:
-        """Seconds that so many rollouts may take, where each needs all of its tries and all of their time."""
+        """Return the most seconds that so many rollouts take, if each needs all of its tries and all of their time."""
         turns = -(-rollouts // self.max_concurrent_rollouts)
         return turns * (1 + self.max_retries) * self.rollout_timeout_s
 
 
 class GradedRows(msgspec.Struct, frozen=True, kw_only=True):
-    """Rollouts without a task app: one reply to each row's messages, and what a grader gives for it.
+    """Rollouts without a task app: one reply to each row's messages, with the reward of a grader.
 
-    grader: as `synth.graders.schema.parse_grader` reads it. training_file: the file whose rows the seeds of training
-    number, from 0; validation_file: those of evaluations, where that is another one.
+    grader: as `synth.graders.schema.parse_grader` reads it. training_file: the seeds of training are row numbers of
+    this file, from 0; validation_file: the same for evaluations, if it is another file.
     """
 
     grader: dict[str, Any]
@@ -173,7 +174,7 @@ class GradedRows(msgspec.Struct, frozen=True, kw_only=True):
     validation_file: str | None
 
     def file_of(self, mode: str) -> Literal["training_file", "validation_file"]:
-        """The file whose rows the rollouts of a request play. mode: "train" or "eval"."""
+        """Return the file whose rows the rollouts of a request play. mode: "train" or "eval"."""
         return "validation_file" if mode == "eval" and self.validation_file is not None else "training_file"
 
 
@@ -214,7 +215,7 @@ class WatchSettings(msgspec.Struct, frozen=True, kw_only=True):
 class DpoSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Direct Preference Optimization, in the names of the trainer's configuration.
 
-    beta: how strongly the policy is held near what it began as. label_smoothing: the share of pairs that are taken to
+    beta: how strongly the policy is held near its source model. label_smoothing: the share of pairs that are assumed to
     be the wrong way round.
     """
 
@@ -223,12 +224,12 @@ class DpoSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SftJob(TrainingJob, frozen=True, kw_only=True, tag_field="kind", tag="sft"):
-    """Training on a file: supervised fine-tuning, or DPO on preference pairs where `dpo` is set.
+    """Training on a file: supervised fine-tuning, or DPO on preference pairs if `dpo` is set.
 
     batch_size: rows, or pairs, an optimizer step. steps, when set, decides, else epochs.
 
     training_file: a file id (before the upload: a path). examples: only the first rows of it.
-    validation_every: optimizer steps. best_metric: what picks the model that is kept; None keeps the last.
+    validation_every: optimizer steps. best_metric: the metric that selects the kept model; None keeps the last.
     """
 
     training_file: str
@@ -243,7 +244,7 @@ class SftJob(TrainingJob, frozen=True, kw_only=True, tag_field="kind", tag="sft"
     dpo: DpoSettings | None = None
 
     def result_id(self, job_id: str, *, checkpoint: str | None = None) -> str:
-        """The id of the model that this job makes (decision 18)."""
+        """Return the id of the model that this job makes (decision 18)."""
         prefix = _PREFIX[self.mode]
         return format_finetuned(prefix, self.base_model, job_id, checkpoint=checkpoint)
 
@@ -261,19 +262,17 @@ class CorrectionSettings(msgspec.Struct, frozen=True, kw_only=True):
 class RlJob(TrainingJob, frozen=True, kw_only=True, tag_field="kind", tag="rl"):
     """RL. An iteration trains batch_size groups of group_size rollouts, in `minibatches` optimizer steps.
 
-    label: the job's name, where whoever submits it gives none.
-    async_level: iterations collected ahead. max_staleness: versions a trained token may be behind. dynamic_sampling:
-    groups without a signal are refilled.
-    clip_low, clip_high: how far the loss lets the policy go, in its own measure. dual_clip: of grpo, None is off.
-    token_truncation: the cap on π_old/μ of a token. correction: what is rejected. loss_reduction: what weighs the same.
-    kl_beta: weight of the KL to the reference; reference: where that lives, "none" where it is 0.
-    advantage: a plugin, in place of the group's own comparison.
-    overlong: what becomes of rollouts whose last reply was cut off; overlong_penalty: by how much their reward is
-    lowered where they are penalised, else 0.
-    verify_every_k: versions between two that are published with a canary; 0 is never. watch: None is off.
-    solved_after: iterations in a row in which every rollout earns the most, after which the job is done, or goes on
-    with the next seeds of `curriculum`; 0 is never.
-    rewards: what a rollout earns. graded: None where a task app plays the rollouts. distillation: None: no teacher.
+    label: the job's name, if its sender gives none. async_level: iterations collected ahead. max_staleness: versions a
+    trained token may be behind. dynamic_sampling: groups without a signal are refilled. clip_low, clip_high: how far
+    the loss lets the policy go, in its own measure. dual_clip: of grpo, None is off. token_truncation: the cap on
+    π_old/μ of a token. correction: which sequences are rejected. loss_reduction: the unit that has one weight. kl_beta:
+    weight of the KL to the reference; reference: its placement, "none" if the weight is 0. advantage: a plugin, in
+    place of the group's own comparison. overlong: how rollouts whose last reply was cut off are trained;
+    overlong_penalty: the amount by which their reward is lowered if they are penalised, else 0. verify_every_k:
+    versions between two that are published with a canary; 0 is never. watch: None is off. solved_after: iterations in a
+    row in which every rollout earns the most, after which the job is done, or continues with the next seeds of
+    `curriculum`; 0 is never. rewards: how a rollout is rewarded. graded: None if a task app plays the rollouts.
+    distillation: None: no teacher.
     """
 
     label: str | None
@@ -310,14 +309,14 @@ class RlJob(TrainingJob, frozen=True, kw_only=True, tag_field="kind", tag="rl"):
     distillation: DistillationSettings | None = None
 
     def seeds_of(self, iteration: int, *, stage: int = 0) -> list[int]:
-        """The seeds of training iteration `iteration` (from 1), one a group: a pure function of the job.
+        """Return the seeds of training iteration `iteration` (from 1), one a group: a pure function of the job.
 
         stage: 0 draws from `train_seeds`, k from the k-th set of the curriculum.
         """
         return self._drawn(iteration, stage)[: self.batch_size]
 
     def refill_seeds_of(self, iteration: int, *, stage: int = 0) -> list[int]:
-        """The seeds that stand in, in their order, for groups without a signal: those that follow, and no others'."""
+        """Return the seeds that replace groups without a signal, in order. No other iteration uses them."""
         return self._drawn(iteration, stage)[self.batch_size :]
 
     @property
@@ -331,12 +330,12 @@ class RlJob(TrainingJob, frozen=True, kw_only=True, tag_field="kind", tag="rl"):
         return draw(seeds, job_seed=self.seed, iteration=iteration, batch=share * self.batch_size)
 
     def result_id(self, job_id: str, *, checkpoint: str | None = None) -> str:
-        """The id of the model that this job makes (decision 18)."""
+        """Return the id of the model that this job makes (decision 18)."""
         return format_finetuned("rl", self.base_model, job_id, checkpoint=checkpoint)
 
 
 class EvalJob(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="eval"):
-    """`rollouts_per_seed` rollouts of `model` on each seed. vision: None for a text model. rewards: what each earns.
+    """`rollouts_per_seed` rollouts of `model` on each seed. vision: None for a text model. rewards: of each rollout.
 
     label: as of `RlJob`.
     success_threshold: the least reward that pass@k takes for a success; None: there is no pass@k.
@@ -358,7 +357,7 @@ Job = SftJob | RlJob | EvalJob
 
 
 class ResolvedJob(msgspec.Struct, frozen=True, kw_only=True):
-    """A job, where each of its values came from, and what was changed or ignored.
+    """A job, the origin of each of its values, and the changes and warnings.
 
     origins: by the job's fields, dotted (`rollout.sampling.top_p`): the place in the file (`rl.toml:14 [lora].r`), the
     flag (`--seed`), "registry" or "default".
@@ -370,19 +369,19 @@ class ResolvedJob(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def lora_shape(job: TrainingJob) -> LoraShape | None:
-    """The shape of the adapter that a job trains; None for a full fine-tune."""
+    """Return the shape of the adapter that a job trains; None for a full fine-tune."""
     if job.lora is None:
         return None
     return LoraShape(r=job.lora.r, alpha=job.lora.alpha, targets=job.lora.targets)
 
 
 def continues(source: ModelRef, lora: LoraShape | None) -> bool:
-    """Whether training with this adapter goes on from the source's own one (decision 31). None: a full fine-tune."""
+    """Return whether training with this adapter continues the source's own (decision 31). None: a full fine-tune."""
     return source.kind == "lora" and lora is not None and source.lora == lora
 
 
 def training_start(job: TrainingJob, source: ModelRef) -> ModelRef:
-    """What a job of this source starts from: the source, for QLoRA with what lies below the adapter in 4 bits."""
+    """Return the model that a job starts from: the source, for QLoRA with the base below the adapter in 4 bits."""
     if job.mode != "qlora":
         return source
     if continues(source, lora_shape(job)) and source.base is not None:

@@ -1,4 +1,4 @@
-"""What a rollout of a job earns, with every default applied."""
+"""The rewards of a job's rollouts, with every default applied."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from synth.judging.settings import Judging
 class StepRewards(msgspec.Struct, frozen=True, kw_only=True):
     """Rewards of single turns, in place of the episode's own.
 
-    mode: "decision_stepwise": what the task app says that each decision earned. "env_sparse": what its environment paid
-    in each step. kind: what counts of a decision: "unique": what was reached for the first time in the episode;
-    "absolute": each time.
-    indicator_lambda: for a decision that reached something new, where the app counts achievements and weighs nothing.
-    beta: beta · (T − t) for turn t (from 0) of T where it reached something new.
+    mode: "decision_stepwise": the reward that the task app reports for each decision. "env_sparse": the reward that its
+    environment paid in each step. kind: the achievements of a decision that count: "unique": the ones that the episode
+    reaches for the first time; "absolute": all, each time. indicator_lambda: the reward of a decision that reached
+    something new, if the app counts achievements and does not weigh them. beta: beta · (T − t) for turn t (from 0) of T
+    if it reached something new.
     """
 
     mode: Literal["decision_stepwise", "env_sparse"]
@@ -34,12 +34,12 @@ class RewardWeights(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RewardSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """What a rollout earns. steps: None: the environment's own reward of the episode.
+    """How a rollout is rewarded. steps: None is the environment's own reward of the episode.
 
-    scores: who gives events and outcome: nobody, the task app's answer (`metrics.events_score`, `outcome_score`), or
-    judges (`judging`). "grader": nobody, and the environment's reward is that of a grader that asks the judges.
-    turn_discount: None: each token has its rollout's advantage; else turn t has that of its return
-    Σ_k≥t turn_discount^(k−t) · r_k.
+    scores: the source of the scores of events and outcome: none, the task app's answer (`metrics.events_score`,
+    `outcome_score`), or judges (`judging`). "grader": none, and the environment's reward is a grader's, which
+    calls the judges. turn_discount: None: each token has its rollout's advantage; else turn t has the advantage of its
+    return Σ_k≥t turn_discount^(k−t) · r_k.
     """
 
     steps: StepRewards | None = None

@@ -13,7 +13,7 @@ Table = dict[str, Any]
 
 
 def step_rewards_keys(rewards: RewardSettings) -> Table:
-    """The keys of `[training]` that say what single turns earn. What the task app is told stands in its own table."""
+    """Return the keys of `[training]` for the rewards of single turns, without the task app's settings."""
     steps, discount = rewards.steps, rewards.turn_discount
     keys: Table = {"turn_credit": "episode" if discount is None else "return_to_go", "turn_discount": discount}
     if steps is None:
@@ -21,7 +21,7 @@ def step_rewards_keys(rewards: RewardSettings) -> Table:
     return keys | {
         "step_rewards_enabled": True,
         "step_rewards_mode": steps.mode,
-        # A 0 that nobody wrote would be told to the task app, too.
+        # A 0 that the file does not set would be sent to the task app, too.
         "step_rewards_indicator_lambda": steps.indicator_lambda or None,
         "step_rewards_beta": steps.beta or None,
         "event_rewards_kind": steps.kind,
@@ -29,7 +29,7 @@ def step_rewards_keys(rewards: RewardSettings) -> Table:
 
 
 def judging_tables(rewards: RewardSettings) -> Table:
-    """`[rubric]` and `[judge]`."""
+    """Return the tables `[rubric]` and `[judge]`."""
     weighted = rewards.weights != RewardWeights()
     return {
         "rubric": {"weights": msgspec.structs.asdict(rewards.weights)} if weighted else {},

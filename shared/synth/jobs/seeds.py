@@ -30,29 +30,29 @@ class Seeds(msgspec.Struct, frozen=True, kw_only=True):
         return len(self.listed) or self.count
 
     def shared_with(self, others: set[int]) -> set[int]:
-        """Those of `others` that are among these."""
+        """Return the seeds that are both in `others` and in this set."""
         within = range(self.start, self.start + self.count)
         return others.intersection(self.listed) if self.listed else {seed for seed in others if seed in within}
 
     def first(self, count: int | None = None) -> list[int]:
-        """The first `count` seeds, in order; None: all of them."""
+        """Return the first `count` seeds, in order; None: all of them."""
         return list((self.listed or range(self.start, self.start + self.count))[:count])
 
 
 def parse_seeds(value: Any) -> Seeds:
-    """Seeds as a list `[1, 2]`, a text `"0-99"` (both ends in) or a table `{start, count}`.
+    """Parse seeds given as a list `[1, 2]`, a text `"0-99"` (both ends included) or a table `{start, count}`.
 
-    Raises ValueError with what was expected.
+    Raises ValueError whose text names the expected form.
     """
     if isinstance(value, Seeds):
         return value
     if isinstance(value, list):
         return _listed(cast(list[Any], value))
     if isinstance(value, str):
-        found = _RANGE.fullmatch(value)
-        if not found or int(found[2]) < int(found[1]):
+        match = _RANGE.fullmatch(value)
+        if not match or int(match[2]) < int(match[1]):
             raise ValueError('a range such as "0-99", first and last seed, both included')
-        return _range(int(found[1]), int(found[2]) - int(found[1]) + 1)
+        return _range(int(match[1]), int(match[2]) - int(match[1]) + 1)
     if isinstance(value, dict):
         table = cast(dict[str, Any], value)
         start, count = table.get("start", 0), table.get("count")
@@ -63,10 +63,10 @@ def parse_seeds(value: Any) -> Seeds:
 
 
 def draw(seeds: Seeds, *, job_seed: int, iteration: int, batch: int) -> list[int]:
-    """The seeds of training iteration `iteration` (from 1): `batch` of them, without repeats within an epoch.
+    """Return the seeds of training iteration `iteration` (from 1): `batch` of them, without repeats within an epoch.
 
-    A pure function, so that a resumed trainer asks for what the dead one asked for. Each pass over the set
-    is shuffled anew.
+    A pure function, so that a resumed trainer draws the same seeds as the attempt before it. Each pass over the set has
+    a new order.
     """
     size = len(seeds)
     first = (iteration - 1) * batch
@@ -88,13 +88,13 @@ def _order(size: int, job_seed: int, epoch: int) -> list[int] | _LazyShuffle:
 
 
 class _LazyShuffle:
-    """A shuffled range, by Fisher and Yates from its beginning, as far as it was asked for."""
+    """A range in shuffled order, by Fisher and Yates from its beginning; it is shuffled only as far as it is read."""
 
     def __init__(self, size: int, seeded: random.Random) -> None:
         self._size = size
         self._seeded = seeded
         self._drawn: list[int] = []
-        self._moved: dict[int, int] = {}  # what is at a place that has another number than its own
+        self._moved: dict[int, int] = {}  # position -> number, for positions whose number has changed
 
     def __getitem__(self, position: int) -> int:
         while len(self._drawn) <= position:

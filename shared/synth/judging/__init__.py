@@ -1,1 +1,1 @@
-"""Judging: rubrics, the judges that apply them, and the question that a rollout's scores are asked by."""
+"""Judging: rubrics, the judges that apply them, and the request for a rollout's scores."""

@@ -14,8 +14,8 @@ from synth.judging.settings import Judging, Rubric
 class RolloutToJudge(msgspec.Struct, frozen=True, kw_only=True):
     """A rollout that is over. transcript: a whole `Transcript` (`synth.transcripts.transcript`) as JSON.
 
-    prompts: what the graders of its job ask models, a list of `GraderPrompt` as JSON: then these are asked in place of
-    the rubric, and the review of the outcome has a criterion for each, by its key; its `total` is of no meaning.
+    prompts: the prompts of the job's graders for models, a list of `GraderPrompt` as JSON. They replace the rubric: the
+    review of the outcome has a criterion for each, by its key; its `total` has no meaning.
     """
 
     rollout_id: str
@@ -24,13 +24,13 @@ class RolloutToJudge(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JudgeRollouts(msgspec.Struct, frozen=True, kw_only=True):
-    """What do the judges say of these rollouts? One rollout, or with `judging.ranking` all of a group that count.
+    """A request to judge these rollouts: one, or with `judging.ranking` all of a group that count.
 
-    Without any rollout: could they be asked at all? Then no model is asked.
+    Without any rollout it only checks whether the judges are available, and no model is called.
 
-    job_id: whose limits, budget and log lines they are; "" for a question of the API itself. rubric: the one that is
-    applied, whatever `judging` has.
-    The same question asked again is answered from the cache, or joins the one that is under way.
+    job_id: the job whose limits, budget and log lines apply; "" for a request of the API itself. rubric: the one to
+    apply, instead of that in `judging`. A repeated request is answered from the cache, or joins the one that is under
+    way.
     """
 
     org: str
@@ -50,7 +50,7 @@ class CriterionScore(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Review(msgspec.Struct, frozen=True, kw_only=True):
-    """What the judges say of one event, or of the whole episode. total: of its criteria, as the rubric aggregates."""
+    """The judges' scores of one event, or of the whole episode. total: of its criteria, as the rubric aggregates."""
 
     criteria: dict[str, CriterionScore] = {}
     total: float = 0.0
@@ -58,9 +58,9 @@ class Review(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RolloutReview(msgspec.Struct, frozen=True, kw_only=True):
-    """The reviews of one rollout. events: one for each call of the model, in their order; [] where none were asked for.
+    """The reviews of one rollout. events: one for each call of the model, in order; [] if events are not judged.
 
-    outcome: None where none was asked for.
+    outcome: None if it is not judged.
     """
 
     rollout_id: str
@@ -69,10 +69,10 @@ class RolloutReview(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JudgeUsage(msgspec.Struct, frozen=True, kw_only=True):
-    """What an answer cost. calls: of the judges, failed ones counted; 0 where all of it was in the cache.
+    """The cost of an answer. calls: of the judges, failed ones included; 0 if the cache had all of it.
 
     cost: in the currency of the prices in `SYNTH_JUDGE_PROVIDERS`, 0 without any. unreadable: answers of judges that
-    were asked for again, since they were no scores.
+    were requested again, since they were no scores.
     """
 
     calls: int = 0
@@ -85,10 +85,10 @@ class JudgeUsage(msgspec.Struct, frozen=True, kw_only=True):
 class JudgeFailure(msgspec.Struct, frozen=True, kw_only=True):
     """Why there are no scores, which never means a score of 0.
 
-    kind: "away": the judge cannot be reached, is overloaded or limits us, so ask again after `retry_after_s` seconds.
-    "unreadable": in `max_attempts` calls it gave no scores that can be used; the rollout goes without. "refused": it
-    never will (a wrong key, an unknown model, a prompt that does not fit); the job cannot go on. "working": no failure
-    of anybody, the answer only takes longer than this one question may; ask again, at once.
+    kind: "away": the judge cannot be reached, is overloaded or limits us, so repeat the request after `retry_after_s`
+    seconds. "unreadable": in `max_attempts` calls it gave no scores that can be used; the rollout goes without.
+    "refused": it never will (a wrong key, an unknown model, a prompt that does not fit); the job cannot continue.
+    "working": no failure, but the answer takes longer than one request may; repeat it at once.
     limited: it is away because it answered 429.
     """
 
@@ -99,9 +99,10 @@ class JudgeFailure(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JudgeAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """The reviews, one for each rollout of the question in its order, or why there are none. usage: in either case.
+    """The reviews, one for each requested rollout in order, or why there are none. usage: in either case.
 
-    progress: of a failure "working": votes that the replica which says so has so far; 0 while another one is at it.
+    progress: of a failure "working": the votes so far of the replica that answers; 0 while another replica has the
+    request.
     """
 
     reviews: list[RolloutReview] = []

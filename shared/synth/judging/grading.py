@@ -1,4 +1,4 @@
-"""What a grader asks of a model, its templates filled in: what the judge service puts before the grader's judge."""
+"""A grader's request to a model, with its templates filled in; the judge service sends it to the grader's judge."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ class PromptMessage(msgspec.Struct, frozen=True, kw_only=True):
 class GraderPrompt(msgspec.Struct, frozen=True, kw_only=True):
     """One question to one model.
 
-    key: of the grader in its multi, else its name. model: names one of the question's judges. range: the lowest and the
-    highest score; None where one of `labels` is asked for, which scores 1 where it is in `passing_labels`, else 0.
-    sampling: parameters of the call that the grader sets, by their names in its schema.
+    key: of the grader in its multi, else its name. model: names one of the request's judges. range: the lowest and the
+    highest score; None if the answer is one of `labels`, which scores 1 if it is in `passing_labels`, else 0. sampling:
+    parameters of the call that the grader sets, by their names in its schema.
     """
 
     key: str

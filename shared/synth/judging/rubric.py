@@ -22,7 +22,7 @@ _AGGREGATIONS: dict[str, Aggregation] = {
     "inherit": "weighted_mean",
     "sum": "sum",
 }
-#: A criterion of a foreign rubric with none of these keys is no criterion.
+#: An entry of a foreign rubric without any of these keys is not a criterion.
 _TRACK_KEYS = ("criteria", "goal_text", "aggregation")
 
 
@@ -42,9 +42,9 @@ class _Track:
 
 
 def rubric_from_task_info(info: Any, *, where: str = "/task_info") -> Rubric | Problem:
-    """The rubric of a task app's answer to `GET /task_info?seed=…`: `rubric`, with `outcome` and `events`.
+    """Return the rubric of a task app's answer to `GET /task_info?seed=…`: `rubric`, with `outcome` and `events`.
 
-    Also a `rubric` that is one track by itself, which is the outcome's. where: what the problem names.
+    A `rubric` that is a single track is the outcome's. where: the place for the problem.
     """
     rubric = _first(info, "rubric", "rubrics") if isinstance(info, dict) else None
     if not isinstance(rubric, dict):
@@ -58,14 +58,14 @@ def rubric_from_task_info(info: Any, *, where: str = "/task_info") -> Rubric | P
 
 
 def rubric_from_table(table: Any, *, where: str = "[rubric]") -> Rubric | Problem:
-    """The rubric of a job file's table with `event` and `outcome`: `[rubric]`, `[judge.options.rubric_overrides]`."""
+    """Return the rubric of a job file's table: `[rubric]` or `[judge.options.rubric_overrides]`."""
     if not isinstance(table, dict):
         return _no_table(table, where)
     return _read(cast(dict[str, Any], table), where=where)
 
 
 def rubric_from_request(rubric: Any, overrides: Any) -> Rubric | Problem:
-    """The rubric of a request to be judged: its `rubric`, each track replaced by that of `options.rubric_overrides`.
+    """Return the rubric of a request to judge: its `rubric`, with the tracks of `options.rubric_overrides`.
 
     `rubric` may hold the tracks itself, or below `rubric_overrides`.
     """
@@ -108,7 +108,7 @@ def _read(table: dict[str, Any], *, where: str) -> Rubric | Problem:
 
 
 def _track(value: Any, where: str) -> _Track | None:
-    """A track; None where there is none. An empty list is none: clients write it for a track that is not judged."""
+    """Return a track, or None. Clients write an empty list for a track that is not judged, which is also None."""
     if value is None or value == [] or value == {}:
         return None
     goal: Any = ""
@@ -118,17 +118,19 @@ def _track(value: Any, where: str) -> _Track | None:
         table = cast(dict[str, Any], value)
         criteria = table.get("criteria")
         if criteria is None and not any(key in table for key in _TRACK_KEYS):
-            # `{"rubric_id": …}` and a bare name say which rubric, and not what it is.
+            # `{"rubric_id": …}` and a bare name refer to a rubric without its content.
             raise _Wrong(_no_criteria(where))
         goal = _first(table, "goal_text", "goal", "description") or ""
         aggregation = _aggregation(table.get("aggregation"), where)
     if not isinstance(criteria, list) or not criteria:
         raise _Wrong(_no_criteria(where))
-    found = [_criterion(item, f"{where}.criteria[{i}]") for i, item in enumerate(cast(list[Any], criteria))]
+    criteria_read = [_criterion(item, f"{where}.criteria[{i}]") for i, item in enumerate(cast(list[Any], criteria))]
     return _Track(
-        _distinct([criterion for criterion, _ in found], where),
+        _distinct([criterion for criterion, _ in criteria_read], where),
         goal if isinstance(goal, str) else "",
-        _agreed([*(kind for _, kind in found if kind is not None), *([aggregation] if aggregation else [])], where),
+        _agreed(
+            [*(kind for _, kind in criteria_read if kind is not None), *([aggregation] if aggregation else [])], where
+        ),
     )
 
 
@@ -185,8 +187,8 @@ def _weight(value: Any, id: str, where: str) -> float:
 def _aggregation(value: Any, where: str) -> Aggregation | None:
     if value is None:
         return None
-    found = _AGGREGATIONS.get(value) if isinstance(value, str) else None
-    if found is None:
+    aggregation = _AGGREGATIONS.get(value) if isinstance(value, str) else None
+    if aggregation is None:
         raise _Wrong(
             Problem(
                 what=f"the aggregation is {_shown(value)}",
@@ -194,7 +196,7 @@ def _aggregation(value: Any, where: str) -> Aggregation | None:
                 where=f"{where}.aggregation",
             )
         )
-    return found
+    return aggregation
 
 
 def _agreed(kinds: list[Aggregation], where: str) -> Aggregation | None:
@@ -231,7 +233,7 @@ def _no_table(value: Any, where: str) -> Problem:
 
 
 def _first(table: Any, *names: str) -> Any:
-    """The first of these keys that a table has a value for."""
+    """Return the first of these keys that a table has a value for."""
     return next((value for name in names if (value := cast(dict[str, Any], table).get(name)) is not None), None)
 
 

@@ -1,4 +1,4 @@
-"""How the rollouts of a job are judged, with every default applied: what `job.validated` carries."""
+"""How the rollouts of a job are judged, with every default applied, as in `job.validated`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Literal
 
 import msgspec
 
-#: What a criterion's score may be: any number of 0 … 1; 0 or 1; a whole number from 0 on.
+#: The possible scores of a criterion: any number of 0 … 1; 0 or 1; a whole number from 0 on.
 Scale = Literal["bounded", "binary", "count"]
 #: How the scores of a track's criteria become its total.
 Aggregation = Literal["weighted_mean", "sum"]
@@ -16,7 +16,7 @@ MAX_VOTES = 64
 MAX_ATTEMPTS = 20
 """Calls for one answer that can be read."""
 MAX_CONCURRENCY = 1024
-"""Calls of one judge at one time."""
+"""Concurrent calls of one judge."""
 MIN_TIMEOUT_S = 1.0
 """Seconds of one call: in less than this no model judges."""
 MAX_TIMEOUT_S = 3600.0
@@ -33,10 +33,10 @@ class Criterion(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Rubric(msgspec.Struct, frozen=True, kw_only=True):
-    """What is scored of each event (a call of the model), and what of the whole episode. goal: what the policy is for.
+    """The criteria of each event (a call of the model), and of the whole episode. goal: the purpose of the policy.
 
     The total of a track is Σ weight · score / Σ weight of its criteria, with aggregation "sum" Σ weight · score.
-    event_goal, event_aggregation: of the events, where they differ.
+    event_goal, event_aggregation: of the events, if they differ.
     """
 
     event: list[Criterion] = []
@@ -50,10 +50,10 @@ class Rubric(msgspec.Struct, frozen=True, kw_only=True):
 class JudgeModel(msgspec.Struct, frozen=True, kw_only=True):
     """One judge: a model behind an OpenAI-compatible chat API.
 
-    provider: a provider that the cluster's operator has set up (`SYNTH_JUDGE_PROVIDERS`), or "synth": `model` is one
-    that this cluster serves. url: an API of the user's own (`…/v1`), in place of a provider. key: the name of the
-    organisation's stored secret that opens it. votes: how often the judge is asked; its score is the median of its
-    votes. weight: among the judges of a job, whose scores are averaged by it.
+    provider: a provider that the cluster's operator has set up (`SYNTH_JUDGE_PROVIDERS`), or "synth": this cluster
+    serves `model`. url: an API of the user's own (`…/v1`), in place of a provider. key: the name of the organisation's
+    stored secret with the API's key. votes: how many answers the judge gives; its score is their median. weight: among
+    the judges of a job, whose scores are averaged by it.
     """
 
     model: str
@@ -72,7 +72,7 @@ class Judging(msgspec.Struct, frozen=True, kw_only=True):
     rubric: None: the task app's own, from its `/task_info`. event, outcome: which tracks are scored.
     ranking: the rollouts of a group are put in an order by one call, and the outcome score is the place in it, from 0
     (last) to 1 (first); otherwise, and in evaluations, each rollout is scored for itself.
-    max_concurrency: calls of a judge at one time, over the cluster. requests_per_second: None: as many as come.
+    max_concurrency: concurrent calls of a judge, over the cluster. requests_per_second: None: no limit.
     timeout_s: of one call. max_attempts: calls for one answer that can be read. max_calls, max_cost: of the whole job;
     None: no limit. max_outage_s: how long judges may be away until the job ends.
     """

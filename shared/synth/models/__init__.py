@@ -1,9 +1,9 @@
-"""The model registry: which ids exist, what may be done with each, and where the local ones lie.
+"""The model registry: the ids that exist, the uses of each model, and the folders of local models.
 
 Three kinds of id: a Qwen3 base (`Qwen/Qwen3-0.6B`), a directory below `models_dir` that holds a `config.json`
 (`tiny-qwen3`, or `Qwen/Qwen3-0.6B`, which then gives that base its weights), and a fine-tuned id
-(`rl:<base>:<job_id>[:<checkpoint>]`, decision 18). Whether a fine-tuned model was really made, the log knows;
-here its shape and its base are checked. A Qwen3 base without weights may be run by a local model that stands in for it.
+(`rl:<base>:<job_id>[:<checkpoint>]`, decision 18). Only the log records which fine-tuned models exist; here their shape
+and their base are checked. A Qwen3 base without weights may be run by a local model that stands in for it.
 """
 
 from __future__ import annotations

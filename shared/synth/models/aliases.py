@@ -1,4 +1,4 @@
-"""Which local model stands in for which base: one small file in the models folder, read anew at each look-up."""
+"""The local models that stand in for bases: one small file in the models folder, read at each look-up."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ALIASES_FILE = "aliases.json"
 
 
 def read_aliases(models_dir: Path) -> dict[str, str]:
-    """Base id → id of the local model that stands in for it. Raises UserError when the file was damaged."""
+    """Return base id → id of the local model that stands in for it. Raises UserError when the file was damaged."""
     file = models_dir / ALIASES_FILE
     try:
         return msgspec.json.decode(file.read_bytes(), type=dict[str, str])
@@ -32,7 +32,7 @@ def read_aliases(models_dir: Path) -> dict[str, str]:
 
 
 def write_aliases(models_dir: Path, aliases: dict[str, str]) -> None:
-    """Replace the list in one move: who reads it meanwhile sees the old one or the new one."""
+    """Replace the list in one move, so that a concurrent reader gets the old one or the new one."""
     text = msgspec.json.format(msgspec.json.encode(aliases, order="sorted"), indent=2) + b"\n"
     part = models_dir / f".{ALIASES_FILE}.{os.getpid()}"
     part.write_bytes(text)

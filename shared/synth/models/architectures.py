@@ -6,7 +6,7 @@ from typing import Any
 
 from synth.errors import Problem
 
-#: `model_type` of a config.json → the family that it belongs to, where that is not its own.
+#: `model_type` of a config.json → its family, if that has another name.
 FAMILIES = {
     "qwen3": "qwen3",
     "qwen3_moe": "qwen3",
@@ -32,7 +32,7 @@ _CAUSAL = """
     stablelm starcoder2 trocr vaultgemma whisper xglm xlm xlm-roberta xlm-roberta-xl xlnet xlstm xmod youtu zamba
     zamba2 zaya
 """
-#: Every type that transformers loads as a causal language model; a test holds that the installed one says the same.
+#: Every type that transformers loads as a causal language model; a test compares it with the installed release.
 CAUSAL_TYPES = frozenset(_CAUSAL.split())
 
 #: Keys of a config that change the logits after the head, which trainer and engine take for a plain product.
@@ -43,18 +43,18 @@ _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 
 
 def has_experts(config: dict[str, Any]) -> bool:
-    """Whether the layers of a config.json's model have experts."""
+    """Return whether the layers of a config.json's model have experts."""
     return any(isinstance(config.get(key), int) and config[key] > 1 for key in _EXPERTS)
 
 
 def family_of_config(config: dict[str, Any]) -> str | None:
-    """The family of a config.json's model; None for one that is no causal language model that can be loaded."""
+    """Return the family of a config.json's model; None if it is no causal language model that can be loaded."""
     model_type = str(config.get("model_type"))
     return FAMILIES.get(model_type) or (model_type if model_type in CAUSAL_TYPES else None)
 
 
 def fault_of_config(model_id: str, config: dict[str, Any], where: str) -> Problem | None:
-    """Why a config.json's model cannot be trained or served; None where it can, as far as its config says."""
+    """Return why a config.json's model cannot be trained or served; None if the config shows no reason."""
     if family_of_config(config) is not None:
         return None
     model_type = config.get("model_type")
@@ -63,7 +63,7 @@ def fault_of_config(model_id: str, config: dict[str, Any], where: str) -> Proble
             what=f"the model {model_id!r} is of type {model_type!r} and brings its own code (auto_map), "
             "which is never run",
             expected="an architecture of transformers itself, which needs no trust_remote_code",
-            fix="choose a model whose config.json has a model_type that transformers knows",
+            fix="choose a model whose config.json has a model_type that transformers supports",
             where=where,
         )
     if not isinstance(model_type, str):
@@ -83,17 +83,17 @@ def fault_of_config(model_id: str, config: dict[str, Any], where: str) -> Proble
 
 
 def unusual_layers(config: Any) -> str | None:
-    """What the layers of a causal language model have that neither trainer nor embedded engine computes; None: nothing.
+    """Return the parts of a model's layers that neither trainer nor embedded engine computes; None without any.
 
-    config: transformers' config of the text model. A layer with a state of its own would carry it from one sequence of
-    a packed row to the next.
+    config: transformers' config of the text model. A layer with a state of its own would carry it from one
+    sequence of a packed row to the next.
     """
     unusual = set(getattr(config, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
     if unusual or not hasattr(config, "num_key_value_heads"):
-        found = ", ".join(sorted(unusual)) or "no heads of keys and values"
-        return f"has {found}; expected full or sliding-window attention in every layer"
+        layers = ", ".join(sorted(unusual)) or "no heads of keys and values"
+        return f"has {layers}; expected full or sliding-window attention in every layer"
     for name in _RESCALED:
-        # 1 leaves the logits as they are.
+        # 1 does not change the logits.
         if getattr(config, name, None) not in (None, 1, 1.0):
             return f"rescales its logits ({name}); expected a plain head"
     return None

@@ -1,4 +1,4 @@
-"""The shape of a base by its id: of its folder, or as its hosted id says."""
+"""The shape of a base by its id: from its folder, or from its hosted id."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from synth.models.shape import ModelShape
 
 
 def base_shape(registry: Registry, base: str) -> ModelShape | None:
-    """The shape of a base, or of the local model that stands in for it; None where nobody knows its size."""
+    """Return the shape of a base, or of the local model that stands in for it; None if its size is unknown."""
     try:
         path = registry.find(base).path
     except UserError:

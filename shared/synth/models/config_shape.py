@@ -1,6 +1,6 @@
-"""The shape that the config.json of a model folder says, of every family of docs/models.md.
+"""Read the shape of a model from its folder's config.json, for every family of docs/models.md.
 
-What a file leaves out is what transformers takes for it: files of the hub leave out the defaults of their own family.
+Missing fields have the defaults of transformers: files of the hub leave out the defaults of their own family.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from synth.models.vision_shape import VisionConfig
 
 
 class _Family(msgspec.Struct, frozen=True, kw_only=True):
-    """What all models of a `model_type` have in common; the fields as in `ModelShape`.
+    """The common properties of all models of a `model_type`; the fields as in `ModelShape`.
 
-    tied, head_dim: where the file does not say. every: of how many layers the last one sees everything, where the file
-    has windows and does not say of which layers; 0: none.
+    tied, head_dim: if the file does not set them. every: one layer in so many sees everything, the last of them, if the
+    file has windows and does not list their layers; 0: none.
     """
 
     head_norms: Literal["none", "each", "together"] = "none"
@@ -47,7 +47,7 @@ _FAMILIES = {
     "olmo3": _Family(head_norms="together", every=4),
     "gpt_oss": _Family(experts=True, expert_bias=True, sinks=True, qkv_bias=True, every=2),
 }
-#: The language models below those that see.
+#: The language models of vision models.
 _SEEING = {"qwen3_vl": "qwen3", "qwen3_vl_moe": "qwen3_moe"}
 
 
@@ -90,10 +90,10 @@ class _Kind(msgspec.Struct):
 
 
 def read_shape(model_dir: Path) -> ModelShape | None:
-    """The shape that a model folder's config.json says.
+    """Return the shape of a model folder's config.json.
 
-    None for a family that is not of docs/models.md, for an MoE some of whose layers are dense, and for a file that does
-    not say its size.
+    None for a family that is not in docs/models.md, for an MoE with some dense layers, and for a file that does not
+    give its size.
     """
     try:
         text = (model_dir / "config.json").read_bytes()
@@ -103,9 +103,9 @@ def read_shape(model_dir: Path) -> ModelShape | None:
             shape = _language(seeing.text_config, _SEEING[kind], tied=seeing.tie_word_embeddings)
             return None if shape is None else msgspec.structs.replace(shape, vision=seeing.vision_config.shape())
         if kind in _FAMILIES:
-            found = msgspec.json.decode(text, type=_Config)
-            tied = found.tie_word_embeddings
-            return _language(found, kind, tied=_FAMILIES[kind].tied if tied is None else tied)
+            language = msgspec.json.decode(text, type=_Config)
+            tied = language.tie_word_embeddings
+            return _language(language, kind, tied=_FAMILIES[kind].tied if tied is None else tied)
     except (OSError, msgspec.DecodeError, UnicodeDecodeError):
         return None
     return None
@@ -142,7 +142,7 @@ def _language(found: _Config, kind: str, *, tied: bool) -> ModelShape | None:
 
 
 def _windowed_layers(found: _Config, kind: str) -> int:
-    """How many layers see the last `sliding_window` tokens alone."""
+    """Return how many layers see the last `sliding_window` tokens alone."""
     if not found.sliding_window:
         return 0
     if found.layer_types is not None:

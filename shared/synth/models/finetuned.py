@@ -25,20 +25,20 @@ class FineTunedId:
 
 
 def format_finetuned(prefix: Prefix, base: str, job_id: str, *, checkpoint: str | None = None) -> str:
-    """The id under which a job's model is served: `<prefix>:<base>:<job_id>[:<checkpoint>]`."""
+    """Return the id under which a job's model is served: `<prefix>:<base>:<job_id>[:<checkpoint>]`."""
     return ":".join([prefix, base, job_id, *([checkpoint] if checkpoint else [])])
 
 
 def checkpoint_name(step: int) -> str:
-    """The last segment of the id under which a job's checkpoint of this step is served."""
+    """Return the last segment of the id under which a job's checkpoint of this step is served."""
     return f"step_{step}"
 
 
 def parse_finetuned(model_id: str) -> FineTunedId | None:
     """Take a fine-tuned id apart; None when it has not the shape of one.
 
-    A Qwen3 base may stand in any case and at any later place (`ft:acme:qwen/qwen3-0.6b:job_7f`): what is before it is
-    passed over. Any other base is not looked up.
+    A Qwen3 base may stand in any case and at any later place (`ft:acme:qwen/qwen3-0.6b:job_7f`): the segments before it
+    are ignored. Any other base is not looked up.
     """
     prefix, *rest = model_id.split(":")
     known = PREFIXES.get(prefix)

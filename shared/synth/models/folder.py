@@ -1,4 +1,4 @@
-"""What the folder of a model says of it, without loading it: whether it is the model that its id promises."""
+"""Check the folder of a model without loading it: whether it is complete, and is the model of its id."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PROCESSOR_FILE = "preprocessor_config.json"
 
 
 def read_model_config(model_id: str, path: Path) -> dict[str, Any]:
-    """The `config.json` of a model's folder. Raises `UserError` where it is no JSON."""
+    """Return the `config.json` of a model's folder. Raises `UserError` if it is not JSON."""
     config = path / "config.json"
     try:
         loaded = json.loads(config.read_bytes())
@@ -31,7 +31,7 @@ def read_model_config(model_id: str, path: Path) -> dict[str, Any]:
 
 
 def context_of(config: dict[str, Any]) -> int | None:
-    """The context that a `config.json` says, in tokens; None where it says none."""
+    """Return the context length of a `config.json`, in tokens; None if it has none."""
     text = config.get("text_config")
     for table in (config, cast(dict[str, Any], text) if isinstance(text, dict) else {}):
         tokens = table.get("max_position_embeddings")
@@ -41,13 +41,13 @@ def context_of(config: dict[str, Any]) -> int | None:
 
 
 def check_folder(spec: ModelSpec, path: Path) -> None:
-    """Raise `UserError` for a folder that is not whole, holds another model than its id says, or lacks a processor."""
-    found = family_of_config(read_model_config(spec.base, path))
+    """Raise `UserError` for a folder that is not whole, holds another model than its id names, or lacks a processor."""
+    actual = family_of_config(read_model_config(spec.base, path))
     types = ", ".join(model_type for model_type, family in FAMILIES.items() if family == spec.family) or spec.family
-    if found != spec.family:
+    if actual != spec.family:
         raise UserError(
             Problem(
-                what=f"the folder of {spec.base!r} holds a model of the family {found}, and the id is one of "
+                what=f"the folder of {spec.base!r} holds a model of the family {actual}, and the id is one of "
                 f"{spec.family}",
                 expected=f"a config.json with a model_type of {types}",
                 fix="put the model's own files there",
@@ -59,7 +59,7 @@ def check_folder(spec: ModelSpec, path: Path) -> None:
             Problem(
                 what=f"{spec.base!r} is a vision model without an image processor",
                 expected=f"a {PROCESSOR_FILE} beside its config.json",
-                fix=f"fetch it anew: `synthctl models pull {spec.base}`",
+                fix=f"fetch it again: `synthctl models pull {spec.base}`",
                 where=str(path / PROCESSOR_FILE),
             )
         )
@@ -69,14 +69,14 @@ def check_folder(spec: ModelSpec, path: Path) -> None:
             Problem(
                 what=f"the folder of {spec.base!r} is not whole: {missing}",
                 expected="every weight file of the model, as safetensors",
-                fix=f"fetch or copy it again: `synthctl models pull {spec.base}` goes on where a download stopped",
+                fix=f"fetch or copy it again: `synthctl models pull {spec.base}` continues a stopped download",
                 where=str(path),
             )
         )
 
 
 def missing_weights(path: Path) -> str | None:
-    """What lacks of the weights of a model's folder, by their names and sizes; None where all are there."""
+    """Return which weight files a model's folder lacks, by their names and sizes; None if it is complete."""
     files = {file.name for file in path.glob("*.safetensors")}
     for index in sorted(path.glob("*.safetensors.index.json")):
         try:
@@ -91,7 +91,7 @@ def missing_weights(path: Path) -> str | None:
 
 
 def _cut_short(file: Path) -> str | None:
-    """Whether a safetensors file is shorter than its own header says."""
+    """Return how a safetensors file is shorter than its own header requires, or None."""
     size = file.stat().st_size
     with file.open("rb") as opened:
         start = opened.read(8)
@@ -108,7 +108,7 @@ def _cut_short(file: Path) -> str | None:
 
 
 def processor_settings(path: Path) -> dict[str, Any]:
-    """The settings of a folder's image processor that decide what an image becomes; {} where it has none."""
+    """Return the settings of a folder's image processor that affect an image's patches; {} if it has none."""
     try:
         loaded = json.loads((path / PROCESSOR_FILE).read_bytes())
     except (OSError, ValueError):

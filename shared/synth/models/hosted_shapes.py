@@ -52,7 +52,7 @@ _QWEN3 = {
     "235B-A22B": _moe(94, 4096, 1536, 64, 4),
     "480B-A35B": _moe(62, 6144, 2560, 96, 8, experts=160),
 }
-#: Of the hosted vision bases: the language model is that of a text base.
+#: The text base whose language model each hosted vision base has.
 _QWEN3_VL = {"2B": "1.7B", "4B": "4B", "8B": "8B", "32B": "32B", "30B-A3B": "30B-A3B", "235B-A22B": "235B-A22B"}
 _SMALL_TOWER = ("2B", "4B")
 _HOSTED = re.compile(
@@ -62,12 +62,12 @@ _HOSTED = re.compile(
 
 
 def known_shape(model_id: str) -> ModelShape | None:
-    """The shape of a hosted base by its id; None for any other id."""
-    found = _HOSTED.fullmatch(model_id)
-    if found is None:
+    """Return the shape of a hosted base by its id; None for any other id."""
+    match = _HOSTED.fullmatch(model_id)
+    if match is None:
         return None
-    size = found["size"]
-    if found["kind"] != "VL-":
+    size = match["size"]
+    if match["kind"] != "VL-":
         return _QWEN3.get(size)
     if size not in _QWEN3_VL:
         return None

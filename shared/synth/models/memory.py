@@ -1,4 +1,4 @@
-"""What an engine holds on a GPU: weights, the logits of a step, adapters, and the KV cache in what is left."""
+"""The memory of an engine on a GPU: weights, the logits of a step, adapters, and the KV cache in the rest."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _LOGIT_BYTES = 12
 
 
 def in_words(size: int) -> str:
-    """Bytes as `7.5 GiB`, `63.0 MiB` or `144 KiB`."""
+    """Format bytes as `7.5 GiB`, `63.0 MiB` or `144 KiB`."""
     for unit, name in ((GIB, "GiB"), (1 << 20, "MiB")):
         if size >= unit:
             return f"{size / unit:.1f} {name}"
@@ -36,7 +36,7 @@ class EngineMemory(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def kv_bytes_per_token(shape: ModelShape, dtype: Literal["fp32", "fp16", "bf16"] = "bf16") -> int:
-    """Bytes of one token's keys and values in all layers: 2 x layers x KV heads x head width x bytes of a number.
+    """Return the bytes of a token's keys and values: 2 x layers x KV heads x head width x bytes of a number.
 
     Source: "Efficient Memory Management for LLM Serving with PagedAttention" (arXiv 2309.06180), section 3.
     """
@@ -44,27 +44,27 @@ def kv_bytes_per_token(shape: ModelShape, dtype: Literal["fp32", "fp16", "bf16"]
 
 
 def kv_bytes(shape: ModelShape, tokens: int, dtype: Literal["fp32", "fp16", "bf16"] = "bf16") -> int:
-    """Bytes of the keys and values of one request of so many tokens; a layer with a window holds no more than that.
+    """Return the bytes of a request's keys and values; a layer with a window holds at most the window's.
 
     The embedded engine holds all of them in every layer.
     """
     full = shape.layers - shape.windowed_layers
-    held = full * tokens + shape.windowed_layers * min(tokens, shape.window)
-    return 2 * shape.keys * WIDTHS[dtype] * held
+    positions = full * tokens + shape.windowed_layers * min(tokens, shape.window)
+    return 2 * shape.keys * WIDTHS[dtype] * positions
 
 
 def gpu_kv_bytes(free: int, *, weights: int, vocabulary: int, max_num_seqs: int, kv_share: float) -> int:
-    """Bytes for the KV cache of one engine on a GPU: `kv_share` of what is free beside the weights and a step's logits.
+    """Return the bytes of an engine's KV cache on a GPU: `kv_share` of the rest beside the weights and a step's logits.
 
-    free: bytes, before the weights are loaded; weights: bytes that they will take (0 where they are loaded already).
-    Raises `Permanent` where nothing is left.
+    free: bytes, before the weights are loaded; weights: bytes that they will take (0 if they are loaded already).
+    Raises `Permanent` if nothing is left.
     """
     logits = _LOGIT_BYTES * vocabulary * max_num_seqs
     left = free - weights - logits
     if left <= 0:
         raise Permanent(
             f"{free / GIB:.1f} GiB of the GPU are free, and the model takes {weights / GIB:.1f} GiB and its logits "
-            f"{logits / GIB:.1f} GiB; end what else is loaded, lower SYNTH_MAX_ROWS, or choose a smaller model"
+            f"{logits / GIB:.1f} GiB; end other programs on it, lower SYNTH_MAX_ROWS, or choose a smaller model"
         )
     return int(left * kv_share)
 
@@ -72,10 +72,10 @@ def gpu_kv_bytes(free: int, *, weights: int, vocabulary: int, max_num_seqs: int,
 def engine_memory(
     shape: ModelShape, free: int, *, kv_share: float, max_num_seqs: int, dtype: Literal["fp32", "fp16", "bf16"] = "bf16"
 ) -> EngineMemory:
-    """What the first engine on a GPU with `free` bytes holds, as the engine itself computes it at its start.
+    """Return the memory of the first engine on a GPU with `free` bytes, as the engine computes it when it starts.
 
-    Raises `Permanent` as `gpu_kv_bytes` does. Adapters, CUDA's own memory and its graphs come from what `kv_share`
-    leaves.
+    Raises `Permanent` as `gpu_kv_bytes` does. Adapters, CUDA's own memory and its graphs use the rest beside
+    `kv_share`.
     """
     weights = shape.parameters * WIDTHS[dtype]
     kv_cache = gpu_kv_bytes(

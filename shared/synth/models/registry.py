@@ -1,4 +1,4 @@
-"""Looking models up: the Qwen3 table, the directories of the models folder, and what stands in for what."""
+"""Look models up: in the Qwen3 table, the directories of the models folder, and the list of stand-ins."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from synth.models.template_source import read_templates
 
 _KNOWN_S = 1.0
 
-#: What must be unchanged for a look-up to be repeated from memory: the models folder and its list of stand-ins.
+#: The state for which a look-up can be answered from memory: the models folder and its list of stand-ins.
 _State = tuple[int, ...]
 _LOCAL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
@@ -42,11 +42,11 @@ class Registry:
         self._known_state: _State = ()
 
     def find(self, model_id: str, *, where: str = "") -> ModelSpec:
-        """The spec of a base or fine-tuned id; base ids match in any case.
+        """Return the spec of a base or fine-tuned id; base ids match in any case.
 
         where: the place that named the model, for the error. Raises UserError with the nearest known id.
-        Results are kept for a second, because every chat call looks its model up. A stand-in that another process adds
-        or removes, and a directory that it adds to the models folder or removes from it, end them at once.
+        Results are cached for a second, because every chat call looks its model up. The cache is dropped at once when a
+        stand-in or a directory of the models folder is added or removed, by any process.
         """
         state = self._state()
         if time.monotonic() - self._known_since > _KNOWN_S or state != self._known_state:
@@ -56,9 +56,9 @@ class Registry:
         return self._known[model_id]
 
     def weights(self, spec: ModelSpec) -> str:
-        """Where a base's weights are to be had: its directory, else its id on the hub.
+        """Return the source of a base's weights: its directory, else its id on the hub.
 
-        Raises UserError when they cannot be had, or are not those of the model that the id says.
+        Raises UserError if there is no source, or if the folder holds another model's weights.
         """
         if spec.path is not None:
             check_folder(spec, Path(spec.path))
@@ -67,9 +67,10 @@ class Registry:
         return spec.path or spec.base
 
     def bases(self) -> list[ModelSpec]:
-        """Every base id, those with weights on this machine first.
+        """Return every base id, ids with weights on this machine first.
 
-        A directory that is no model of ours is left out: `find` says what is wrong with it, to who asks for it.
+        A directory that holds no supported model is left out: `find` reports its error when a job or a request names
+        it.
         """
         local = self._directories()
         specs: list[ModelSpec] = []
@@ -79,11 +80,11 @@ class Registry:
         return sorted(specs, key=lambda spec: spec.path is None)
 
     def runnable(self) -> list[ModelSpec]:
-        """The bases whose weights are on this machine."""
+        """Return the bases whose weights are on this machine."""
         return [spec for spec in self.bases() if spec.path is not None]
 
     def stand_ins(self) -> dict[str, str]:
-        """Base id → id of the local model that stands in for it."""
+        """Return base id → id of the local model that stands in for it."""
         return {} if self.models_dir is None else read_aliases(self.models_dir)
 
     def alias(self, model_id: str, stand_in: str) -> ModelSpec:
@@ -105,13 +106,13 @@ class Registry:
         target = next((name for name in local if name.lower() == stand_in.lower()), None)
         if target is None or self.models_dir is None:
             raise UserError(self._no_such_stand_in(stand_in, base, local))
-        found = self._base(target, local, where=target)
-        if found.family != base.family:
+        spec = self._base(target, local, where=target)
+        if spec.family != base.family:
             raise UserError(
                 Problem(
-                    what=f"{target!r} is of the family {found.family}, {base.id!r} of {base.family}",
+                    what=f"{target!r} is of the family {spec.family}, {base.id!r} of {base.family}",
                     expected=f"a model of the family {base.family}",
-                    fix="choose a stand-in that understands what the id promises",
+                    fix="choose a stand-in that has the abilities that the id promises",
                     where=target,
                 )
             )
@@ -119,7 +120,7 @@ class Registry:
         return self.find(base.id)
 
     def unalias(self, model_id: str) -> str:
-        """Let nothing stand in for a base any more; returns what did. Raises UserError when nothing did."""
+        """Remove the stand-in of a base, and return its id. Raises UserError when there is none."""
         aliases = self.stand_ins()
         id = canonical(model_id) or model_id
         if id not in aliases or self.models_dir is None:
@@ -181,7 +182,7 @@ class Registry:
         if id in local:
             return msgspec.structs.replace(QWEN3[id], path=str(local[id]), context=_context(local[id]))
         stand_in = self.stand_ins().get(id)
-        # A stand-in whose directory was removed is none: `weights` says what is missing.
+        # A stand-in whose directory was removed does not count: `weights` reports it as missing.
         path = local.get(stand_in) if stand_in is not None else None
         if path is None:
             return QWEN3[id]
@@ -203,11 +204,11 @@ class Registry:
 
     def _no_weights(self, spec: ModelSpec) -> Problem:
         like = next((s.id for s in self.runnable() if s.family == spec.family and s.stand_in is None), None)
-        gone = self.stand_ins().get(spec.base)
+        stand_in = self.stand_ins().get(spec.base)
         alias = f", or let a local model stand in: `synthctl models alias {spec.base} {like}`" if like else ""
         return Problem(
             what=f"{spec.base!r} has no weights on this cluster"
-            + (f", and its stand-in {gone!r} is gone" if gone else ""),
+            + (f", and its stand-in {stand_in!r} is gone" if stand_in else ""),
             expected=f"its files in the models folder, as {spec.base}/config.json",
             fix=f"fetch them: `synthctl models pull {spec.base}`{alias}",
             where="model",
@@ -223,24 +224,24 @@ class Registry:
         )
 
     def _directories(self) -> dict[str, Path]:
-        """Model id -> directory, one or two levels below `models_dir`; read anew, so that new ones are seen."""
+        """Return model id -> directory, one or two levels below `models_dir`. Each call reads them again."""
         if self.models_dir is None or not self.models_dir.is_dir():
             return {}
-        found: dict[str, Path] = {}
+        directories: dict[str, Path] = {}
         for child in sorted(self.models_dir.iterdir()):
             if not child.is_dir() or not _LOCAL_NAME.fullmatch(child.name):
                 continue
             if (child / "config.json").is_file():
-                found[child.name] = child
+                directories[child.name] = child
                 continue
             for grandchild in sorted(child.iterdir()):
                 if _LOCAL_NAME.fullmatch(grandchild.name) and (grandchild / "config.json").is_file():
-                    found[f"{child.name}/{grandchild.name}"] = grandchild
-        return found
+                    directories[f"{child.name}/{grandchild.name}"] = grandchild
+        return directories
 
 
 def _context(path: Path) -> int | None:
-    """The context of a model's folder; None where its config.json cannot be read, which `weights` reports."""
+    """Return the context of a model's folder; None if its config.json cannot be read, which `weights` reports."""
     try:
         return context_of(read_model_config(path.name, path))
     except (OSError, UserError):

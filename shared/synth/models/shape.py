@@ -1,4 +1,4 @@
-"""The shape of a model: what its config says of its size, and the tensors that follow from it."""
+"""The shape of a model: the sizes of its config, and the tensors that follow from them."""
 
 from __future__ import annotations
 
@@ -17,13 +17,12 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
     """Sizes as in its config.json, of the families of docs/models.md.
 
     intermediate: of the MLP, in an MoE of one expert. tied: whether the LM head is the embedding. experts: of a layer,
-    all of which are in memory; 0 in a dense model. active_experts: of them for each token. vision: of a model that
-    sees.
-    head_norms: whether queries and keys are normalised, each head by itself or all together. layer_norms: of the
+    all of which are in memory; 0 in a dense model. active_experts: experts that each token goes to. vision: of a vision
+    model. head_norms: whether queries and keys are normalised, each head by itself or all together. layer_norms: of the
     width of the model, in a layer. qkv_bias, output_bias, mlp_bias: of the linear layers of a layer. expert_bias: of
     the router and of each expert. sinks: whether each head has one. fused: whether queries, keys and values are one
-    linear layer, and gate and up another one. gelu: whether the MLP's activation is that of Gemma.
-    windowed_layers: layers that see the last `window` tokens alone; they hold the keys of no more.
+    linear layer, and gate and up another one. gelu: whether the MLP's activation is Gemma's. windowed_layers: layers
+    that see only the last `window` tokens; they hold only the keys of those.
     """
 
     layers: int
@@ -63,7 +62,7 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
     def linears(self) -> dict[str, tuple[int, int]]:
         """The linear modules of one layer: (in, out) features of each, by its name in the layer.
 
-        Experts are none: the weights of a layer's are one tensor, which an adapter or 4 bits leave alone.
+        Experts are not among them: their weights are one tensor a layer, which adapters and 4 bits do not change.
         """
         output = {"self_attn.o_proj": (self.queries, self.hidden)}
         if self.fused:
@@ -85,7 +84,7 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
         return attention | gated | {"mlp.down_proj": (self.intermediate, self.hidden)}
 
     def layer_tensors(self) -> Iterator[tuple[str, tuple[int, ...]]]:
-        """Every tensor of one layer: its name in the layer and its shape."""
+        """Yield every tensor of one layer: its name in the layer and its shape."""
         biased = {"self_attn.o_proj": self.output_bias}
         for name, (columns, rows) in self.linears.items():
             yield f"{name}.weight", (rows, columns)
@@ -110,14 +109,14 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
             yield "mlp.experts.down_proj_bias", (self.experts, self.hidden)
 
     def root_tensors(self) -> Iterator[tuple[str, tuple[int, ...]]]:
-        """The tensors of the language model that are in no layer."""
+        """Yield the tensors of the language model outside its layers."""
         yield "embed_tokens.weight", (self.vocabulary, self.hidden)
         yield "norm.weight", (self.hidden,)
         if not self.tied:
             yield "lm_head.weight", (self.vocabulary, self.hidden)
 
     def tensors(self) -> Iterator[tuple[str, tuple[int, ...], int]]:
-        """Every kind of tensor: a name, its shape, and how many there are. A tied head is the embedding."""
+        """Yield every kind of tensor: a name, its shape, and how many there are. A tied head is the embedding."""
         for name, shape in self.layer_tensors():
             yield f"layers.0.{name}", shape, self.layers
         for name, shape in self.root_tensors():
@@ -151,7 +150,7 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
         return sum(count * rows * columns for _, (rows, columns), count in self.modules())
 
     def modules(self) -> Iterator[tuple[str, tuple[int, int], int]]:
-        """Every kind of linear module: the name of the first one, its (in, out) features, and how many there are."""
+        """Yield every kind of linear module: the first one's name, its (in, out) features, and how many there are."""
         layers = "model.layers.0." if self.vision is None else "model.language_model.layers.0."
         for name, features in self.linears.items():
             yield layers + name, features, self.layers
@@ -164,7 +163,7 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
             yield f"model.visual.deepstack_merger_list.0.{name}", features, self.vision.deepstack
 
     def adapted(self, targets: str | list[str]) -> Iterator[tuple[str, tuple[int, int], int]]:
-        """Those of `modules` that a LoRA on `targets` adapts: "all-linear", a regex, or names, as in a job file."""
+        """Yield the `modules` that a LoRA on `targets` adapts: "all-linear", a regex, or names, as in a job file."""
         if targets == "all-linear" and self.vision is not None:
             targets = LORA_TARGETS["qwen3-vl"]
         return (module for module in self.modules() if _is_target(module[0], targets))
@@ -172,13 +171,13 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
     def adapter_tensors(
         self, rank: int, targets: str | list[str] = "all-linear"
     ) -> Iterator[tuple[tuple[int, int], int]]:
-        """The tensors of a LoRA adapter of this rank on `targets`: a shape, and how many there are."""
+        """Yield the tensors of a LoRA adapter of this rank on `targets`: a shape, and how many there are."""
         for _, (columns, rows), count in self.adapted(targets):
             yield (rank, columns), count
             yield (rows, rank), count
 
     def adapter_parameters(self, rank: int, targets: str | list[str] = "all-linear") -> int:
-        """Weights of a LoRA adapter of this rank on `targets`, as in a job file."""
+        """Return how many weights a LoRA adapter of this rank has on `targets`, as in a job file."""
         return sum(count * math.prod(shape) for shape, count in self.adapter_tensors(rank, targets))
 
 

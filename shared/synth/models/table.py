@@ -1,4 +1,4 @@
-"""What is known of the Qwen3 bases: the 36 hosted ids, their sizes, and what may be done with each."""
+"""The table of the Qwen3 bases: the 36 hosted ids, their sizes, and their uses."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import msgspec
 Prefix = Literal["ft", "fft", "peft", "qft", "rl"]
 
 _ATTENTION_AND_MLP = r".*language_model.*\.(q|k|v|o|gate|up|down)_proj"
-#: From the features of the vision tower to the embeddings of the language model.
+#: The projector maps the features of the vision tower to the embeddings of the language model.
 PROJECTOR = r".*visual\.(merger|deepstack_merger_list\.\d+)\.linear_fc[12]"
-#: What a list of a LoRA's targets may call it, by the name that other vision models give it.
+#: Its name in a list of a LoRA's targets, which is other vision models' name for it.
 MM_PROJECTOR = "mm_projector"
 LORA_TARGETS: dict[str, str] = {
     "qwen3": "all-linear",
@@ -23,7 +23,7 @@ _SIZE = re.compile(r"(\d+(?:\.\d+)?)B(?:-A(\d+)B)?")
 
 
 class Vision(msgspec.Struct, frozen=True, kw_only=True):
-    """What a model that sees needs.
+    """The settings of a vision model.
 
     max_images_per_message: more are dropped. processor_id: the model whose image processor prepares them.
     per_device_batch: rows of a forward pass.
@@ -35,19 +35,19 @@ class Vision(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of one model id.
+    """The properties of one model id.
 
     base: the id of the base that it was made from; its own id when it is a base.
-    parameters, active_parameters: in billions; None where the id does not say.
-    rl, sft: what it may be trained with. experimental: only on request. vision: None for a text model.
-    thinking: it thinks before each answer, asked to or not. can_think: it may be asked to.
+    parameters, active_parameters: in billions; None if the id does not contain them.
+    rl, sft: the modes that may train it. experimental: only on request. vision: None for a text model.
+    thinking: whether it always thinks before an answer. can_think: whether a request may have it think.
     path: the local directory of the base's weights, None when they are not on this machine.
     stand_in: the local model whose directory `path` is, when the base's own weights are not here.
     prefix, job_id, checkpoint: of a fine-tuned id, else None.
-    lora_targets: the modules that a LoRA adapts when the job does not say: "all-linear", or a regex.
+    lora_targets: the modules that a LoRA adapts by default: "all-linear", or a regex.
     experts: whether its layers have experts, which no LoRA reaches.
-    context: tokens of a prompt and its reply together, as the folder at `path` says; None where it says none.
-    assumed: nothing is known of the model here, and the rest is a guess: who has it decides what it can do.
+    context: tokens of a prompt and its reply together, from the folder at `path`; None if it has none.
+    assumed: nothing is known of the model here, and the rest is a guess: the service that has its files decides.
     """
 
     id: str
@@ -73,12 +73,12 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def modes(self) -> list[str]:
-        """What it may be trained with, in words."""
+        """The modes that may train it, in words."""
         return [mode for mode, allowed in (("sft", self.sft), ("rl", self.rl)) if allowed]
 
 
 def _table() -> dict[str, ModelSpec]:
-    # names, rl, experimental, thinking, as the published clients have them
+    # names, rl, experimental, thinking, as in the published clients
     rows: list[tuple[str, bool, bool, bool]] = [
         ("0.6B 1.7B 4B 8B 14B 30B-A3B 4B-2507", True, False, False),
         ("32B", False, False, False),
@@ -122,9 +122,9 @@ def _table() -> dict[str, ModelSpec]:
 
 
 def _sizes(name: str) -> tuple[float, float]:
-    found = _SIZE.search(name)
-    assert found is not None
-    return float(found[1]), float(found[2] or found[1])
+    match = _SIZE.search(name)
+    assert match is not None
+    return float(match[1]), float(match[2] or match[1])
 
 
 QWEN3 = _table()
@@ -132,5 +132,5 @@ _BY_LOWER = {id.lower(): id for id in QWEN3}
 
 
 def canonical(base: str) -> str | None:
-    """A base id of the table in its own spelling, whatever the case of `base`; None when it is not one."""
+    """Return a base id of the table in its own spelling, for any case of `base`; None if it is not one."""
     return _BY_LOWER.get(base.lower())

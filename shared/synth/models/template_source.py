@@ -1,4 +1,4 @@
-"""Reads what rendering needs of a model's folder, without the library of its tokenizer."""
+"""Read the inputs of rendering from a model's folder, without the library of its tokenizer."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def _text(token: _Token) -> str | None:
 
 
 def _texts(tokens: Any) -> set[str]:
-    """The texts of extra special tokens, a list or an object of them."""
+    """Return the texts of extra special tokens, a list or an object of them."""
     if isinstance(tokens, dict):
         values = list(cast(dict[str, Any], tokens).values())
     else:

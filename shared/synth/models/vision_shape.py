@@ -1,4 +1,4 @@
-"""The shape of Qwen3-VL's vision tower and projector: what its config says of their size, and what follows from it."""
+"""The shape of Qwen3-VL's vision tower and projector: the sizes of its config, and the tensors that follow."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class VisionShape(msgspec.Struct, frozen=True, kw_only=True):
 
     hidden, out: widths of the tower, and of the language model that its features go to. patch_values: numbers in a
     patch. merge: patches that become one token, on each axis. positions: learned ones. deepstack: layers whose features
-    go to the language model too, each by a projector of its own.
+    go to the language model too, each by its own projector.
     """
 
     depth: int
@@ -72,7 +72,7 @@ class VisionShape(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def tower_parameters(self) -> int:
-        """All weights but the projector's: those that stay as they are where the tower is frozen."""
+        """All weights but the projector's: they do not change if the tower is frozen."""
         norms = 4 * self.hidden
         biases = sum(columns for _, columns in self.tower_linears.values())
         embeddings = self.patch_embedding + self.hidden + self.positions * self.hidden
@@ -80,13 +80,13 @@ class VisionShape(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def projector_parameters(self) -> int:
-        """All weights of the mergers. The last layer's normalises patches, the others what is merged of them."""
+        """All weights of the mergers. The last layer's normalises patches, the others' merged patches."""
         biases = self.mergers * sum(columns for _, columns in self.projector_linears.values())
         norms = 2 * self.hidden + self.deepstack * 2 * self.merged
         return self.projector_linear_parameters + biases + norms
 
     def tensors(self) -> Iterator[tuple[str, tuple[int, ...], int]]:
-        """Every kind of tensor: a name, its shape, and how many there are. The projector's have "merger" in theirs."""
+        """Yield every kind of tensor: name, shape and number. The projector's names contain "merger"."""
         for name, (columns, rows) in self.tower_linears.items():
             yield f"visual.blocks.0.{name}.weight", (rows, columns), self.depth
             yield f"visual.blocks.0.{name}.bias", (rows,), self.depth
@@ -122,7 +122,7 @@ class VisionConfig(msgspec.Struct, kw_only=True):
     in_channels: int = 3
 
     def shape(self) -> VisionShape:
-        """The shape that it describes."""
+        """Return the described shape."""
         return VisionShape(
             depth=self.depth,
             hidden=self.hidden_size,
@@ -137,7 +137,7 @@ class VisionConfig(msgspec.Struct, kw_only=True):
 
 
 def hosted_vision(out: int, *, small: bool) -> VisionShape:
-    """The tower of the hosted bases. small: of 2B and 4B; the larger ones share another."""
+    """Return the tower of a hosted base. small: of 2B and 4B; the larger ones share another."""
     depth, hidden, intermediate = (24, 1024, 4096) if small else (27, 1152, 4304)
     return VisionShape(
         depth=depth,

@@ -1,4 +1,4 @@
-"""Why a connection failed, in words with what to do: no numbers of the operating system, no words of OpenSSL."""
+"""Describe why a connection failed, with the fix, without error numbers and OpenSSL's texts."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def reason_of(error: httpx.HTTPError) -> str:
 
 
 def remedy_of(error: httpx.TransportError) -> str:
-    """What to do about a failure that has one remedy, whatever was called; "" for the others."""
+    """Return the remedy of a failure that has the same one for any service; "" for other failures."""
     for link in _chain(error):
         if isinstance(link, ssl.SSLCertVerificationError):
             return "name the CA that signed it in SSL_CERT_FILE, or correct the address"
@@ -54,6 +54,6 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
     while link is not None:
         yield link
         if isinstance(link, BaseExceptionGroup):
-            # Of a host with several addresses: an attempt at each.
+            # A host with several addresses has one attempt for each.
             yield from cast(BaseExceptionGroup[BaseException], link).exceptions
         link = link.__cause__ or link.__context__

@@ -1,6 +1,6 @@
 """HTTP to addresses that users name: task apps, judges, images. It cannot reach inside the cluster's network.
 
-Invariants. A host is resolved once, and the connection goes to the very address that was looked at, so that a name
+Invariants. A host is resolved once, and the connection goes to exactly the checked address, so that a name
 cannot answer with another one later; a proxy that the operator names is given that address, too, and no name. An
 address that is not public is refused unless the cluster's settings allow it. No redirect is followed, no proxy of the
 environment is used, and an answer is cut off at a size and at a time.
@@ -41,16 +41,16 @@ class AddressRefused(httpx.ConnectError, SynthError):
 
 @dataclass(frozen=True)
 class GuardPolicy:
-    """Which addresses may be reached beside the public ones. proxy: the URL of the one to public addresses, or ""."""
+    """The addresses that may be reached beside the public ones. proxy: the proxy's URL for public addresses, or ""."""
 
     allowed: tuple[Network, ...] = ()
     allow_loopback: bool = False
     proxy: str = field(default="", repr=False)
 
     def opens(self, address: str) -> bool:
-        """Whether the settings name this IP address, public or not: it is the operator's own.
+        """Return whether the settings name this IP address, public or not: it is the operator's own.
 
-        An address where a cloud tells secrets is opened by its own name alone, not by a network that it lies in.
+        An address from which a cloud serves secrets must be named itself; a network that contains it does not open it.
         """
         ip = parse_address(address)
         if is_metadata(ip):
@@ -58,7 +58,7 @@ class GuardPolicy:
         return any(ip in network for network in self.allowed) or (is_loopback(ip) and self.allow_loopback)
 
     def admits(self, address: str) -> bool:
-        """Whether a connection to this IP address may be opened."""
+        """Return whether a connection to this IP address may be opened."""
         return self.opens(address) or is_public(parse_address(address))
 
 
@@ -66,7 +66,7 @@ def read_url(url: str) -> httpx.URL | None:
     """Read a URL as the HTTP client reads it, its host included; None if the client cannot."""
     try:
         read = httpx.URL(url)
-        # The client decodes the name only here. `xn--` with what is no Punycode is an error.
+        # The client decodes the name only here. An `xn--` name without valid Punycode is an error.
         _ = read.host
     except (httpx.InvalidURL, UnicodeError):
         return None
@@ -74,9 +74,9 @@ def read_url(url: str) -> httpx.URL | None:
 
 
 def origin_of(url: str) -> str | None:
-    """The scheme, host and port of a URL, such as `https://api.example.com:8443`; None for no address of HTTP.
+    """Return the scheme, host and port of a URL, such as `https://api.example.com:8443`; None for no address of HTTP.
 
-    It is read as the HTTP client reads it, so that no other host is called than the one that was looked at.
+    It is read as the HTTP client reads it, so that the checked host is the called one.
     """
     parts = read_url(url)
     if parts is None or parts.scheme not in ("http", "https") or not parts.host or parts.userinfo:
@@ -86,7 +86,7 @@ def origin_of(url: str) -> str | None:
 
 
 async def names_allowed_address(policy: GuardPolicy, url: str, *, timeout: float = 10.0) -> bool:
-    """Whether a URL's host is only at addresses that the settings have opened; False for one that is not found."""
+    """Return whether a URL's host has only addresses that the settings have opened; False if it has none."""
     parts = read_url(url)
     if parts is None:
         return False
@@ -98,7 +98,7 @@ async def names_allowed_address(policy: GuardPolicy, url: str, *, timeout: float
 
 
 class GuardSettings(Settings):
-    """Settings of every service that calls what users name."""
+    """Settings of every service that calls addresses of users."""
 
     allowed_cidrs: Annotated[tuple[Network, ...], NoDecode] = ()
     """Networks that task apps, judges and images may be in beside the public internet: `10.1.0.0/16,fd00::/8`. The
@@ -139,8 +139,8 @@ def guarded_client(
     timeout: float | None = 10.0,
     max_connections: int = 100,
 ) -> httpx.AsyncClient:
-    """A client that reaches only what the policy admits; a refusal is `AddressRefused`. timeout: seconds a phase,
-    None where the caller bounds the whole."""
+    """Return a client that reaches only addresses of the policy; others raise `AddressRefused`. timeout: seconds a
+    phase; None if the caller bounds the whole."""
     return _GuardedClient(
         transport=_GuardedTransport(policy, max_connections),
         headers=headers,
@@ -152,7 +152,7 @@ def guarded_client(
 
 @dataclass(frozen=True)
 class Fetched:
-    """A small answer, read whole. location: where a redirect leads."""
+    """A small answer, read whole. location: the target of a redirect."""
 
     status: int
     body: bytes
@@ -180,7 +180,7 @@ async def fetch(
 
 
 class _GuardedBackend(httpcore.AsyncNetworkBackend):
-    """Resolves, looks, and connects to the address that it looked at."""
+    """Resolves a host, checks its address, and connects to the checked one."""
 
     def __init__(self, policy: GuardPolicy) -> None:
         self._policy = policy
@@ -253,8 +253,8 @@ async def _tunnel(
 
 class _GuardedClient(httpx.AsyncClient):
     async def send(self, request: httpx.Request, **kwargs: Any) -> httpx.Response:
-        # httpx works out where a redirect leads although it does not follow it, and some locations, such as
-        # `https:elsewhere`, are an InvalidURL or a UnicodeError there, which is no HTTPError.
+        # httpx computes the target of a redirect although it does not follow it, and some locations, such as
+        # `https:elsewhere`, raise InvalidURL or UnicodeError there, which is no HTTPError.
         try:
             return await super().send(request, **kwargs)
         except (httpx.InvalidURL, UnicodeError) as error:

@@ -1,4 +1,4 @@
-"""Looks up the hosts that users name, on threads of its own: a zone that never answers blocks nobody else.
+"""Look up the hosts that users name, on separate threads: a zone that never answers blocks no other lookup.
 
 `getaddrinfo` cannot be cancelled: its thread is gone until the system's resolver has given up, which is tens of seconds
 for a zone that does not answer. On the event loop's own few threads, half a dozen such hosts would hold up everything
@@ -15,7 +15,7 @@ import threading
 from collections import Counter, deque
 from weakref import WeakKeyDictionary
 
-#: Lookups at a time in one process. A thread that waits for a name costs some 50 kB.
+#: Concurrent lookups in one process. A thread that waits for a name costs about 50 kB.
 _MOST = 256
 _MOST_OF_A_ZONE = _MOST // 4
 
@@ -23,7 +23,7 @@ _Found = list[str]
 
 
 class NameLookups:
-    """The lookups of one event loop. most: at a time; most_of_a_zone: of them, for one zone."""
+    """The name lookups of one event loop. most: concurrent lookups; most_of_a_zone: concurrent lookups of one zone."""
 
     def __init__(self, *, most: int = _MOST, most_of_a_zone: int = _MOST_OF_A_ZONE) -> None:
         self._most = most
@@ -32,9 +32,9 @@ class NameLookups:
         self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
 
     async def addresses(self, host: str, port: int) -> list[str]:
-        """The IP addresses of a host, each once, in the resolver's order. Raises OSError and UnicodeError.
+        """Return the IP addresses of a host, each once, in the resolver's order. Raises OSError and UnicodeError.
 
-        The caller sets the deadline: it waits for a place and for the answer.
+        The caller sets the deadline for both waits: for a place, and for the answer.
         """
         if _is_address(host):
             return _look_up(host, port)
@@ -45,12 +45,12 @@ class NameLookups:
 
         def run() -> None:
             try:
-                found: _Found | Exception = _look_up(host, port)
+                result: _Found | Exception = _look_up(host, port)
             except Exception as error:  # noqa: BLE001  (the edge of the thread: the caller gets it)
-                found = error
+                result = error
             try:
-                loop.call_soon_threadsafe(end, found)
-            except RuntimeError:  # The loop has ended, and nobody waits.
+                loop.call_soon_threadsafe(end, result)
+            except RuntimeError:  # The loop has ended, so no caller waits.
                 return
 
         def end(found: _Found | Exception) -> None:
@@ -89,7 +89,7 @@ class NameLookups:
         return self._running.total() < self._most and self._running[zone] < self._most_of_a_zone
 
     def _leave(self, zone: str) -> None:
-        """Give a place back, and free places to whoever waits for one."""
+        """Give a place back, and let waiting lookups take free places."""
         self._running[zone] -= 1
         self._running += Counter()  # Drops the zones that have none.
         for waiting_zone in sorted(self._waiting, key=lambda name: self._running[name]):
@@ -107,13 +107,13 @@ _of_loop: WeakKeyDictionary[asyncio.AbstractEventLoop, NameLookups] = WeakKeyDic
 
 
 def name_lookups() -> NameLookups:
-    """Those of the event loop that runs."""
+    """Return the lookups of the running event loop."""
     return _of_loop.setdefault(asyncio.get_running_loop(), NameLookups())
 
 
 def _look_up(host: str, port: int) -> _Found:
-    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    return list(dict.fromkeys(str(entry[4][0]) for entry in found))
+    entries = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return list(dict.fromkeys(str(entry[4][0]) for entry in entries))
 
 
 def _is_address(host: str) -> bool:
@@ -125,9 +125,8 @@ def _is_address(host: str) -> bool:
 
 
 def _zone(host: str) -> str:
-    """Whose servers answer for a host, as far as the name tells: `example.com` for `api.eu.example.com`, and
-    `example.co.uk` for `api.example.co.uk`: below a country the second label is often a registry's too.
-    """
+    """Guess the zone whose servers answer for a host: `example.com` for `api.eu.example.com`, and `example.co.uk` for
+    `api.example.co.uk`: below a country the second label is often a registry's too."""
     labels = host.lower().rstrip(".").split(".")
     of_registry = len(labels) > 2 and len(labels[-1]) == 2 and len(labels[-2]) <= 3
     return ".".join(labels[-3 if of_registry else -2 :])

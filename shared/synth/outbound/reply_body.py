@@ -1,6 +1,6 @@
-"""The body of an answer from outside: read to a limit, which holds for what arrives and for what it decompresses to.
+"""Read the body of an answer from outside, up to a limit on both its received and its decompressed bytes.
 
-httpx decompresses a whole chunk at once, a thousandfold for a bomb, before anyone can count it.
+httpx decompresses a whole chunk at once, a bomb to a thousand times its size, before anyone can count it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import httpx
 from synth.errors import SynthError
 from synth.outbound.answer_memory import AnswerRoom
 
-# Bytes of output at a time: little beside any limit, so that one that is passed is noticed soon.
+# Bytes of output at a time: few in relation to any limit, so that an exceeded limit is noticed soon.
 _STEP = 1 << 20
 #: Of a Content-Length; more digits are no size.
 _SIZE_DIGITS = 18
@@ -73,7 +73,7 @@ def _declared_size(reply: httpx.Response) -> int:
 
 
 class _Inflater:
-    """Decompresses a body that arrives in pieces. limit: bytes that it may decompress to."""
+    """Decompresses a body that arrives in pieces. limit: bytes of the decompressed body."""
 
     def __init__(self, encoding: str, limit: int) -> None:
         self._encoding = encoding
@@ -86,7 +86,7 @@ class _Inflater:
         if not self._started and chunk:
             self._started = True
             if self._encoding == "deflate" and chunk[0] & 0x0F != 8:
-                # Some servers send the bare format, without the header of zlib that RFC 9110 asks for.
+                # Some servers send the bare format, without the header of zlib that RFC 9110 requires.
                 self._decompressor = zlib.decompressobj(-zlib.MAX_WBITS)
         out, more = bytearray(), True
         while more:

@@ -74,23 +74,23 @@ _METADATA = frozenset(
 
 
 def parse_address(text: str) -> Address:
-    """The address, without its zone; one of IPv4 that is written as IPv6 is the one of IPv4. Raises ValueError."""
+    """Parse an address, without its zone; an IPv4 address written as IPv6 becomes IPv4. Raises ValueError."""
     ip = ipaddress.ip_address(text.partition("%")[0])
     return ip.ipv4_mapped or ip if isinstance(ip, ipaddress.IPv6Address) else ip
 
 
 def is_public(ip: Address) -> bool:
-    """Whether it is an address of the public internet."""
+    """Return whether an address is of the public internet."""
     if isinstance(ip, ipaddress.IPv6Address) and ip not in _GLOBAL_UNICAST_V6:
         return False
     return not is_metadata(ip) and not any(ip in network for network in _SPECIAL)
 
 
 def is_loopback(ip: Address) -> bool:
-    """Whether it is this machine."""
+    """Return whether an address is this machine's."""
     return ip in _LOOPBACK_V4 or ip == _LOOPBACK_V6
 
 
 def is_metadata(ip: Address) -> bool:
-    """Whether a cloud tells secrets there."""
+    """Return whether a cloud serves secrets at this address."""
     return ip in _METADATA

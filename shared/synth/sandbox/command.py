@@ -1,4 +1,4 @@
-"""Runs a command that nobody trusts: `run(files, command, limits)` returns its result, and nothing of it is left."""
+"""Run an untrusted command: `run(files, command, limits)` returns its result, and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ _PIECE_BYTES = 1 << 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What a command may use.
+    """The limits of a command.
 
     None is no limit. seconds: of time, from its start. cpu_s: CPU seconds of each process. map_bytes: of address space
-    of each process. memory_bytes: resident in all processes together, looked at four times a second. processes:
-    processes and threads at one time. disk_bytes: of each file, and of all files together, looked at four times a
+    of each process. memory_bytes: resident in all processes together, checked four times a second. processes:
+    processes and threads at one time. disk_bytes: of each file, and of all files together, checked four times a
     second; 0: it may write none. output_bytes: of its output, and of its errors.
     """
 
@@ -71,11 +71,11 @@ class _Report(msgspec.Struct):
 
 
 class SandboxRefused(Exception):
-    """The sandbox did not start; the message says why."""
+    """The sandbox did not start; the message has the reason."""
 
 
 class SandboxedProcess:
-    """A command that runs. stdin, stdout, stderr: its own."""
+    """A running command. stdin, stdout, stderr: its own."""
 
     def __init__(self, launcher: asyncio.subprocess.Process, control: socket.socket) -> None:
         assert launcher.stdin is not None
@@ -132,7 +132,7 @@ class SandboxedProcess:
         return process
 
     async def report(self) -> _Report:
-        """Wait until the command has ended, with all that it started."""
+        """Wait until the command and all its descendants have ended."""
         loop, received = asyncio.get_running_loop(), b""
         with contextlib.suppress(ConnectionError):
             while piece := await loop.sock_recv(self._control, _PIECE_BYTES):
@@ -142,19 +142,19 @@ class SandboxedProcess:
         return msgspec.json.decode(received, type=_Report)
 
     def stop(self) -> None:
-        """Have the launcher end the command, with all that it started."""
+        """Have the launcher end the command and all its descendants."""
         with contextlib.suppress(OSError):
             self._control.shutdown(socket.SHUT_WR)
 
     async def end(self) -> None:
-        """End the command with all that it started, if it runs, and return when the launcher is gone."""
+        """End the command and all its descendants, if it runs, and return when the launcher has ended."""
         self.stop()
         try:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_LAUNCHER_S):
                     await self.report()
                     if self.stdout.at_eof() and self.stderr.at_eof():
-                        # It ends by itself. asyncio logs a warning for a process that `kill` finds ended.
+                        # It is about to end. asyncio logs a warning for a process that `kill` finds ended.
                         await self._launcher.wait()
         finally:
             self._control.close()
@@ -163,13 +163,13 @@ class SandboxedProcess:
 
 @dataclass(frozen=True, slots=True)
 class Sandbox:
-    """A way to run commands that nobody trusts, which this machine has been seen to start."""
+    """A way to run untrusted commands, which has started on this machine once."""
 
     mode: Mode
 
     @classmethod
     async def open(cls, wanted: Literal["auto"] | Mode = "auto") -> Self:
-        """The strongest mode that this machine can start. Raises `UserError` with the reason of each that it cannot."""
+        """Return a sandbox of the strongest mode that starts here. Raises `UserError` with each mode's reason."""
         reasons: list[str] = []
         for mode in MODES if wanted == "auto" else (wanted,):
             if why := await why_not(mode):
@@ -251,7 +251,7 @@ _PROBE = Limits(seconds=60.0, memory_bytes=1 << 28, processes=1)
 
 
 async def why_not(mode: Mode) -> str:
-    """Why a command cannot be run in this mode here; "" if it can: one was."""
+    """Run a command in this mode, and return why it cannot be run here; "" if it can."""
     if sys.platform != "linux":
         return "it needs Linux"
     try:
@@ -274,13 +274,13 @@ def _bounds(limits: Limits) -> Bounds:
 
 
 async def _read(stream: asyncio.StreamReader, most: int, process: SandboxedProcess) -> bytes:
-    """What comes, with one byte more than `most` at most; the command is then ended."""
-    said = b""
+    """Read a stream, and end the command after more than `most` bytes; return at most one byte more."""
+    read = b""
     while piece := await stream.read(_PIECE_BYTES):
-        said += piece[: most + 1 - len(said)]
-        if len(said) > most:
+        read += piece[: most + 1 - len(read)]
+        if len(read) > most:
             process.stop()
-    return said
+    return read
 
 
 async def _write(stream: asyncio.StreamWriter, body: bytes) -> None:

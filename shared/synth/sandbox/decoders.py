@@ -1,4 +1,4 @@
-"""Decodes bytes that nobody trusts in processes that have no key and reach nothing, and stay warm."""
+"""Decode untrusted bytes in processes without keys and connections, which are reused."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from synth.sandbox.zygote import REPLY, REQUEST
 log = logs.get("sandbox")
 
 _BOOT = "import os, sys; sys.path[:0] = sys.argv[1].split(os.pathsep); from synth.sandbox.zygote import main; main()"
-#: A fork makes no process. The supervisor counts when so many were allowed, which takes as long as many calls.
+#: A fork makes no processes. The supervisor counts processes after this number of allowed ones, which is slow.
 _PROCESSES = 64
 #: Bytes that are copied at one time on the event loop.
 _PIECE = 1 << 18
@@ -34,7 +34,7 @@ class _Process(Protocol):
 
 
 class DecoderEnded(Exception):
-    """A call ended without its process having finished. code: of its exit; answer: what it had written."""
+    """A call ended before its process had finished. code: of its exit; answer: its output until then."""
 
     def __init__(self, code: int, answer: bytes) -> None:
         super().__init__(f"the process that decodes ended with {code}")
@@ -44,8 +44,8 @@ class DecoderEnded(Exception):
 class Decoders:
     """Processes for one function, `function(body, write)` of a module; each call runs in a fork of one of them.
 
-    at_once: how many there are at most. sandbox: how they are held. With `auto` they run without a sandbox where none
-    starts, with the environment and the limits alone.
+    at_once: the most processes. sandbox: the sandbox's kind. With `auto`, on a machine that can start none, they run
+    without one, with only the environment and the limits.
     """
 
     def __init__(self, function: str, *, at_once: int, sandbox: Literal["auto"] | Mode = "auto") -> None:
@@ -110,10 +110,10 @@ class Decoders:
         command = [sys.executable, "-I", "-c", _BOOT, os.pathsep.join(roots), self._module, self._name]
         if sandbox is not None:
             limits = Limits(seconds=None, memory_bytes=None, processes=_PROCESSES)
-            held = await SandboxedProcess.start(
+            sandboxed = await SandboxedProcess.start(
                 sandbox.mode, command, limits, folder=folder, environment=child_environment(), readable=roots
             )
-            return held, held.end
+            return sandboxed, sandboxed.end
         process = await asyncio.create_subprocess_exec(
             *command,
             stdin=asyncio.subprocess.PIPE,
@@ -127,7 +127,7 @@ class Decoders:
 
 
 async def open_for_decoding(wanted: Literal["auto"] | Mode) -> Sandbox | None:
-    """The sandbox of decoders; None with `auto` if none starts, which is logged. Another mode raises `UserError`."""
+    """Return the sandbox of decoders; with `auto` None, and a log line, if none starts. Others raise `UserError`."""
     try:
         return await Sandbox.open(wanted)
     except UserError as error:

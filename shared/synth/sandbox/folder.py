@@ -1,4 +1,4 @@
-"""The folder of one run: its files, and its removal, whatever the command has made of it."""
+"""The folder of one run: its files, and its removal in any state that the command leaves it in."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ _OWN = 0o700
 
 @contextmanager
 def own_folder(files: Mapping[str, bytes]) -> Generator[Path]:
-    """A new folder with these files, by their paths in it; it is removed afterwards. Raises `ValueError` for a path
-    that leads out of it. Blocks as long as the disk takes."""
+    """Make a folder with these files, by their paths in it, and remove it afterwards. Raises `ValueError` for a path
+    that leads out of it. Blocks during disk access."""
     folder = Path(os.path.realpath(tempfile.mkdtemp(prefix="sandbox-")))
     try:
         for name, body in files.items():

@@ -34,7 +34,7 @@ def _call(number: int, *arguments: object) -> int:
 
 
 def landlock_version() -> int:
-    """The kernel's version of Landlock; 0 if it has none, or if it is disabled."""
+    """Return the kernel's version of Landlock; 0 if it has none, or if it is disabled."""
     try:
         return _call(_CREATE, None, ctypes.c_size_t(0), ctypes.c_uint32(_VERSION))
     except OSError:
@@ -42,7 +42,7 @@ def landlock_version() -> int:
 
 
 def restrict(*, read: Iterable[str], write: Iterable[str], devices: Iterable[str]) -> None:
-    """Restrict this process and all that it starts. Raises `OSError`.
+    """Restrict this process and all its descendants. Raises `OSError`.
 
     read: paths below which everything may be read and executed; one that does not exist is left out. write: folders
     below which everything may be done, except making devices and sockets. devices: files that may be read and written.

@@ -1,7 +1,7 @@
-"""The process between a service and a command: it restricts the command, watches it, and ends all that it started.
+"""The process between a service and a command: it restricts the command, watches it, and ends all its descendants.
 
-It is started as `python -I -S -c BOOT`, by `synth.sandbox.command`, and imports the standard library alone: it starts
-in milliseconds, and holds no key. Its input, output and errors are the command's. It reads a `CommandOrder` from the
+It is started as `python -I -S -c BOOT`, by `synth.sandbox.command`, and imports only the standard library: it starts in
+milliseconds, and holds no key. Its input, output and errors are the command's. It reads a `CommandOrder` from the
 socket, and writes one line: how the command ended. It ends the command when the socket closes.
 """
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:  # `typing` is not imported to run: it costs milliseconds
 
 _PDEATHSIG, _DUMPABLE, _CAPBSET_DROP, _SUBREAPER, _NO_NEW_PRIVS, _CAP_AMBIENT = 1, 4, 24, 36, 38, 47
 _CAPABILITIES, _CAPSET_VERSION = 64, 0x20080522
-# Seconds between two looks at memory and disk, and after a refused fork until the next one is considered.
+# Seconds between two checks of memory and disk, and after a refused fork until the next one is considered.
 _WATCH_S, _COUNT_S = 0.25, 0.02
 _END_S = 10.0
 _REPORT_BYTES = 1 << 16
@@ -79,18 +79,18 @@ def _supervise(order: CommandOrder, control: socket.socket) -> Ending:
     finally:
         # From now on, no process of the command can make another one.
         os.close(listener)
-        gone = end_descendants(codes, seconds=_END_S)
+        all_ended = end_descendants(codes, seconds=_END_S)
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     cpu_s = used.ru_utime + used.ru_stime
-    return {"ended": ended, "code": codes.get(pid, -signal.SIGKILL), "cpu_s": cpu_s, "left": not gone}
+    return {"ended": ended, "code": codes.get(pid, -signal.SIGKILL), "cpu_s": cpu_s, "left": not all_ended}
 
 
 def _start(ours: socket.socket) -> int:
-    """Let the restricted process run the command; the descriptor that supervises it. Raises `OSError`."""
+    """Let the restricted process run the command; return the descriptor that supervises it. Raises `OSError`."""
     with ours:
-        said, fds, _, _ = socket.recv_fds(ours, _REPORT_BYTES, 1)
-        if said != _READY or not fds:
-            raise OSError(said.decode(errors="replace") or "the restricted process ended before it ran the command")
+        message, fds, _, _ = socket.recv_fds(ours, _REPORT_BYTES, 1)
+        if message != _READY or not fds:
+            raise OSError(message.decode(errors="replace") or "the restricted process ended before it ran the command")
         ours.sendall(_GO)
         # The socket closes when the command runs.
         if wrong := ours.recv(_REPORT_BYTES):
@@ -100,18 +100,18 @@ def _start(ours: socket.socket) -> int:
 
 
 class _Watch:
-    """One command that runs."""
+    """The supervision of one running command."""
 
     def __init__(
         self, order: CommandOrder, pid: int, listener: int, control: socket.socket, codes: dict[int, int]
     ) -> None:
         self._bounds, self._folder = order["bounds"], order["folder"]
         self._pid, self._listener, self._control, self._codes = pid, listener, control, codes
-        # Tasks at most: those of the last count, and every one that was allowed since.
+        # The most tasks: the last count, and every one that was allowed since.
         self._tasks, self._refused_at = 1, 0.0
 
     def run(self) -> str:
-        """Supervise it until it ends or is over a limit; which one."""
+        """Supervise the command until it ends or exceeds a limit; return which limit."""
         poll = select.poll()
         exited = os.pidfd_open(self._pid)
         for fd in (self._control.fileno(), self._listener, exited):
@@ -212,7 +212,7 @@ def _limit(bounds: Bounds) -> None:
 
 
 def _drop_capabilities() -> None:
-    """Give up every capability, also those that a program of root would get."""
+    """Give up every capability, also the capabilities that a program of root would get."""
     for capability in range(_CAPABILITIES):
         _libc.prctl(_CAPBSET_DROP, capability, 0, 0, 0)
     _libc.prctl(_CAP_AMBIENT, 4, 0, 0, 0)  # PR_CAP_AMBIENT_CLEAR_ALL

@@ -1,4 +1,4 @@
-"""The ways in which this machine can hold a command, and what each needs."""
+"""The kinds of sandbox that this machine may have, and the requirements of each."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MODES: tuple[Mode, ...] = get_args(Mode)
 
 _ROOM = Path(__file__).parent
 _BOOT = "import sys; sys.path.insert(0, sys.argv[1]); from synth.sandbox.launcher import main; main(int(sys.argv[2]))"
-#: What programs need to run: the system's programs and libraries, the interpreter and its packages.
+#: The paths that programs need: the system's programs and libraries, the interpreter and its packages.
 _SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib64", "/etc/ld.so.cache", "/etc/localtime", "/etc/alternatives")
 _MACHINE = ("/proc/cpuinfo", "/proc/meminfo", "/sys/devices/system/cpu")
 _RESTRICTIONS = [f"--unshare-{name}" for name in ("user", "ipc", "pid", "net", "uts", "cgroup-try")]
@@ -26,23 +26,23 @@ DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
 
 
 def find_bubblewrap() -> str | None:
-    """The path of bubblewrap's program on PATH, or beside this interpreter."""
+    """Return the path of bubblewrap's program on PATH, or beside this interpreter."""
     return shutil.which("bwrap") or shutil.which("bwrap", path=os.path.dirname(sys.executable))
 
 
 def readable_paths(more: Sequence[str | Path]) -> list[str]:
-    """What a command may read: programs, libraries, this interpreter with its packages, and `more`."""
+    """Return the paths that a command may read: programs, libraries, this interpreter with its packages, and `more`."""
     prefixes = (sys.prefix, sys.base_prefix, os.path.realpath(sys.prefix), os.path.realpath(sys.base_prefix))
     return list(dict.fromkeys([*_SYSTEM, *_MACHINE, *prefixes, *map(str, more)]))
 
 
 def code_roots() -> list[str]:
-    """The folders from which this program imports itself."""
+    """Return the folders from which this program imports itself."""
     return [os.path.dirname(os.path.realpath(place)) for place in synth.__path__]
 
 
 def launcher_command(mode: Mode, *, folder: Path, writable: bool, read: Sequence[str], fd: int) -> list[str]:
-    """The command that starts the launcher, which reads its orders from the socket `fd`."""
+    """Return the command that starts the launcher, which reads its orders from the socket `fd`."""
     launcher = [sys.executable, "-I", "-S", "-c", _BOOT, str(_ROOM.parents[1]), str(fd)]
     if mode == "landlock":
         return launcher

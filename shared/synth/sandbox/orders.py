@@ -1,4 +1,4 @@
-"""What a service sends to the launcher of a command, and what it reports."""
+"""The orders that a service sends to the launcher of a command, and the launcher's report."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Bounds(TypedDict):
 
 
 class CommandOrder(TypedDict):
-    """What to run. namespaces: whether bubblewrap has put this process into namespaces of its own."""
+    """The command to run. namespaces: whether bubblewrap has put this process into its own namespaces."""
 
     command: list[str]
     environment: dict[str, str]

@@ -12,7 +12,7 @@ _ROUND_S = 0.002
 
 
 def find_descendants() -> tuple[tuple[int, ...], int]:
-    """The pids of every process below this one, and the number of their threads. A zombie counts until it is reaped."""
+    """Return the pids of all descendants, and the number of their threads. A zombie counts until it is reaped."""
     children: dict[int, list[tuple[int, int]]] = {}
     for name in os.listdir("/proc"):
         if not name.isdigit():
@@ -35,8 +35,8 @@ def find_descendants() -> tuple[tuple[int, ...], int]:
 
 
 def resident_bytes(pids: tuple[int, ...], *, limit: int) -> int:
-    """Bytes of memory that these processes hold together. Pages that forks share count once if the sum is over `limit`
-    and the kernel tells; otherwise in each."""
+    """Return the bytes of memory that these processes hold together. If the sum is over `limit`, pages that forks share
+    count once, if the kernel reports them; otherwise once in each process."""
     total = sum(_fields(f"/proc/{pid}/status", (b"RssAnon:", b"RssShmem:")) for pid in pids)
     if total <= limit:
         return total
@@ -56,7 +56,7 @@ def _fields(path: str, names: tuple[bytes, ...]) -> int:
 
 
 def used_bytes(folder: str, *, limit: int) -> int:
-    """Bytes of disk below a folder, counted until they are over `limit`; an entry counts as 4 KiB at least."""
+    """Return the bytes of disk below a folder, counted until they exceed `limit`; an entry counts as at least 4 KiB."""
     total, waiting = 0, [folder]
     while waiting:
         try:

@@ -1,4 +1,4 @@
-"""A filter of system calls, and the supervision of those that make a process or a thread.
+"""A filter of system calls, and the supervision of the calls that make a process or a thread.
 
 The kernel stops such a call until the supervisor answers. So the number of processes has an exact limit for every user,
 root too, without a cgroup; and once the supervisor has closed the filter's descriptor, no process can be made.
@@ -33,15 +33,15 @@ Instruction = tuple[int, int, int, int]
 
 
 def is_known_machine() -> bool:
-    """Whether the numbers of this machine's system calls are known."""
+    """Return whether the numbers of this machine's system calls are known."""
     return platform.machine() in syscalls.ARCHITECTURES
 
 
 def build_filter(*, signals: bool, metadata: bool, truncate: bool) -> bytes:
-    """The program, as an array of `sock_filter`. Each argument allows what other means restrict.
+    """Return the program, as an array of `sock_filter`. Each argument allows calls that other means restrict.
 
-    signals: they reach no process outside. metadata: what is mounted outside of the folder can only be read. truncate:
-    files outside of the folder cannot be truncated.
+    signals: they reach no process outside. metadata: mounts outside of the folder are read-only. truncate: files
+    outside of the folder cannot be truncated.
     """
     architecture, column = syscalls.ARCHITECTURES[platform.machine()]
     program = [
@@ -97,7 +97,7 @@ def build_filter(*, signals: bool, metadata: bool, truncate: bool) -> bytes:
 
 
 def build_fork_filter() -> bytes:
-    """A program that refuses every new process and thread."""
+    """Return a program that refuses every new process and thread."""
     architecture, column = syscalls.ARCHITECTURES[platform.machine()]
     program = _first(architecture)
     for numbers in (*syscalls.FORKS.values(), syscalls.CLONE, syscalls.CLONE3):
@@ -143,7 +143,7 @@ class _Program(ctypes.Structure):
 
 
 def install_filter(program: bytes, *, supervised: bool = True) -> int:
-    """Apply the filter to this process and all that it starts. Raises `OSError`.
+    """Apply the filter to this process and all its descendants. Raises `OSError`.
 
     The process must have set `PR_SET_NO_NEW_PRIVS`. Returns the descriptor of its supervision; 0 if it has none.
     """
@@ -164,7 +164,7 @@ def install_filter(program: bytes, *, supervised: bool = True) -> int:
 
 
 def answer_fork(listener: int, allow: bool) -> None:
-    """Answer one stopped call: let it go on, or have it fail with EAGAIN. Its process may have ended meanwhile."""
+    """Answer one stopped call: let it continue, or fail with EAGAIN. Its process may have ended in that time."""
     received = bytearray(_NOTIFICATION_BYTES)
     try:
         fcntl.ioctl(listener, _RECEIVE, received, True)

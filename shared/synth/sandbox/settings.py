@@ -11,7 +11,7 @@ class SandboxSettings(Settings):
     """Settings of every service that runs code of users, or decodes their images."""
 
     sandbox: Literal["auto", "bubblewrap", "landlock"] = "auto"
-    """How code of users and decoders of their bytes are held: `bubblewrap` (namespaces, by the program `bwrap`),
-    `landlock` (Landlock and seccomp, Linux 5.13 or later), or `auto`, which takes the first that this machine can
-    start. Where none starts, a service that runs code of users does not start, and decoders run in processes without
-    keys, but without a sandbox."""
+    """The sandbox for code of users and decoders of their bytes: `bubblewrap` (namespaces, by the program `bwrap`),
+    `landlock` (Landlock and seccomp, Linux 5.13 or later), or `auto`, the first of them that this machine can start. If
+    none starts, a service that runs code of users does not start, and decoders run in processes without keys, but
+    without a sandbox."""

@@ -111,7 +111,7 @@ SIGNALS: dict[str, Numbers] = {
     "rt_tgsigqueueinfo": (297, 240),
     "pidfd_send_signal": (424, 424),
 }
-#: Refused unless what is mounted can only be read: Landlock does not restrict them.
+#: Refused unless mounts are read-only: Landlock does not restrict them.
 METADATA: dict[str, Numbers] = {
     "chmod": (90, None),
     "fchmod": (91, 52),
@@ -131,7 +131,7 @@ METADATA: dict[str, Numbers] = {
     "futimesat": (261, None),
     "utimensat": (280, 88),
 }
-#: Refused unless Landlock restricts it, or what is mounted can only be read.
+#: Refused unless Landlock restricts it, or mounts are read-only.
 TRUNCATE: dict[str, Numbers] = {"truncate": (76, 45)}
 #: Allowed for the caller itself: their first argument is a pid, and 0 is the caller.
 OF_ITSELF: dict[str, Numbers] = {
@@ -144,7 +144,7 @@ OF_ITSELF: dict[str, Numbers] = {
 #: Counted: each makes a process or a thread.
 FORKS: dict[str, Numbers] = {"fork": (57, None), "vfork": (58, None)}
 CLONE: Numbers = (56, 220)
-#: Its flags are in memory, where a filter cannot read them: the C library then uses `clone`.
+#: Its flags are in memory, which a filter cannot read: the C library then uses `clone`.
 CLONE3: Numbers = (435, 435)
 PRCTL: Numbers = (157, 167)
 IOCTL: Numbers = (16, 29)

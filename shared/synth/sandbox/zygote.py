@@ -1,10 +1,10 @@
-"""A process that has imported a function, and calls it on bytes that nobody trusts: each call in a fork of its own.
+"""A process that has imported a function, and calls it on untrusted bytes: each call in a fork of its own.
 
-`python -I -c BOOT ROOTS MODULE FUNCTION`, by `synth.sandbox.decoders`. Nothing of one call, not even of a fork that was
-taken over, reaches the next one: a fork has a pipe to this process and no other descriptor, cannot read its memory, and
-cannot make a process that outlives it.
+`python -I -c BOOT ROOTS MODULE FUNCTION`, by `synth.sandbox.decoders`. A call cannot affect the next one, even if it
+takes over its fork: a fork has a pipe to this process and no other descriptor, cannot read its memory, and cannot make
+a process that outlives it.
 
-A request on stdin is a `REQUEST` and its bytes; a reply on stdout is a `REPLY` and what the function has written.
+A request on stdin is a `REQUEST` and its bytes; a reply on stdout is a `REPLY` and the function's output.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def _call(
     map_bytes: int,
     fork_filter: bytes,
 ) -> tuple[int, bytes]:
-    """Call the function in a fork; its exit code, and what it has written."""
+    """Call the function in a fork; return its exit code and its output."""
     reader, writer = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -72,7 +72,7 @@ def _call(
             with open(writer, "wb", buffering=0) as file:
                 function(body, lambda part: _write(file, part))
             os._exit(0)
-        except BaseException:  # noqa: BLE001 - the edge of the process: its code tells of it
+        except BaseException:  # noqa: BLE001 - the edge of the process: its exit code reports it
             os._exit(_FAILED)
     os.close(writer)
     with open(reader, "rb") as answers:

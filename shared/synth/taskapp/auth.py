@@ -1,4 +1,4 @@
-"""The environment key: who may call a task app."""
+"""The environment key, which decides the callers of a task app."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ KEY_VARIABLES = ("ENVIRONMENT_API_KEY", "DEV_ENVIRONMENT_API_KEY", "ENVIRONMENT_
 
 
 def configured_keys() -> list[str]:
-    """ENVIRONMENT_API_KEY (or DEV_ENVIRONMENT_API_KEY) and the comma-separated ENVIRONMENT_API_KEY_ALIASES."""
+    """Return ENVIRONMENT_API_KEY (or DEV_ENVIRONMENT_API_KEY) and the keys of ENVIRONMENT_API_KEY_ALIASES."""
     primary = os.environ.get("ENVIRONMENT_API_KEY") or os.environ.get("DEV_ENVIRONMENT_API_KEY") or ""
     return _split(primary) + _split(os.environ.get("ENVIRONMENT_API_KEY_ALIASES", ""))
 
 
 def refusal(request: Request, keys: list[str]) -> JSONResponse | None:
-    """None when the request carries one of the keys, kept in its state; else the answer that the contract asks for."""
+    """Return None, and keep the key in the request's state, if it carries one of the keys; else an error."""
     if not keys:
         return error(503, "key_not_configured", "ENVIRONMENT_API_KEY is not set on this task app")
     for given in _given(request):
@@ -32,9 +32,9 @@ def refusal(request: Request, keys: list[str]) -> JSONResponse | None:
 
 
 def error(status: int, code: str, message: str, **beside: Any) -> JSONResponse:
-    """An error in the contract's shape: `{"detail": {"error": {"code", "message"}}}`.
+    """Return an error in the contract's shape: `{"detail": {"error": {"code", "message"}}}`.
 
-    beside: stands beside `detail`, in which a reader looks for words that tell the policy's failures from others.
+    beside: fields beside `detail`; readers search `detail` for words that distinguish the policy's failures.
     """
     return JSONResponse({"detail": {"error": {"code": code, "message": message}}, **beside}, status_code=status)
 

@@ -1,8 +1,8 @@
-"""Whose fault it is when an agent's own client or framework raises: the policy's, the platform's, or neither's.
+"""Decide whose fault an error of an agent's own client or framework is: the policy's, the platform's, or neither's.
 
-An agent that brings its own client raises that client's errors, and they are told apart here by what they say, since
-none of these libraries is imported. What is not known stays an error of the environment. The collector knows more than
-this module: it looks at the last reply itself, and counts an error after one that was cut off, or whose tool call
+An agent with its own client raises that client's errors. They are distinguished here by their texts and names, since
+none of these libraries is imported. An unknown error stays an error of the environment. The collector has more data
+than this module: it examines the last reply itself, and counts an error after one that was cut off, or whose tool call
 cannot be read, as the policy's (`synth.rollouts.rewards.scoring`).
 """
 
@@ -14,12 +14,12 @@ from urllib.parse import urlsplit
 
 from synth.taskapp.llm import InferenceUnavailable, PolicyFailure
 
-#: Codes of the inference API that the policy's own conversation brings about, and what we call them.
+#: Codes of the inference API for faults of the policy's own conversation, and our codes for them.
 POLICY_CODES = {
     "context_length_exceeded": ("context_length", "the conversation has outgrown the model"),
     "call_budget_spent": ("call_budget", "the rollout has made all of its calls of the model and did not end"),
 }
-#: What frameworks raise when a model does not what it was asked: package → exceptions, with our code for each.
+#: Errors of frameworks for a model that does not follow its instructions: package → exceptions, each with our code.
 _FRAMEWORKS = {
     "agents": {"MaxTurnsExceeded": "max_turns", "ModelBehaviorError": "bad_reply"},
     "pydantic_ai": {"UsageLimitExceeded": "max_turns", "UnexpectedModelBehavior": "bad_reply"},
@@ -30,7 +30,7 @@ _LONGEST_CHAIN = 20
 
 
 def blame(error: BaseException, *, url: str) -> PolicyFailure | InferenceUnavailable | None:
-    """The policy's failure or the platform's in what an episode raised; None for an error of the environment.
+    """Return the failure of the policy or the platform behind an episode's error; None for the environment's.
 
     url: the rollout's address. An error of a client that called another one, such as a judge's, is not the policy's.
     """
@@ -47,21 +47,21 @@ def blame(error: BaseException, *, url: str) -> PolicyFailure | InferenceUnavail
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
-    """The error, what it was raised from, and what a group of one holds."""
+    """Yield the error and its causes; a group of one error continues with that error."""
     link: BaseException | None = error
     for _ in range(_LONGEST_CHAIN):
         if link is None:
             return
         yield link
         if isinstance(link, BaseExceptionGroup):
-            held = cast("BaseExceptionGroup[BaseException]", link).exceptions
-            link = held[0] if len(held) == 1 else link.__cause__
+            members = cast("BaseExceptionGroup[BaseException]", link).exceptions
+            link = members[0] if len(members) == 1 else link.__cause__
         else:
             link = link.__cause__
 
 
 def _called(error: BaseException) -> tuple[str, str] | None:
-    """Scheme and host of the request that an HTTP client's error is about; None for another error."""
+    """Return scheme and host of the request of an HTTP client's error; None for another error."""
     try:
         parts = urlsplit(str(cast(Any, error).request.url))
     except (AttributeError, RuntimeError, ValueError):  # httpx raises a RuntimeError for an error without a request
@@ -70,7 +70,7 @@ def _called(error: BaseException) -> tuple[str, str] | None:
 
 
 def _of_call(error: BaseException) -> PolicyFailure | InferenceUnavailable | None:
-    """What a failed call of the model means. The openai SDK's errors have the status, and the API's code."""
+    """Return the meaning of a failed call of the model, by the status and the code of the openai SDK's error."""
     status, code = getattr(error, "status_code", None), getattr(error, "code", None)
     if code in POLICY_CODES:
         ours, what = POLICY_CODES[code]

@@ -1,6 +1,6 @@
-"""The task-app contract: what the platform asks an environment, and what the environment answers.
+"""The task-app contract: the platform's requests to an environment, and the environment's answers.
 
-Tolerant of extra fields in both directions: real task apps and real trainers send more than this.
+Extra fields are accepted in both directions: real task apps and real trainers send more than this.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class PolicySpec(Wire):
 
 
 class RecordSpec(Wire):
-    """What of the rollout to send back."""
+    """The parts of the rollout to send back."""
 
     trajectories: bool = True
     logprobs: bool = False
@@ -111,7 +111,7 @@ class RolloutRequest(Wire):
 class Step(Wire):
     """One decision. reward: None when the environment paid nothing for this step in particular.
 
-    after_call: how many calls of the model came before it, for people who read the rollout; None where it is not known.
+    after_call: the number of calls of the model before it, for people who read the rollout; None if it is not known.
     """
 
     obs: Any = None
@@ -136,7 +136,7 @@ class Trajectory(Wire):
 
 
 class Metrics(Wire):
-    """What the rollout earned. `outcome_score`, else `mean_return`, is the reward; all None: the policy failed."""
+    """The rewards of the rollout. `outcome_score`, else `mean_return`, is the reward; all None: the policy failed."""
 
     episode_returns: list[Reward] = Field(default_factory=list[Reward])
     mean_return: Reward = None
@@ -148,7 +148,7 @@ class Metrics(Wire):
 
 
 class RolloutResponse(Wire):
-    """The answer to `POST /rollout`. aborted: the policy failed, `metrics.details.policy_failure` says how."""
+    """The answer to `POST /rollout`. aborted: the policy failed; `metrics.details.policy_failure` has the reason."""
 
     run_id: str
     trajectories: list[Trajectory]
@@ -161,7 +161,7 @@ class RolloutResponse(Wire):
     pipeline_metadata: Object | None = None
 
     def reward(self) -> float | None:
-        """The rollout's one scalar; None where the app names none (a failure of the policy)."""
+        """Return the rollout's reward; None if the app reports none (a failure of the policy)."""
         metrics = self.metrics
         if metrics.outcome_score is not None:
             return metrics.outcome_score
@@ -170,7 +170,7 @@ class RolloutResponse(Wire):
         return metrics.episode_returns[0] if metrics.episode_returns else None
 
     def policy_failure(self) -> Object | None:
-        """What the policy did wrong, `{"code", "message"}`, when the rollout ended by that."""
+        """Return the policy's failure, `{"code", "message"}`, if it ended the rollout; else None."""
         failure: Any = self.metrics.details.get("policy_failure")
         return cast(Object, failure) if isinstance(failure, dict) else None
 

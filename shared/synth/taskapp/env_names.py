@@ -8,16 +8,16 @@ from typing import Any, cast
 
 from synth.errors import Problem
 
-#: What is read of an app's list, so that an odd app does not fill an event. A list that is longer is not read.
+#: The longest list that is read, so that an odd app does not fill an event. A longer list is ignored.
 _MOST_NAMES = 1000
 _SHOWN = 8
 
 
 def env_names(task_info: Mapping[str, Any]) -> tuple[str, ...]:
-    """The names in `env_names` of `GET /task_info`; empty where the app lists none, and then any name may be right.
+    """Return the `env_names` of `GET /task_info`; empty if the app lists none, and then any name may be right.
 
-    Nothing else in that answer is taken for a name: published apps put their task's id, a title or a dataset into its
-    other fields, and accept an `env_name` that is none of them.
+    No other field of that answer is used as a name: published apps put their task's id, a title or a dataset into other
+    fields, and accept an `env_name` that is none of them.
     """
     listed: Any = task_info.get("env_names")
     if not isinstance(listed, list):
@@ -28,14 +28,14 @@ def env_names(task_info: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(cast(list[str], names))
 
 
-def wrong_env_name(asked: str | None, names: Sequence[str], *, where: str, url: str) -> Problem | None:
-    """What is wrong with the `env_name` of a job on this app. names: as `env_names` says. url: the app's address."""
-    if asked is None or not names or asked in names:
+def wrong_env_name(requested: str | None, names: Sequence[str], *, where: str, url: str) -> Problem | None:
+    """Return the problem of a job's `env_name` on this app, or None. names: of `env_names`. url: the app's address."""
+    if requested is None or not names or requested in names:
         return None
-    [near] = difflib.get_close_matches(asked, names, n=1) or [names[0]]
+    [near] = difflib.get_close_matches(requested, names, n=1) or [names[0]]
     others = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
     return Problem(
-        what=f"{asked!r} is not an environment of the task app at {url}",
+        what=f"{requested!r} is not an environment of the task app at {url}",
         expected=", ".join(repr(name) for name in names[:_SHOWN]) + others,
         fix=f'write env_name = "{near}"',
         where=where,

@@ -1,4 +1,4 @@
-"""One rollout, as an environment's author sees it: the task, the policy, and the record of what was earned."""
+"""One rollout, as an environment's author sees it: the task, the policy, and the record of its rewards."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ _WAYS = "a number, which is the reward, or nothing, after ep.step(reward=…) or
 
 
 class BadOutcome(Exception):
-    """An episode ended, and what it earned is not known: its code must be changed."""
+    """An episode ended without a clear reward: its code must be changed."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a whole rollout earned. score: its reward; events: of what happened on the way; details: for people."""
+    """The outcome of a whole rollout. score: its reward; events: of the events on the way; details: for people."""
 
     score: float
     events: float | None = None
@@ -47,7 +47,7 @@ class Episode:
     a model whose address carries none, as in an evaluation by the published client. ends: when its time is over, by
     `time.monotonic()`.
 
-    An agent with a client of its own is attached by two texts, `OpenAI(base_url=ep.base_url, api_key=ep.api_key)`, or
+    An agent with its own client is attached by two texts, `OpenAI(base_url=ep.base_url, api_key=ep.api_key)`, or
     by the environment variables OPENAI_BASE_URL and OPENAI_API_KEY.
     """
 
@@ -79,7 +79,7 @@ class Episode:
         return rollout_credential(self.url) or self.credential or ""
 
     async def chat(self, messages: list[dict[str, Any]], **extra: Any) -> Reply:
-        """Ask the policy. Model and sampling come from the request; `extra` (tools, tool_choice …) is added."""
+        """Send messages to the policy, with the request's model and sampling, and `extra` (tools, tool_choice …)."""
         if self.calls >= self.max_turns:
             raise PolicyFailure(f"{self.max_turns} turns are used up", code="max_turns")
         self.calls += 1
@@ -104,19 +104,19 @@ class Episode:
         tool_calls: list[Any] | None = None,
         info: dict[str, Any] | None = None,
     ) -> None:
-        """Record one decision and what it earned. The rollout's reward is the sum over its steps, or its `outcome`.
+        """Record one decision and its reward. The rollout's reward is the sum over its steps, or its `outcome`.
 
-        obs, info: what the environment answered, for whoever reads the rollout; anything that JSON has, and of other
-        values their text. truncated: whether the episode ends here by a limit, and not by the task itself. tool_calls:
-        those of the replies since the last step where none are given.
+        obs, info: the environment's answer, for readers of the rollout; any JSON value, and other values as their text.
+        truncated: whether the episode ends here by a limit, and not by the task itself. tool_calls: default: the tool
+        calls of the replies since the last step.
 
         Raises ValueError when the reward is not a finite number: JSON would turn it into "no reward".
         """
         reward = None if reward is None else read_reward(reward, "the reward of a step")
         if self.trace is not None:
             self.trace.stepped(reward=reward, done=done, truncated=bool(truncated))
-        told = info or {}
-        meta = {"inference_url": self.url, **told.get("meta", {})}
+        info_fields = info or {}
+        meta = {"inference_url": self.url, **info_fields.get("meta", {})}
         called, self._called = self._called, []
         self.steps.append(
             Step(
@@ -125,17 +125,17 @@ class Episode:
                 done=done,
                 truncated=truncated,
                 tool_calls=called if tool_calls is None else tool_calls,
-                info={**told, "meta": meta},
-                # An agent with a client of its own calls past us.
+                info={**info_fields, "meta": meta},
+                # An agent with its own client does not call through this class.
                 after_call=self.calls or None,
             )
         )
 
     def outcome(self, score: float, *, events: float | None = None, details: dict[str, Any] | None = None) -> None:
-        """Say what the whole rollout earned: `score` is its reward, in place of the sum over its steps.
+        """Set the reward of the whole rollout: `score`, in place of the sum over its steps.
 
-        events: a score of what happened on the way, which is shown and not trained. details: for whoever reads the
-        rollout. The last call counts; after a failure of the policy none does.
+        events: a score of the events on the way, which is shown and not trained. details: for readers of the rollout.
+        The last call counts; after a failure of the policy none does.
 
         Raises ValueError when a score is not a finite number: JSON would turn it into "no reward".
         """
@@ -144,10 +144,10 @@ class Episode:
         self.earned = Outcome(score, events, details or {})
 
     def settle(self, returned: Any) -> None:
-        """Take what the episode's function returned: a number is the outcome, in place of the sum over the steps.
+        """Use the return value of the episode's function: a number is the outcome, in place of the sum over the steps.
 
-        Raises `BadOutcome` for anything else that is not None, for a number beside another `outcome`, and for nothing
-        where nothing is recorded.
+        Raises `BadOutcome` for any other value that is not None, for a number that differs from `outcome`, and for None
+        if nothing is recorded.
         """
         if returned is None:
             if not self.steps and self.earned is None:
@@ -167,6 +167,6 @@ class Episode:
 
 
 def rollout_credential(url: str) -> str | None:
-    """The credential in a model's address, or None."""
+    """Return the credential in a model's address, or None."""
     parts = urlsplit(url)
     return find_credential(path=parts.path, query=parts.query)

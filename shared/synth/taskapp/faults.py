@@ -1,4 +1,4 @@
-"""What a task app's own code raised, for its author to read: the lines of that code, and nothing of what runs it."""
+"""Describe an error of a task app's own code to its author: with the lines of that code, without the SDK's."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import Any
 
 from synth.runtime.lines import split_lines
 
-#: Of an endless recursion the last calls say enough.
+#: The last calls of an endless recursion are enough.
 _MOST_FRAMES = 8
 _LONGEST_TEXT = 2000
 _SYNTH = str(Path(__file__).resolve().parents[1])
@@ -25,7 +25,7 @@ _LIBRARIES = tuple({str(Path(sysconfig.get_path(name)).resolve()) for name in ("
 
 @dataclass(frozen=True)
 class CodeLine:
-    """A line of the author's code that was running. file: as short as it is clear from the working directory."""
+    """A line of the author's code that was running. file: relative to the working directory if that is shorter."""
 
     file: str
     line: int
@@ -39,7 +39,7 @@ class CodeLine:
 
 @dataclass(frozen=True)
 class Fault:
-    """An exception. frames: of the author's own code, the one that raised last; raised_in: the library it came from."""
+    """An exception. frames: of the author's own code, the raising one last; raised_in: the library that raised it."""
 
     what: str
     frames: list[CodeLine]
@@ -47,11 +47,11 @@ class Fault:
 
     @property
     def place(self) -> str:
-        """The author's own line, "" where none was running."""
+        """The author's own line, "" if none was running."""
         return self.frames[-1].place if self.frames else ""
 
     def lines(self) -> list[str]:
-        """The last lines of a traceback: place and source of each call, then what was raised."""
+        """Return the last lines of a traceback: place and source of each call, then the exception."""
         shown = [part for f in self.frames for part in (f"{f.place}, in {f.function}", f"  {f.source}") if part.strip()]
         return [*shown, *split_lines(self.what), *([f"raised in {self.raised_in}"] if self.raised_in else [])]
 
@@ -60,7 +60,7 @@ class Fault:
 
 
 def fault_of(error: BaseException) -> Fault:
-    """What an exception says to the author of the code that raised it, or called what raised it."""
+    """Describe an exception to the author of the code that raised it, or that called the raising code."""
     shown = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
     cause = error.__cause__
     if cause is not None:
@@ -77,12 +77,12 @@ def fault_of(error: BaseException) -> Fault:
 
 
 def fault_at(function: Any, what: str) -> Fault:
-    """A fault that no exception has a place for, at the definition of the author's function."""
+    """Return a fault without an exception, with the definition of the author's function as its place."""
     code = getattr(inspect.unwrap(function), "__code__", None)
     if code is None:
         return Fault(what, [])
     linecache.checkcache(code.co_filename)
-    # A function's first line is that of its first decorator.
+    # A function's first line is its first decorator's.
     lines = linecache.getlines(code.co_filename)
     definition = re.compile(rf"\s*(async\s+)?def\s+{code.co_name}\b")
     after = range(code.co_firstlineno, len(lines) + 1)
@@ -92,12 +92,12 @@ def fault_at(function: Any, what: str) -> Fault:
 
 
 def is_own(path: str) -> bool:
-    """Whether a file is the author's: neither of this package, nor of Python, nor of an installed library."""
+    """Return whether a file is the author's: neither of this package, nor of Python, nor of an installed library."""
     if path.startswith("<"):
         return False
-    found = str(Path(path).resolve())
+    resolved = str(Path(path).resolve())
     inside = (_SYNTH, *_LIBRARIES, *(f"{p}" for p in sys.path if p.endswith("site-packages")))
-    return not any(found.startswith(f"{folder}/") for folder in inside) and "site-packages" not in found
+    return not any(resolved.startswith(f"{folder}/") for folder in inside) and "site-packages" not in resolved
 
 
 def _frames(tb: TracebackType | None) -> Iterator[tuple[str, CodeLine]]:

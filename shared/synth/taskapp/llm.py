@@ -19,7 +19,7 @@ _LONGEST_PAUSE = 10.0
 
 
 class PolicyFailure(Exception):
-    """The policy did what earns it nothing: no tool call, a reply cut off, arguments that are no JSON.
+    """The policy failed: it made no tool call, its reply was cut off, or its arguments are not JSON.
 
     Raised by the environment's author or by this module; it is reported as the policy's, never retried.
     """
@@ -52,11 +52,11 @@ class Reply:
 
     @property
     def message(self) -> dict[str, Any]:
-        """The assistant's message, to append to the conversation as it is."""
+        """The assistant's message, to append to the conversation unchanged."""
         return self.body["choices"][0]["message"]
 
     def tool_calls(self) -> list[ToolCall]:
-        """The calls in order. Raises PolicyFailure when arguments are not a JSON object."""
+        """Return the calls in order. Raises PolicyFailure when arguments are not a JSON object."""
         calls: list[ToolCall] = []
         for call in cast(list[dict[str, Any]], self.message.get("tool_calls") or []):
             function = call["function"]
@@ -70,7 +70,7 @@ class Reply:
         return calls
 
     def require_tool_call(self) -> ToolCall:
-        """The first call. Raises PolicyFailure when the model made none."""
+        """Return the first call. Raises PolicyFailure when the model made none."""
         calls = self.tool_calls()
         if not calls:
             raise PolicyFailure("the model made no tool call", code="no_tool_call")
@@ -78,7 +78,7 @@ class Reply:
 
 
 def completions_url(inference_url: str) -> str:
-    """The address to post to: the path is completed to `…/v1/chat/completions`, the query (the cid) is kept.
+    """Return the address to post to: its path completed to `…/v1/chat/completions`, with the query (the cid).
 
     Raises ValueError when it is not an HTTP address.
     """
@@ -92,7 +92,7 @@ def completions_url(inference_url: str) -> str:
 
 
 class ChatClients:
-    """HTTP connections to the model, shared by all rollouts: several clients with at most 8 calls in flight each."""
+    """HTTP connections to the model, shared by all rollouts: several clients with at most 8 concurrent calls each."""
 
     def __init__(
         self,
@@ -100,7 +100,7 @@ class ChatClients:
         max_in_flight: int = 512,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
-        """max_in_flight: calls at one time; further ones wait for their turn."""
+        """Make the clients. max_in_flight: concurrent calls; further ones wait for their turn."""
         self._transport = transport
         self._free = asyncio.Semaphore(max_in_flight)
         self._clients: list[httpx.AsyncClient] = []
@@ -110,11 +110,11 @@ class ChatClients:
     async def chat(
         self, url: str, body: dict[str, Any], *, within: float, headers: dict[str, str] | None = None
     ) -> Reply:
-        """One completion, tried again while the model is busy (429, 5xx, overloaded, a lost connection).
+        """Return one completion; try again while the model is busy (429, 5xx, overloaded, a lost connection).
 
-        within: seconds for all tries, such as what is left of the rollout: how long a reply takes is the job's to say.
-        Raises InferenceUnavailable when they have passed or the call is refused, PolicyFailure when the conversation
-        has outgrown the model.
+        within: seconds for all tries, such as the rest of the rollout's time, as only the job limits how long a reply
+        takes. Raises InferenceUnavailable when they have passed or the call is refused, PolicyFailure when the
+        conversation has outgrown the model.
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + within
@@ -186,15 +186,15 @@ def _reply(response: httpx.Response) -> Reply:
 
 
 def _busy(response: httpx.Response) -> tuple[str, float]:
-    """Why to try again, and after how many seconds at least; raises when trying again cannot help."""
+    """Return the reason to try again, and the least pause in seconds. Raises if another try cannot help."""
     try:
         body: Any = response.json()
     except ValueError:
         body = None
     fields = cast(dict[str, Any], body) if isinstance(body, dict) else {}
     reason = f"HTTP {response.status_code} {response.text[:200]}"
-    told = fields.get("error")
-    if isinstance(told, dict) and cast(dict[str, Any], told).get("code") == "call_budget_spent":
+    reported = fields.get("error")
+    if isinstance(reported, dict) and cast(dict[str, Any], reported).get("code") == "call_budget_spent":
         raise PolicyFailure("the rollout has made all of its calls of the model", code="call_budget")
     if response.status_code in _BUSY:
         return reason, _seconds(response.headers.get("retry-after"))

@@ -1,4 +1,4 @@
-"""A task app in about 40 lines: say what the task is, write one episode, serve it.
+"""A task app in about 40 lines: describe the task, write one episode, serve it.
 
     math = TaskApp("math", name="Sums", description="What is a + b?")
 
@@ -11,10 +11,10 @@
 
 An episode returns its reward, or records steps (`Episode.step`) or an outcome (`Episode.outcome`) and returns nothing.
 
-Whose fault a failure is, is kept apart: PolicyFailure is the policy's (200, no reward, `policy_failure`),
-InferenceUnavailable the platform's (502), UserError the job's, which asks for what the app does not have (422),
-anything else the environment's (500), and overtime is a 504. What an agent's own client or framework raises is one of
-these, too (`synth.taskapp.blame`).
+Each failure is attributed: PolicyFailure is the policy's (200, no reward, `policy_failure`), InferenceUnavailable the
+platform's (502), UserError the job's, which requests something that the app does not have (422), any other error the
+environment's (500), and overtime is a 504. Errors of an agent's own client or framework are also attributed to one of
+these (`synth.taskapp.blame`).
 """
 
 from __future__ import annotations
@@ -60,9 +60,9 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 class TaskApp:
     """An environment behind the task-app contract.
 
-    id: what jobs call it (`env_name`). max_turns: calls of the model a rollout, at most.
-    rubric: what is judged, `{"outcome": …, "events": …}`, for whoever asks for `/info` or `/task_info`.
-    keys: the environment keys; those of the process's environment when None.
+    id: its name in jobs (`env_name`). max_turns: the most calls of the model in a rollout. rubric: the criteria for
+    judges, `{"outcome": …, "events": …}`, in the answers of `/info` and `/task_info`. keys: the environment keys; None:
+    the keys of the process's environment.
     """
 
     def __init__(
@@ -94,25 +94,25 @@ class TaskApp:
         return configured_keys() if self._keys is None else self._keys
 
     def episode(self, function: _F) -> _F:
-        """Register what plays one rollout: an `async def`, or a plain `def`, which runs in a thread of its own.
+        """Register the function that plays one rollout: an `async def`, or a `def`, which runs in its own thread.
 
-        It returns a finite number (or a bool), the rollout's reward in place of the sum over its steps; or nothing,
-        where it has recorded a step or an outcome.
+        It returns a finite number (or a bool), the rollout's reward in place of the sum over its steps; or nothing, if
+        it has recorded a step or an outcome.
 
         The deadline of a thread is the rollout's (`safety.max_time_s`), but a thread cannot be stopped: past the
-        deadline the rollout is answered with a 504, and the function goes on until it returns by itself. Its calls of
+        deadline the rollout is answered with a 504, and the function continues until it returns by itself. Its calls of
         the model are refused once the rollout is over. Give its client a timeout. `ep.chat` is for `async def` alone.
         """
         self._episode = function
         return function
 
     def task_info(self, function: _F) -> _F:
-        """Register what is to be known of one seed's task: `seed -> dict`, without the answer."""
+        """Register the function that describes one seed's task: `seed -> dict`, without the answer."""
         self._describe = function
         return function
 
     def asgi(self) -> Starlette:
-        """The web app. Raises UserError without an episode: it could answer every call but the one that matters."""
+        """Return the web app. Raises UserError without an episode: it could not answer `/rollout`."""
         if self._episode is None:
             raise UserError(
                 Problem(
@@ -143,7 +143,7 @@ class TaskApp:
             try:
                 return refusal(request, self.keys) or await endpoint(request)
             except asyncio.CancelledError:
-                # The server cancels what is under way when it stops; whoever asked learns why.
+                # The server cancels requests that are under way when it stops; the caller gets the reason.
                 return error(503, "stopping", "the task app is being stopped")
             except Exception as broken:  # noqa: BLE001 - the app's own code, which may raise anything
                 return _broken(f"{request.method} {request.url.path}", fault_of(broken))
@@ -168,13 +168,15 @@ class TaskApp:
         )
 
     async def _task_info(self, request: Request) -> Response:
-        asked = request.query_params.getlist("seed")
-        if not asked:
+        requested = request.query_params.getlist("seed")
+        if not requested:
             taskset = {**self._dataset, "task": self._task}
             return JSONResponse({"taskset": taskset, "env_names": [self.id]})
-        if len(asked) > _MOST_SEEDS_ASKED or not all(s.isascii() and s.isdigit() and len(s) < 17 for s in asked):
+        if len(requested) > _MOST_SEEDS_ASKED or not all(
+            s.isascii() and s.isdigit() and len(s) < 17 for s in requested
+        ):
             return error(422, "bad_seed", f"seed: at most {_MOST_SEEDS_ASKED} whole numbers of 0 or more")
-        infos = [self._info_of(int(s)) for s in asked]
+        infos = [self._info_of(int(s)) for s in requested]
         return JSONResponse(infos if len(infos) > 1 else infos[0])
 
     def _info_of(self, seed: int) -> dict[str, Any]:
@@ -190,16 +192,16 @@ class TaskApp:
 
     async def _rollout(self, request: Request) -> Response:
         try:
-            asked = RolloutRequest.model_validate_json(await request.body())
-            episode = self._begin(asked, request.state.environment_key)
+            call = RolloutRequest.model_validate_json(await request.body())
+            episode = self._begin(call, request.state.environment_key)
         except ValidationError as bad:
             first = bad.errors(include_url=False, include_input=False)[0]
             place = ".".join(map(str, first["loc"]))
             return error(422, "bad_request", f"{place}: {first['msg']}")
         except (ValueError, InvalidKey) as bad:
             return error(422, "bad_request", str(bad))
-        doing = f"the episode of seed {episode.seed}, run {asked.run_id}"
-        overtime = asyncio.timeout(asked.safety.max_time_s)
+        doing = f"the episode of seed {episode.seed}, run {call.run_id}"
+        overtime = asyncio.timeout(call.safety.max_time_s)
         try:
             async with overtime:
                 failure = await self._play(episode)
@@ -215,7 +217,7 @@ class TaskApp:
             if overtime.expired():
                 if not isinstance(broken, TimeoutError):
                     _log_fault(f"{doing}, was past its deadline and", fault_of(broken))
-                what = f"not done within {asked.safety.max_time_s:g} s"
+                what = f"not done within {call.safety.max_time_s:g} s"
                 return error(504, "rollout_timeout", what, **_played(self, episode))
             return _broken(doing, fault_of(broken), **_played(self, episode))
         return Response(body, media_type="application/json")
@@ -241,37 +243,37 @@ class TaskApp:
         episode.settle(returned)
         return None
 
-    def _begin(self, asked: RolloutRequest, environment_key: str) -> Episode:
-        config = asked.policy.config
+    def _begin(self, body: RolloutRequest, environment_key: str) -> Episode:
+        config = body.policy.config
         url = config.get("inference_url")
         if not isinstance(url, str):
             raise ValueError("policy.config.inference_url is missing: where is the model?")
         url = completions_url(url)
-        if asked.env.seed is None or asked.env.seed < 0:
+        if body.env.seed is None or body.env.seed < 0:
             raise ValueError("env.seed is missing: a whole number of 0 or more")
-        named = asked.env.env_name or asked.env.env_id
+        named = body.env.env_name or body.env.env_id
         if named not in (None, self.id):
             raise ValueError(f"env.env_name is {named!r}, this task app is {self.id!r}")
-        wanted = config.get("max_llm_calls")
-        turns = wanted if isinstance(wanted, int) and 0 < wanted < self.max_turns else self.max_turns
+        most_calls = config.get("max_llm_calls")
+        turns = most_calls if isinstance(most_calls, int) and 0 < most_calls < self.max_turns else self.max_turns
         return Episode(
-            seed=asked.env.seed,
-            env_config=asked.env.config,
+            seed=body.env.seed,
+            env_config=body.env.config,
             policy_config=config,
             max_turns=turns,
-            request=asked,
+            request=body,
             url=url,
             clients=self._clients,
-            ends=time.monotonic() + asked.safety.max_time_s,
-            # In training the platform records every token itself, and asks for traces only because some apps insist.
-            trace=_new_trace(asked, url) if asked.record.return_trace and asked.mode == "eval" else None,
-            # Back to where it came from: whoever names the model's address has sent this very key.
+            ends=time.monotonic() + body.safety.max_time_s,
+            # In training the platform records every token itself, and requests traces only because some apps insist.
+            trace=_new_trace(body, url) if body.record.return_trace and body.mode == "eval" else None,
+            # It goes only to its sender: the caller that gave the model's address has sent this very key.
             credential=None if rollout_credential(url) else environment_key,
         )
 
 
 def _broken(doing: str, fault: Fault, *, code: str = "environment_error", **beside: Any) -> JSONResponse:
-    """The answer of status 500 for what is wrong in the app's own code, which its author reads in the log, too.
+    """Return the answer of status 500 for an error in the app's own code, and log it for its author.
 
     beside: as in `error`.
     """
@@ -326,13 +328,13 @@ def _trajectory(app: TaskApp, episode: Episode, steps: list[Step]) -> Trajectory
 
 
 def _played(app: TaskApp, episode: Episode) -> dict[str, Any]:
-    """The steps that were played before an error, to stand beside it: they show how it came to it."""
+    """Return the steps before an error, for the answer: they show how the error arose."""
     played = _trajectory(app, episode, episode.steps).model_dump_json(fallback=_plain)
     return {"trajectories": [json.loads(played)]}
 
 
 def _plain(value: Any) -> Any:
-    """What stands in an answer for a value that JSON does not have: an array's numbers, else its text."""
+    """Return a value that JSON does not have in another form: an array's numbers, else its text."""
     if callable(as_list := getattr(value, "tolist", None)):
         return as_list()
     return f"{type(value).__name__}: {value}" if isinstance(value, BaseException) else str(value)
@@ -345,7 +347,7 @@ def _new_trace(asked: RolloutRequest, url: str) -> Trace:
 
 
 def _trace(app: TaskApp, episode: Episode, earned: float | None) -> dict[str, Any] | None:
-    """The trace where one is wanted, with what it is found by."""
+    """Return the trace, if one is requested, with the values to find it by."""
     if episode.trace is None:
         return None
     about = {
@@ -361,7 +363,7 @@ def _trace(app: TaskApp, episode: Episode, earned: float | None) -> dict[str, An
 def serve(app: TaskApp, *, port: int, host: str = "127.0.0.1", ready: Callable[[str], None] = lambda url: None) -> None:
     """Serve until SIGINT or SIGTERM. Raises UserError when the port is taken, or the app has no episode.
 
-    ready: called with the app's address once the port is ours; a `port` of 0 takes a free one.
+    ready: called with the app's address once the port is open; a `port` of 0 takes a free one.
     The environment key is taken from the environment, or from `.env` in the working directory.
     """
     if not configured_keys():

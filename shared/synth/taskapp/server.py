@@ -18,12 +18,12 @@ _BACKLOG = 2048
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A socket that takes calls from now on; a `port` of 0 is a free one. Raises UserError when the port is taken."""
+    """Open a socket and listen on it; a `port` of 0 is a free one. Raises UserError when the port is taken."""
     listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((host, port))
-        # Before anybody is told of the address: a call that comes at once waits instead of being refused.
+        # The port listens before its address is published, so that an early call waits instead of being refused.
         listener.listen(_BACKLOG)
     except OSError as taken:
         listener.close()
@@ -39,13 +39,13 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def url_of(listener: socket.socket) -> str:
-    """The address of what listens there."""
+    """Return the address of a listening socket."""
     host, port = listener.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def make_server(app: Starlette, *, grace_s: int = GRACE_S) -> uvicorn.Server:
-    """The server, not yet running. grace_s: seconds for what is under way when it is told to stop."""
+    """Return the server, not yet running. grace_s: seconds that running requests get when it stops."""
     config = uvicorn.Config(
         app,
         loop="uvloop",

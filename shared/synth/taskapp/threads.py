@@ -1,4 +1,4 @@
-"""Runs a blocking function in a thread of its own, so that the event loop goes on."""
+"""Run a blocking function in its own thread, so that it does not block the event loop."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ _T = TypeVar("_T")
 
 
 async def run_in_thread(function: Callable[[], _T]) -> _T:
-    """What `function` returns or raises. A cancellation ends the wait alone: a thread cannot be stopped.
+    """Run `function` in a thread and return its result. A cancellation ends only the wait: no thread can be stopped.
 
-    The thread is a daemon, and none of a pool: one that never ends holds up neither the others nor the process's end.
+    The thread is a daemon outside of any pool: if it never ends, it delays neither other calls nor the process's exit.
     """
     loop = asyncio.get_running_loop()
     done: asyncio.Future[_T] = loop.create_future()
@@ -33,11 +33,11 @@ async def run_in_thread(function: Callable[[], _T]) -> _T:
         result, error = None, None
         try:
             result = context.run(function)
-        except BaseException as raised:  # noqa: BLE001 - the waiting coroutine gets it, whatever it is
+        except BaseException as raised:  # noqa: BLE001 - the waiting coroutine gets any error
             # These would end the server, or are taken by no future.
             ends_more = isinstance(raised, StopIteration) or not isinstance(raised, Exception)
             error = RuntimeError(repr(raised)) if ends_more else raised
-        # The loop is closed where nobody waits any more.
+        # The loop is closed if nobody waits any more.
         with contextlib.suppress(RuntimeError):
             loop.call_soon_threadsafe(settle, result, error)
 

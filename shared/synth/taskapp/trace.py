@@ -1,8 +1,8 @@
-"""What a rollout looked like, in the shape that the published clients store and filter: a trace of version 3.
+"""A rollout in the shape that the published clients store and filter: a trace of version 3.
 
 A message history in the order of the conversation, each message once, and an event for each call of the model and each
-step of the environment. Times are unix seconds. An event of a call has what was said since the call before it, and how
-many messages came earlier, so that a trace is as long as its conversation.
+step of the environment. Times are unix seconds. An event of a call has the messages since the call before it, and the
+number of earlier messages, so that a trace is as long as its conversation.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _SWITCH = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false"
 
 
 def tracing_enabled() -> bool | None:
-    """What TASKAPP_TRACING_ENABLED says; None where it is not set. Raises `ValueError` for what is no switch."""
+    """Return the value of TASKAPP_TRACING_ENABLED; None if it is not set. Raises `ValueError` for other values."""
     text = os.environ.get(TRACING, "").strip().lower()
     if text and text not in _SWITCH:
         raise ValueError(f"{TRACING}={text[:40]!r}: expected 1, to keep images in traces, or 0")
@@ -43,16 +43,18 @@ class Trace:
     _events: list[Object] = field(default_factory=list[Object])
     _told: list[Object] = field(default_factory=list[Object])
 
-    def called(self, asked: list[Object], completion: Object, *, tools: Sequence[Object] = (), seconds: float) -> None:
-        """A call of the model: what it was told and could call, and its whole completion."""
+    def called(
+        self, messages: list[Object], completion: Object, *, tools: Sequence[Object] = (), seconds: float
+    ) -> None:
+        """Record a call of the model: its messages, its tools, and its whole completion."""
         at, turn = time.time(), sum(1 for event in self._events if "call_records" in event)
-        # A conversation grows by what came since the last call; one that was begun anew is told whole.
-        told = len(self._told) if asked[: len(self._told)] == self._told else 0
+        # A conversation grows by the messages since the last call; a new conversation is recorded whole.
+        earlier = len(self._told) if messages[: len(self._told)] == self._told else 0
         reply = cast(Object, completion["choices"][0]["message"])
-        new = [message if self.images else _without_images(message) for message in asked[told:]]
+        new = [message if self.images else _without_images(message) for message in messages[earlier:]]
         for message in [*new, reply]:
             self._messages.append(_message(message, at=at, turn=turn))
-        self._told = [*asked, reply]
+        self._told = [*messages, reply]
         usage = cast(Object, completion.get("usage") or {})
         model = str(completion.get("model") or "")
         self._events.append(
@@ -71,7 +73,7 @@ class Trace:
                         "provider": "synth",
                         "model_name": model,
                         "input_messages": new,
-                        "messages_before": told,
+                        "messages_before": earlier,
                         "output_messages": [reply],
                         "output_text": reply.get("content"),
                         "tools": list(tools),
@@ -83,12 +85,12 @@ class Trace:
         )
 
     def stepped(self, *, reward: float | None, done: bool, truncated: bool) -> None:
-        """A step of the environment, and what it paid."""
+        """Record a step of the environment and its reward."""
         ended = {"terminated": done and not truncated, "truncated": truncated}
         self._events.append({**_moment("environment", time.time()), "reward": reward or 0.0, **ended})
 
     def session(self, metadata: Object) -> Object:
-        """The trace of the whole rollout."""
+        """Return the trace of the whole rollout."""
         created = datetime.fromtimestamp(self.started, UTC).isoformat()
         return {
             "session_id": self.session_id,

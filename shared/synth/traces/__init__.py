@@ -1,1 +1,1 @@
-"""What becomes of a trace outside the platform: conversations to train on, and the shape that clients store."""
+"""Convert a trace for use outside the platform: conversations to train on, and the shape that clients store."""

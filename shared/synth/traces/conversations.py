@@ -1,7 +1,7 @@
-"""The conversations of a transcript, as rows to train on: what the policy said in a rollout is learned, once.
+"""The conversations of a transcript, as rows to train on: each message of the policy is learned once.
 
-A rollout whose every call goes on from the one before is one conversation. One whose client begins anew, or leaves out
-what was said, is several: a message of the policy that stands in two of them is learned in the first. A reply that was
+A rollout whose every call continues the one before is one conversation. A rollout whose client starts again, or leaves
+out messages, is several: a message of the policy that stands in two of them is learned in the first. A reply that was
 cut off is learned in none: its row would teach the model to end there.
 """
 
@@ -20,7 +20,7 @@ CUT_OFF = ("length", "abort")
 
 @dataclass(frozen=True)
 class TaughtConversation:
-    """Messages as a client wrote them, and the tools that were offered last. turns: those whose replies it teaches.
+    """Messages as a client wrote them, and the tools that were offered last. turns: the turns whose replies it teaches.
 
     taught: the places of these replies among the messages. A message of an assistant at another place is context: the
     client wrote it, another conversation teaches it, or it was cut off.
@@ -32,7 +32,7 @@ class TaughtConversation:
     turns: list[int]
 
     def as_row(self) -> Object:
-        """A line of a training file. Every assistant message is learned but those with a weight of 0."""
+        """Return a line of a training file. Every assistant message is learned unless its weight is 0."""
         taught = set(self.taught)
         messages = [
             message | {"weight": 0} if message.get("role") == "assistant" and place not in taught else message
@@ -42,7 +42,7 @@ class TaughtConversation:
 
 
 def conversations(transcript: Transcript) -> list[TaughtConversation]:
-    """Those that no later turn goes on from as a whole, in the order of their last turns."""
+    """Return the conversations that no later turn continues as a whole, in the order of their last turns."""
     turns = transcript.turns
     lengths: list[int] = []
     goes_on: set[int] = set()
@@ -60,19 +60,19 @@ def _kept(turn: TranscriptTurn, n: int) -> int:
 
 
 def _tools(turns: Sequence[TranscriptTurn]) -> list[list[Any]]:
-    """The tools of each turn, which names them where they differ from those before."""
-    found: list[list[Any]] = []
+    """Return the tools of each turn; a turn records them only if they differ from the turn before."""
+    tools_by_turn: list[list[Any]] = []
     last: list[Any] = []
     for turn in turns:
         last = last if turn.tools is None else turn.tools
-        found.append(last)
-    return found
+        tools_by_turn.append(last)
+    return tools_by_turn
 
 
 def _conversation(
     turns: Sequence[TranscriptTurn], end: int, tools: list[Any], lengths: list[int], known: set[int]
 ) -> TaughtConversation:
-    """What was said up to the reply of a turn. known: the turns that are taught already; these are added to it."""
+    """Return the messages up to the reply of a turn. known: the turns that are taught already; it is updated."""
     pieces: list[tuple[int, int, int]] = []
     turn, upto = end, lengths[end]
     while upto > 0:
@@ -85,10 +85,10 @@ def _conversation(
     taught: list[int] = []
     used: list[int] = []
     for turn, begin, upto in reversed(pieces):
-        said = [*turns[turn].messages, turns[turn].reply][: upto - begin]
+        added = [*turns[turn].messages, turns[turn].reply][: upto - begin]
         if upto == lengths[turn] and turn not in known and turns[turn].finish_reason not in CUT_OFF:
-            taught.append(len(messages) + len(said) - 1)
+            taught.append(len(messages) + len(added) - 1)
             used.append(turn)
-        messages += [cast(Object, message) if isinstance(message, dict) else {} for message in said]
+        messages += [cast(Object, message) if isinstance(message, dict) else {} for message in added]
     known.update(used)
     return TaughtConversation(messages, tools, taught, used)

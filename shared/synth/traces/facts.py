@@ -1,4 +1,4 @@
-"""What a trace says of itself beside its conversation: what the policy did, what it saw, and how it ended."""
+"""The facts of a trace beside its conversation: the policy's actions, the states it saw, and how the episode ended."""
 
 from __future__ import annotations
 
@@ -17,9 +17,11 @@ Object = dict[str, Any]
 
 @dataclass(frozen=True)
 class EpisodeFacts:
-    """steps: of the environment; the calls of the model where the task app tells none. actions, states: of each step,
-    as text. achievements: None where the task app counts none. failed: by the policy or the environment. timed_out: the
-    task app was too late, or the policy's last reply was cut off. malformed: a tool call could not be read.
+    """The facts of one episode.
+
+    steps: of the environment; the calls of the model if the task app reports none. actions, states: of each step, as
+    text. achievements: None if the task app counts none. failed: by the policy or the environment. timed_out: the task
+    app was too late, or the policy's last reply was cut off. malformed: a tool call could not be read.
     """
 
     steps: int = 0
@@ -34,7 +36,7 @@ class EpisodeFacts:
 
 
 def episode_facts(summary: TraceSummary, transcript: Transcript) -> EpisodeFacts:
-    """What a trace of the platform says. The split is the task app's, that of `env_config`, or the mode."""
+    """Return the facts of a trace of the platform. The split is the task app's, else `env_config`'s, else the mode."""
     answer = transcript.answer or TaskAppAnswer()
     metrics = as_object(answer.metrics)
     places = [as_object(metrics.get("details")), metrics, as_object(answer.final)]
@@ -57,7 +59,7 @@ def episode_facts(summary: TraceSummary, transcript: Transcript) -> EpisodeFacts
 
 
 def judge_scores(summary: TraceSummary, review: RolloutReview | None) -> dict[str, float]:
-    """By name: "events" and "outcome", and each criterion; one of events is the mean of their scores."""
+    """Return scores by name: "events", "outcome", and each criterion; a criterion of events has its mean."""
     scores: dict[str, float] = {}
     if review is not None:
         sums: dict[str, list[float]] = {}
@@ -74,7 +76,7 @@ def judge_scores(summary: TraceSummary, review: RolloutReview | None) -> dict[st
 
 
 def longest_repeat(actions: list[str]) -> int:
-    """How often the same action was done in a row, at most."""
+    """Return the most times that one action was repeated in a row."""
     most = length = 0
     before: str | None = None
     for action in actions:
@@ -84,7 +86,7 @@ def longest_repeat(actions: list[str]) -> int:
 
 
 def is_loop(actions: list[str]) -> bool:
-    """Whether an episode ends in a circle: the same two to four actions, over and over, three times at least."""
+    """Return whether an episode ends in a loop: the same two to four actions, at least three times."""
     for period in (2, 3, 4):
         tail = actions[-3 * period :]
         if len(tail) == 3 * period and tail[:period] * 3 == tail:
@@ -93,7 +95,7 @@ def is_loop(actions: list[str]) -> bool:
 
 
 def as_object(value: Any) -> Object:
-    """A foreign value that should be an object; empty where it is none."""
+    """Return a foreign value that should be an object; an empty one if it is not."""
     return cast(Object, value) if isinstance(value, dict) else {}
 
 

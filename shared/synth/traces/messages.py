@@ -10,12 +10,12 @@ _TYPES = {"system": "system", "developer": "system", "user": "user", "assistant"
 
 
 def message_type(message: Object) -> str:
-    """The type of a message, by its role."""
+    """Return the type of a message, by its role."""
     return _TYPES.get(str(message.get("role")), "system")
 
 
 def stored_content(message: Object) -> Object:
-    """The content of a message in the two fields that the clients have: `text`, or else `json_payload`."""
+    """Return the content of a message in the two fields that the clients have: `text`, or else `json_payload`."""
     content = message_content(message)
     if isinstance(content, str):
         return {"text": content}
@@ -23,12 +23,12 @@ def stored_content(message: Object) -> Object:
 
 
 def message_content(message: Object) -> Any:
-    """The content of a message as the clients store it: text, parts, or calls as `{"tool_name", "arguments"}`."""
+    """Return a message's content as the clients store it: text, parts, or calls as `{"tool_name", "arguments"}`."""
     content, calls = message.get("content"), message.get("tool_calls")
     if not calls:
         return "" if content is None else content
-    said = [{"type": "text", "text": content}] if isinstance(content, str) and content else []
-    return [*said, *(_call(_object(call)) for call in calls)]
+    parts = [{"type": "text", "text": content}] if isinstance(content, str) and content else []
+    return [*parts, *(_call(_object(call)) for call in calls)]
 
 
 def _call(call: Object) -> Object:

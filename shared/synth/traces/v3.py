@@ -1,8 +1,8 @@
 """A trace in the shape that the published clients store: a session of version 3.
 
 A message history in the order of the conversation, each message once, and an event for each call of the model and each
-step of the environment. When each message was sent is not recorded, so all of them have the time of the session's end;
-their order is that of the list, and their turn is in `message_time`.
+step of the environment. The times of messages are not recorded, so all of them have the time of the session's end; the
+order of the list is their order, and their turn is in `message_time`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Object = dict[str, Any]
 
 
 def v3_trace(trace: TraceDetail) -> Object:
-    """The trace with its rewards, under `outcome_rewards` and `event_rewards` as the clients' tables have them.
+    """Return the trace with its rewards, under the names of the clients' tables: `outcome_rewards`, `event_rewards`.
 
     It needs the transcript.
     """
@@ -72,7 +72,7 @@ def _messages(transcript: Transcript, at: float) -> Iterator[Object]:
 
 
 def _events(trace: TraceDetail, transcript: Transcript, at: float) -> tuple[list[Object], list[Object]]:
-    """The events, and the rewards of those that have one; `event` is the place among the events."""
+    """Return the events, and the rewards of events that have one; `event` is the index of the event."""
     steps = list(transcript.answer.steps) if transcript.answer else []
     one_each = len(steps) == len(transcript.turns)
     placed: dict[int, list[TranscriptStep]] = {}

@@ -1,4 +1,4 @@
-"""What was sampled: completion records, the trajectories made of them, and the batches that are trained.
+"""The sampled data: completion records, trajectories built from them, and the batches that are trained.
 
 Each is one safetensors body (ragged: flat arrays and offsets). Nothing here is ever detokenised and encoded again.
 """

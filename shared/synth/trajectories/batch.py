@@ -46,12 +46,13 @@ class RolloutBatch:
 
     tokens int32 [T] · loss_mask bool [T] · logprobs float32 [T] (behaviour, nats) · versions int32 [T]
     cu_seqlens int32 [S+1] · advantages float32 [S] · rollout int32 [S], the index into `meta.rollouts`.
-    token_advantages: float32 [T], where credit is given turn by turn, 0 where the mask is False; None: each token has
-    the advantage of its sequence. A sequence's advantage is then the mean of its tokens'.
-    masks: of the T tokens, which others could have been sampled in their place (decision 33); None where any could.
-    images: of each sequence, those that its tokens show, in their order. processor: what made patches of them
-    (`ImageProcessor.fingerprint`), "" where no sequence shows any.
-    Sequences of groups that were dropped are not in it; `meta` counts them.
+
+    token_advantages: float32 [T], if credit is given turn by turn, 0 where the mask is False; None: each token has the
+    advantage of its sequence. A sequence's advantage is then the mean of its tokens'. masks: for each of the T tokens,
+    the other tokens that could have been sampled in its place (decision 33); None if any could. images: for each
+    sequence, the images that its tokens show, in order. processor: the fingerprint of the processor that computed the
+    patches (`ImageProcessor.fingerprint`), "" if no sequence has images. Sequences of groups that were dropped are not
+    in it; `meta` counts them.
     """
 
     tokens: Int32
@@ -82,7 +83,7 @@ class RolloutBatch:
     ) -> RolloutBatch:
         """Concatenate branches (one sequence each) into a batch; the lists are parallel.
 
-        Raises `ProcessorsDiffer` where their images were not processed alike: no trainer could repeat both.
+        Raises `ProcessorsDiffer` if their images were processed differently: no trainer could repeat both.
         """
         lengths = [len(b.tokens) for b in branches]
         processors = {b.processor for b in branches if b.images}
@@ -104,7 +105,7 @@ class RolloutBatch:
         )
 
     def to_bytes(self) -> bytes:
-        """The batch as one safetensors body."""
+        """Return the batch as one safetensors body."""
         return pack_arrays(
             {
                 "tokens": self.tokens,
@@ -123,7 +124,7 @@ class RolloutBatch:
 
     @classmethod
     def from_bytes(cls, body: bytes) -> RolloutBatch:
-        """Read what `to_bytes` wrote. Raises `ValueError` on anything else."""
+        """Read the result of `to_bytes`. Raises `ValueError` on anything else."""
         arrays, meta = unpack_arrays(body)
         images = images_from_array(arrays["images"])
         return cls(
@@ -143,7 +144,7 @@ class RolloutBatch:
 
 
 def read_batch_images(path: Path) -> list[PromptImage]:
-    """The images of a batch in a file, which is not read whole; one that several sequences show is there as often."""
+    """Return the images of a batch's file, once for each sequence that has them, without reading the whole file."""
     with cast(Any, safe_open(path, framework="np")) as file:
         per_sequence = images_from_array(file.get_tensor("images"))
     return [image for _, images in per_sequence for image in images]

@@ -1,4 +1,4 @@
-"""Which tokens could be sampled at each position, where a grammar allowed some of them alone (decision 33).
+"""The tokens that could be sampled at each position, if a grammar allowed only some of them (decision 33).
 
 A constrained token was drawn from the policy's distribution among the allowed tokens. The trainer must leave the others
 out of its softmax too, so the sets travel with the tokens: a few distinct ones, each as the shorter of two lists.
@@ -25,7 +25,7 @@ class TokenSet:
 
     @classmethod
     def of(cls, allowed_V: Bool) -> TokenSet:
-        """The set of the tokens whose entry is True."""
+        """Return the set of the tokens whose entry is True."""
         excluded = int(allowed_V.sum()) * 2 > len(allowed_V)
         return cls(np.flatnonzero(~allowed_V if excluded else allowed_V).astype(np.int32), excluded)
 
@@ -47,7 +47,7 @@ class TokenMasks:
 
     @classmethod
     def of(cls, allowed: Iterable[TokenSet | None]) -> TokenMasks | None:
-        """The masks of positions, each with its set, or None for every token; None where no position has one."""
+        """Return the masks of positions, each with its set, or None for every token; None if no position has a set."""
         known: dict[tuple[bool, bytes], int] = {}
         sets: list[TokenSet] = []
         index: list[int] = []
@@ -61,7 +61,7 @@ class TokenMasks:
         return cls(np.asarray(index, np.int32), tuple(sets)) if sets else None
 
     def part(self, start: int, end: int) -> TokenMasks | None:
-        """The masks of positions `start` … `end - 1`, without the sets that they do not use."""
+        """Return the masks of positions `start` … `end - 1`, without the sets that they do not use."""
         indices: list[int] = self.index[start:end].tolist()
         return TokenMasks.of(None if i < 0 else self.sets[i] for i in indices)
 
@@ -71,7 +71,7 @@ class TokenMasks:
         return self.index.nbytes + sum(one.ids.nbytes for one in self.sets)
 
     def arrays(self) -> dict[str, npt.NDArray[Any]]:
-        """The masks as arrays to be packed, for `from_arrays`."""
+        """Return the masks as arrays to be packed, for `from_arrays`."""
         return {
             "mask_index": self.index,
             "mask_ids": concatenate([one.ids for one in self.sets], np.int32),
@@ -81,7 +81,7 @@ class TokenMasks:
 
     @classmethod
     def from_arrays(cls, arrays: dict[str, npt.NDArray[Any]], *, prefix: str = "") -> TokenMasks | None:
-        """Read what `arrays` gave, its names after a prefix; None where there is nothing of it."""
+        """Read the result of `arrays`, whose names follow a prefix; None if there is none."""
         if f"{prefix}mask_index" not in arrays:
             return None
         index, ids, offsets, excluded = (
@@ -92,7 +92,7 @@ class TokenMasks:
 
 
 def join_masks(parts: Sequence[tuple[TokenMasks | None, int]]) -> TokenMasks | None:
-    """The masks of parts end to end, each with its number of positions; None where no part has one."""
+    """Return the masks of parts end to end, each with its number of positions; None if no part has one."""
     if all(masks is None for masks, _ in parts):
         return None
     known: dict[tuple[bool, bytes], int] = {}
@@ -103,7 +103,7 @@ def join_masks(parts: Sequence[tuple[TokenMasks | None, int]]) -> TokenMasks | N
             indices.append(np.full(length, -1, np.int32))
             continue
         places = np.empty(len(masks.sets) + 1, np.int32)
-        places[-1] = -1  # where the index -1 points to
+        places[-1] = -1  # the index -1 points here
         for i, one in enumerate(masks.sets):
             places[i] = known.setdefault(one.key, len(sets))
             if places[i] == len(sets):

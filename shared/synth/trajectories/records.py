@@ -31,15 +31,14 @@ class CompletionRecord:
     prompt_ids: int32 [P]. sampled_ids: int32 [C], the stop token included when it was sampled.
     logprobs: float32 [C], nats, of the sampled tokens under the policy that sampled them (T applied).
     versions: int32 [C], the policy version that sampled each token.
-    sampled: bool [C], False where a token was forced (a thinking budget, a tool call, a grammar that allowed no other)
-    and so is not trained. finish_reason: "stop", "length" or "abort".
-    malformed_call: whether the reply has a tool call that cannot be read, or whose arguments are no JSON object.
-    out_of_time: whether it is a "length" because the time of its rollout was over.
-    masks: of the C sampled tokens, which others could have come in their place; None where any could.
-    images: those that the prompt shows, in the order of their tokens. images_dropped: how many the messages had beside
-    them, beyond what a message or a prompt may show. processor: what made patches of them
-    (`ImageProcessor.fingerprint`), "" for a model that sees none.
-    chat: the call as text, for people; nothing is trained on it.
+    sampled: bool [C], False if a token was forced (a thinking budget, a tool call, a grammar that allowed no other) and
+    so is not trained. finish_reason: "stop", "length" or "abort". malformed_call: whether the reply has a tool call
+    that cannot be read, or whose arguments are no JSON object. out_of_time: whether it is a "length" because the time
+    of its rollout was over. masks: for each of the C sampled tokens, the other tokens that were possible in its place;
+    None if any were. images: the prompt's images, in the order of their tokens. images_dropped: how many further images
+    the messages had, beyond the limit of a message or a prompt. processor: the fingerprint of the processor that
+    computed the patches (`ImageProcessor.fingerprint`), "" for a text model. chat: the call as text, for people;
+    nothing is trained on it.
     """
 
     prompt_ids: Int32
@@ -65,7 +64,7 @@ class CompletionRecord:
 
 
 def records_to_bytes(records: list[CompletionRecord]) -> bytes:
-    """The records of one closed cid, in the order of their calls, as one safetensors body."""
+    """Return the records of one closed cid, in the order of their calls, as one safetensors body."""
     arrays: dict[str, npt.NDArray[Any]] = {}
     for i, r in enumerate(records):
         arrays[f"{i}.prompt_ids"] = r.prompt_ids
@@ -92,7 +91,7 @@ def records_to_bytes(records: list[CompletionRecord]) -> bytes:
 
 
 def records_from_bytes(body: bytes) -> list[CompletionRecord]:
-    """Read what `records_to_bytes` wrote."""
+    """Read the result of `records_to_bytes`."""
     arrays, meta = unpack_arrays(body)
     chats = msgspec.json.decode(arrays["chats"].tobytes(), type=list[RecordedChat | None])
     shown = images_from_array(arrays["images"])
@@ -113,17 +112,17 @@ def records_from_bytes(body: bytes) -> list[CompletionRecord]:
 
 
 class ClosedRollout(msgspec.Struct, frozen=True, array_like=True):
-    """One of the rollouts that were closed together: what `records_to_bytes` wrote, or why there are no records."""
+    """One of the rollouts that were closed together: the result of `records_to_bytes`, or why there are no records."""
 
     records: bytes = b""
     refused: str | None = None
 
 
 def closed_to_bytes(closed: list[ClosedRollout]) -> bytes:
-    """Rollouts that were closed together, in the order in which they were asked for."""
+    """Encode rollouts that were closed together, in the requested order."""
     return msgspec.msgpack.encode(closed)
 
 
 def closed_from_bytes(body: bytes) -> list[ClosedRollout]:
-    """Read what `closed_to_bytes` wrote. Raises `msgspec.DecodeError` on anything else."""
+    """Read the result of `closed_to_bytes`. Raises `msgspec.DecodeError` on anything else."""
     return msgspec.msgpack.decode(body, type=list[ClosedRollout])

@@ -1,4 +1,4 @@
-"""A finished rollout as the trainer sees it: linear branches of tokens, made of the records of its calls."""
+"""A finished rollout for the trainer: linear branches of tokens, built from the records of its calls."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from synth.trajectories.reward_sources import RewardSources
 
 @dataclass(frozen=True)
 class Branch:
-    """One linear token segment of a rollout: what the trainer sees as one sequence.
+    """One linear token segment of a rollout, which the trainer treats as one sequence.
 
     tokens: int32 [T], prompt first. loss_mask: bool [T], True on sampled tokens only.
-    logprobs: float32 [T], 0 where the mask is False. versions: int32 [T], -1 where the mask is False.
-    calls: int32 [T], the number (from 0) of the call of the rollout that sampled the token, -1 where the mask is False.
-    masks: of the T tokens, which others could have been sampled in their place; None where any could.
-    images: those that its tokens show, in their order; processor: what made patches of them, "" without any.
-    teacher_logprobs: float32 [T], the teacher's, NaN where it was not asked; None for a job without one.
+    logprobs: float32 [T], 0 if the mask is False. versions: int32 [T], -1 if the mask is False.
+    calls: int32 [T], the number (from 0) of the call of the rollout that sampled the token, -1 if the mask is False.
+    masks: for each of the T tokens, the other tokens that could have been sampled in its place; None if any could.
+    images: the images that its tokens show, in order; processor: the fingerprint of their processor, "" without any.
+    teacher_logprobs: float32 [T], the teacher's, NaN for tokens without one; None for a job without a teacher.
     """
 
     tokens: Int32
@@ -50,9 +50,9 @@ class Branch:
 
 @dataclass(frozen=True)
 class RecordedTrajectory:
-    """One finished rollout: its branches, what it earned, and what the task app said of it (`info`).
+    """One finished rollout: its branches, its rewards, and the task app's report (`info`).
 
-    sources: without the scores of judges. steps_missing: the job rewards single turns, and the task app said of none.
+    sources: without the scores of judges. steps_missing: the job rewards single turns, and the task app reported none.
     cut_off: its last reply is not whole (`is_cut_off`). images_dropped: over all calls, see `CompletionRecord`.
     """
 
@@ -64,7 +64,7 @@ class RecordedTrajectory:
     images_dropped: int = 0
 
     def to_bytes(self) -> bytes:
-        """The trajectory as one safetensors body."""
+        """Return the trajectory as one safetensors body."""
         lengths = [len(b.tokens) for b in self.branches]
         masks = join_masks([(b.masks, len(b.tokens)) for b in self.branches])
         return pack_arrays(
@@ -91,15 +91,15 @@ class RecordedTrajectory:
     def _teacher_arrays(self) -> dict[str, Float32]:
         if all(b.teacher_logprobs is None for b in self.branches):
             return {}
-        asked = [
+        logprobs = [
             np.full(len(b.tokens), np.nan, np.float32) if b.teacher_logprobs is None else b.teacher_logprobs
             for b in self.branches
         ]
-        return {"teacher_logprobs": concatenate(asked, np.float32)}
+        return {"teacher_logprobs": concatenate(logprobs, np.float32)}
 
     @classmethod
     def from_bytes(cls, body: bytes) -> RecordedTrajectory:
-        """Read what `to_bytes` wrote."""
+        """Read the result of `to_bytes`."""
         arrays, meta = unpack_arrays(body)
         cu, masks = arrays["cu_seqlens"], TokenMasks.from_arrays(arrays)
         teacher = arrays.get("teacher_logprobs")
@@ -127,17 +127,17 @@ class RecordedTrajectory:
 
 
 def is_cut_off(records: list[CompletionRecord]) -> bool:
-    """Whether the last reply of a rollout that its client read was cut off for its length."""
+    """Return whether the last reply of a rollout that its client read was cut off for its length."""
     read = [record.finish_reason for record in records if record.finish_reason != "abort"]
     return bool(read) and read[-1] == "length"
 
 
 def build_branches(records: list[CompletionRecord]) -> list[Branch]:
-    """The linear segments of a rollout: a call extends the segment that is an exact prefix of its prompt, images too.
+    """Return the linear segments of a rollout. A call extends the segment that begins its prompt, images too.
 
-    A call whose prompt extends no earlier segment opens a new one (Qwen3's template strips earlier `<think>`
-    blocks, so this happens). Every sampled token is in exactly one segment, once, but those of a call that the client
-    gave up: nobody read that reply, so that no reward is for it.
+    A call whose prompt extends no earlier segment opens a new one (Qwen3's template strips earlier `<think>` blocks, so
+    this happens). Every sampled token is in exactly one segment, once, except the tokens of a call that the client gave
+    up: nobody read that reply, so that no reward is for it.
     """
     branches: list[Branch] = []
     for number, r in enumerate(records):
@@ -181,7 +181,7 @@ def _longest_prefix(branches: list[Branch], record: CompletionRecord) -> int | N
 
 
 def _same_images(branch: Branch, record: CompletionRecord) -> bool:
-    """Whether the prompt begins with the branch's images, by their content."""
+    """Return whether the prompt begins with the branch's images, by their content."""
     if len(branch.images) > len(record.images) or (branch.images and branch.processor != record.processor):
         return False
     return all(mine.sha256 == theirs.sha256 for mine, theirs in zip(branch.images, record.images, strict=False))

@@ -1,4 +1,4 @@
-"""What a rollout looked like to a person: its conversation, what its task app answered, what its batch says of it.
+"""A rollout in a form for people: its conversation, its task app's answer, and its entry in the batch.
 
 Nothing here is trained on, and nothing here needs tensors: the gateway reads all of it.
 """

@@ -20,7 +20,7 @@ from synth.transcripts.transcript import RecordedChat
 
 @dataclass(slots=True)
 class ConversationLog:
-    """What the calls of one rollout said so far.
+    """The messages of the calls of one rollout so far.
 
     places: by the digest of each beginning of a conversation, the call that had it, and its number of messages.
     """
@@ -29,10 +29,10 @@ class ConversationLog:
     tools: list[Any] = field(default_factory=list[Any])
 
     def record(self, number: int, conversation: Conversation, reply: Message) -> RecordedChat:
-        """Take in call `number`, and return what is new in it. `continues` is the number of an earlier call."""
+        """Record call `number`, and return its new messages. `continues` is the number of an earlier call."""
         digests = _digests([*conversation.messages, reply])
-        asked = len(conversation.messages)
-        kept = next((n for n in range(asked, 0, -1) if digests[n - 1] in self.places), 0)
+        length = len(conversation.messages)
+        kept = next((n for n in range(length, 0, -1) if digests[n - 1] in self.places), 0)
         continues = self.places[digests[kept - 1]][0] if kept else None
         for n, digest in enumerate(digests[kept:], start=kept + 1):
             # The latest call wins: a client that repeats a call goes on from the last one.
@@ -49,7 +49,7 @@ class ConversationLog:
 
 
 def _as_json(message: Message) -> Any:
-    """The message with the fields that it has, as JSON data."""
+    """Return the message with the fields that it has, as JSON data."""
     fields = _without_nulls(msgspec.to_builtins(message))
     if isinstance(parts := fields.get("content"), list):
         fields["content"] = [
@@ -64,10 +64,10 @@ def _without_nulls(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def _digests(messages: Sequence[Message]) -> list[bytes]:
-    """A digest of each beginning of the conversation.
+    """Return a digest of each beginning of the conversation.
 
-    Reasoning and the ids of tool calls do not count: most clients send a reply back without the one, some renumber the
-    other.
+    Reasoning and the ids of tool calls do not count: most clients send a reply back without its reasoning, and some
+    change the ids.
     """
     digests: list[bytes] = []
     before = b""

@@ -16,15 +16,15 @@ _IMAGES = {
     "R0lGOD": "image/gif",
     "UklGR": "image/webp",
 }
-#: A shorter text is no image.
+#: A shorter text is not an image.
 _MIN_IMAGE_CHARS = 64
 _INT_MIN, _INT_MAX = -(1 << 63), (1 << 64) - 1
 
 
 def to_plain(value: Any, *, depth: int = 0) -> Any:
-    """A copy of JSON data in which an image's payload is `{"image", "bytes", "sha256"}`, and text is valid Unicode.
+    """Return a copy of JSON data with valid Unicode, and images' payloads as `{"image", "bytes", "sha256"}`.
 
-    A value that is no JSON is its text.
+    Other values become their text.
     """
     if isinstance(value, str):
         return _plain_text(value)
@@ -55,7 +55,7 @@ def _plain_text(text: str) -> Any:
 
 
 def _digest(uri: DataUri) -> dict[str, Any] | None:
-    """A file by its digest. Of an image that cannot be decoded, its length; None for other text that cannot be."""
+    """Return a file's digest; the length of an image that cannot be decoded; None for other such text."""
     try:
         body = uri.decode()
     except BadDataUri:
@@ -64,7 +64,7 @@ def _digest(uri: DataUri) -> dict[str, Any] | None:
 
 
 def _valid(text: str) -> str:
-    """JSON may spell half of a surrogate pair, which no UTF-8 can hold."""
+    """Return valid text: JSON may spell half of a surrogate pair, which UTF-8 cannot hold."""
     try:
         text.encode()
     except UnicodeEncodeError:

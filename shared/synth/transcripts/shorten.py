@@ -1,4 +1,4 @@
-"""Makes JSON data fit into a number of bytes: what is small stays whole, what is large is cut, and says so."""
+"""Make JSON data fit into a number of bytes: small values stay whole, large ones are cut, with a note."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ from typing import Any, cast
 
 import msgspec
 
-#: What a value is cut to at least: less would show nothing.
+#: The least size that a value is cut to: less would show nothing.
 MIN_VALUE_BYTES = 48
-#: Room for the words that say what is missing.
+#: Room for the note about the missing part.
 _NOTE_BYTES = 40
 
 
 def json_size(value: Any) -> int:
-    """The bytes of a value as JSON."""
+    """Return the bytes of a value as JSON."""
     return len(msgspec.json.encode(value))
 
 
 def share_out(sizes: list[int], budget: int) -> list[int]:
-    """How many bytes each of some values gets: the small ones what they need, the large ones the same."""
+    """Return how many bytes each of some values gets: small ones their whole size, large ones an equal share."""
     shares = [0] * len(sizes)
     order = sorted(range(len(sizes)), key=lambda i: sizes[i])
     for done, i in enumerate(order):
@@ -28,7 +28,7 @@ def share_out(sizes: list[int], budget: int) -> list[int]:
 
 
 def shorten(value: Any, limit: int) -> Any:
-    """The value in about `limit` bytes of JSON, never in fewer than `MIN_VALUE_BYTES`.
+    """Shorten a value to about `limit` bytes of JSON, but not below `MIN_VALUE_BYTES`.
 
     A text keeps its beginning and its end; a list or an object keeps its first and last items, each shortened.
     """
@@ -63,7 +63,7 @@ def _shorten_each(values: list[Any], budget: int) -> list[Any]:
 
 
 def _ends(count: int, limit: int) -> tuple[int, int]:
-    """How many items to keep from the beginning and from the end, so that each gets room for a value."""
+    """Return how many items to keep from the beginning and from the end, so that each gets room for a value."""
     room = max(2, limit // (2 * MIN_VALUE_BYTES))
     if count <= room:
         return count, 0
@@ -71,7 +71,7 @@ def _ends(count: int, limit: int) -> tuple[int, int]:
 
 
 def _shorten_text(text: str, limit: int) -> str:
-    # Escapes and wide characters make the JSON longer than the text: cut by what a character costs on average.
+    # Escapes and wide characters make the JSON longer than the text: cut by the average size of a character.
     per_char = json_size(text) / len(text)
     keep = max(8, int((limit - _NOTE_BYTES) / per_char))
     tail = keep // 3

@@ -10,9 +10,9 @@ import msgspec
 class RecordedChat(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One recorded chat call as text.
 
-    continues: the index of the earlier call of its rollout whose conversation it goes on; None: it begins anew.
-    kept: how many messages of that conversation, its reply counted, come first. messages: those that follow.
-    tools: those that were offered, where they differ from the call before.
+    continues: the index of the earlier call of its rollout whose conversation it continues; None: it begins a new one.
+    kept: how many messages of that conversation, its reply included, come first. messages: the messages after them.
+    tools: the offered tools, if they differ from the call before.
     """
 
     continues: int | None = None
@@ -27,8 +27,8 @@ class TranscriptTurn(RecordedChat, frozen=True, kw_only=True, omit_defaults=True
 
     finish_reason: "stop", "length" or "abort". malformed_call: whether the reply has a tool call that cannot be read.
     images_dropped: how many images of its messages the model was not shown.
-    prompt_tokens, sampled_tokens: of this call; what the engine forced is not counted. versions: of the policy, the
-    oldest and the newest that sampled it.
+    prompt_tokens, sampled_tokens: of this call; tokens that the engine forced are not counted. versions: of the policy,
+    the oldest and the newest that sampled it.
     """
 
     finish_reason: str = ""
@@ -52,9 +52,9 @@ class TranscriptStep(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
 
 class TaskAppAnswer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What the task app answered. status: its HTTP status, 0: none came. body: of an answer that is no rollout.
+    """The task app's answer. status: its HTTP status, 0: none came. body: of an answer that is no rollout.
 
-    steps: of all its trajectories. final, metrics: as it sent them. aborted: it says that the policy failed.
+    steps: of all its trajectories. final, metrics: as it sent them. aborted: it reports that the policy failed.
     """
 
     status: int = 0
@@ -66,13 +66,13 @@ class TaskAppAnswer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
 
 class Transcript(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What the last try of a rollout looked like. answer: None where the try was cut off before one came.
+    """The last try of a rollout. answer: None if the try was cut off before an answer.
 
-    rewards: what its environment paid for each turn, which add up to the environment's reward; [] where it earned none.
-    limit: 0: the transcript is whole.
+    rewards: the environment's reward for each turn, whose sum is the environment's reward; [] if it earned none. limit:
+    0: the transcript is whole.
 
-    cut_values: how many values were shortened to fit into `limit` bytes; each says how much it lacks.
-    turns_left_out, steps_left_out: from the middle, where there were too many.
+    cut_values: how many values were shortened to fit into `limit` bytes; each states how much it lacks. turns_left_out,
+    steps_left_out: from the middle, if there were too many.
     """
 
     turns: list[TranscriptTurn] = []

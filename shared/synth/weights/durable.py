@@ -1,4 +1,4 @@
-"""Files and folders that are there whole or not at all, whatever kills the process that makes them."""
+"""Files and folders that are complete or absent, even if the process that writes them is killed."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ def write_atomically(path: Path, body: bytes) -> None:
 
 @contextmanager
 def atomic_folder(target: Path) -> Generator[Path]:
-    """A folder to fill, which becomes `target` when the block ends; after an error in it nothing stays behind.
+    """Give the block a folder to fill, which becomes `target` at its end; after an error it is removed.
 
-    A target that somebody else has made meanwhile is complete, and is left.
+    A target that another process made in that time is complete, and is kept.
     """
     partial = target.with_name(f"{target.name}.{uuid.uuid4().hex[:8]}")
     partial.mkdir(parents=True)
@@ -44,7 +44,7 @@ def commit(partial: Path, path: Path) -> None:
 
 
 def sync_path(path: Path) -> None:
-    """fsync of a file, or of a folder: a rename is only as durable as its folder."""
+    """Call fsync for a file, or for a folder: a rename is only as durable as its folder."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

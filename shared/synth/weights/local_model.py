@@ -26,28 +26,28 @@ class LocalModel:
 async def training_source(
     source: ModelRef, lora: LoraShape | None, blobs: BlobStore, cache: Path, *, hub: bool
 ) -> LocalModel:
-    """A job's source as trainer and inference both load it: an adapter that is not continued is merged first."""
-    found = await local_model(source, blobs, cache, hub=hub)
-    if found.adapter is None or continues(source, lora):
-        return found
-    return LocalModel(await _merged(source, found, cache), None)
+    """Return a job's source as trainer and inference load it: an adapter that is not continued is merged first."""
+    local = await local_model(source, blobs, cache, hub=hub)
+    if local.adapter is None or continues(source, lora):
+        return local
+    return LocalModel(await _merged(source, local, cache), None)
 
 
 def adapter_base(source: ModelRef, lora: LoraShape | None) -> ModelRef:
-    """Return the model that an adapter of this shape, trained from the source, lies over."""
+    """Return the model below an adapter of this shape that is trained from the source."""
     return source.base if continues(source, lora) and source.base is not None else source
 
 
 async def local_model(ref: ModelRef, blobs: BlobStore, cache: Path, *, hub: bool) -> LocalModel:
     """Bring a model's files to this machine.
 
-    cache: for trees of a remote store, hub downloads and models made of them. hub: whether the operator allows
-    downloads from the model hub; a path in an event does not. Raises `Permanent` when they cannot be had.
+    cache: for trees of a remote store, hub downloads and models that are built from them. hub: whether the operator
+    allows downloads from the model hub; a path in an event does not. Raises `Permanent` when they are not available.
     """
     if ref.rounded is not None:
         plain = msgspec.structs.replace(ref, rounded=None)
-        found = await local_model(plain, blobs, cache, hub=hub)
-        whole = found.model if found.adapter is None else await _merged(plain, found, cache)
+        local = await local_model(plain, blobs, cache, hub=hub)
+        whole = local.model if local.adapter is None else await _merged(plain, local, cache)
         return LocalModel(await _rounded(ref.id, whole, cache), None)
     if ref.kind == "lora":
         if ref.base is None or ref.tree is None:
@@ -72,12 +72,12 @@ async def _tree(id: str, tree: BlobRef, blobs: BlobStore, cache: Path) -> Path:
     try:
         return await blobs.fetch_tree(tree, cache / tree.sha256[:16], without=RESUME_FOLDER)
     except BlobMissing as error:
-        # A checkpoint expires while its job goes on.
-        raise BlobMissing(f"the files of {id} are gone: {error}; `synthctl models ls` shows what is there") from error
+        # A checkpoint expires while its job continues.
+        raise BlobMissing(f"the files of {id} are gone: {error}; `synthctl models ls` lists the models") from error
 
 
 async def _merged(ref: ModelRef, found: LocalModel, cache: Path) -> Path:
-    # The merge is exact float32 arithmetic: whoever does it, wherever, gets the same bytes.
+    # The merge is exact float32 arithmetic: every machine writes the same bytes.
     from synth.weights.lora_merge import WeightsError, write_merged_model
 
     assert found.adapter is not None
@@ -91,7 +91,7 @@ async def _merged(ref: ModelRef, found: LocalModel, cache: Path) -> Path:
 
 
 async def _rounded(id: str, whole: Path, cache: Path) -> Path:
-    # Like the merge: whoever rounds, wherever, gets the same bytes.
+    # Like the merge, the rounding writes the same bytes on every machine.
     from synth.weights.nf4 import WeightsError, write_rounded_model
 
     target = cache / f"nf4-{_stamp(whole)}"
@@ -103,7 +103,7 @@ async def _rounded(id: str, whole: Path, cache: Path) -> Path:
 
 
 def _stamp(folder: Path) -> str:
-    """Names a folder's contents without reading them: whoever replaces a registry model's files gets another name."""
+    """Return a name for a folder's contents without reading them; after files are replaced, it is another one."""
     files = sorted((f.name, f.stat().st_size, f.stat().st_mtime_ns) for f in folder.iterdir() if f.is_file())
     return hashlib.sha256(repr((str(folder.resolve()), files)).encode()).hexdigest()[:16]
 

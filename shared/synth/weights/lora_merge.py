@@ -1,4 +1,4 @@
-"""A LoRA adapter folded into its base, as a model directory of its own."""
+"""Merge a LoRA adapter into its base, as a separate model directory."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["WeightsError", "write_merged_model"]
 def write_merged_model(base: Path, adapter: Path, target: Path) -> None:
     """Write `base` with `adapter` (a peft directory) merged into it, float32, at `target`; whole, or not at all.
 
-    A target that is there already is complete, and is left. Raises `WeightsError` for an adapter whose merge is not
+    An existing target is complete, and is kept. Raises `WeightsError` for an adapter whose merge is not
     a plain sum.
     """
     if target.exists():

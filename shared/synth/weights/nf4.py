@@ -2,10 +2,10 @@
 
 A rounded folder holds one set of values twice: its `*.safetensors` are the rounded weights in the source's own dtype,
 which any engine serves, and `nf4/` is the same in 4 bits, in the layout of bitsandbytes' checkpoints, which the trainer
-keeps in memory. Whoever decodes the second gets the first to the byte, so that trainer and engine have one base.
+keeps in memory. Decoding the second gives exactly the bytes of the first, so that trainer and engine have one base.
 
 Blocks of 64 weights share a scale; 256 scales share one of their own (double quantisation): 4.13 bits a weight. The
-rounding runs on the CPU whatever trains, so that every machine makes the same bytes of the same source.
+rounding always runs on the CPU, so that every machine makes the same bytes of the same source.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _KEY = re.compile(r"(.*\.weight)(\..+)?")
 
 
 def encode(weight: Tensor) -> dict[str, Tensor]:
-    """The 4 bits of a weight [out, in] of any float dtype, and what it takes to decode them.
+    """Return the 4 bits of a weight [out, in] of any float dtype, and the tensors that decoding needs.
 
     "" holds two weights a byte; the other keys begin with a dot, and are bitsandbytes' own.
     """
@@ -59,18 +59,18 @@ def encode(weight: Tensor) -> dict[str, Tensor]:
 
 
 def quant_state(parts: dict[str, Tensor]) -> Any:
-    """bitsandbytes' `QuantState` of what `encode` returned, on the device of its tensors."""
+    """Return bitsandbytes' `QuantState` of a result of `encode`, on the device of its tensors."""
     described = {name.removeprefix("."): tensor for name, tensor in parts.items() if name}
     return _bitsandbytes().QuantState.from_dict(described, device=parts[""].device)
 
 
 def decode(codes: Tensor, state: Any) -> Tensor:
-    """The rounded weight [out, in], in the dtype that was encoded, on the device of its codes."""
+    """Return the rounded weight [out, in], in the dtype that was encoded, on the device of its codes."""
     return _bitsandbytes().dequantize_4bit(codes, state)
 
 
 def read_codes(folder: Path) -> dict[str, dict[str, Tensor]]:
-    """What `encode` returned for each weight of a rounded folder, by the weight's name.
+    """Read the results of `encode` of a rounded folder's weights, by the weight's name.
 
     Raises `WeightsError` for a folder that is not one.
     """
@@ -96,16 +96,16 @@ def write_rounded_model(source: Path, target: Path) -> None:
     """
     if target.exists():
         return
-    wanted = _linear_weights(source)
-    missing = set(wanted)
+    weights = _linear_weights(source)
+    missing = set(weights)
     with atomic_folder(target) as partial:
         (partial / FOLDER).mkdir()
         for file in sorted(source.iterdir()):
             if file.suffix == ".safetensors":
-                missing -= _round_file(file, wanted, partial)
+                missing -= _round_file(file, weights, partial)
             elif file.is_file():
                 shutil.copy(file, partial / file.name)
-        if missing or not wanted:
+        if missing or not weights:
             raise WeightsError(
                 f"{source.name} has no weights for {len(missing) or 'any'} linear layers"
                 f"{f', first {min(missing)!r}' if missing else ''}; expected a model in safetensors files, "
@@ -113,23 +113,23 @@ def write_rounded_model(source: Path, target: Path) -> None:
             )
 
 
-def _round_file(file: Path, wanted: set[str], partial: Path) -> set[str]:
-    """Round the wanted weights of one file; their names."""
+def _round_file(file: Path, weights: set[str], partial: Path) -> set[str]:
+    """Round these weights in one file; return the names of the rounded ones."""
     tensors, header = load_tensors(file)
     codes: dict[str, Tensor] = {}
-    found = wanted & tensors.keys()
-    for name in found:
+    names = weights & tensors.keys()
+    for name in names:
         parts = encode(tensors[name])
         tensors[name] = decode(parts[""], quant_state(parts))
         codes |= {f"{name}{key}": tensor for key, tensor in parts.items()}
     save_tensors(partial / file.name, tensors, header=header or {"format": "pt"})
     if codes:
         save_tensors(partial / FOLDER / file.name, codes)
-    return found
+    return names
 
 
 def _linear_weights(source: Path) -> set[str]:
-    """The weights of the linear layers, by name; the embedding and the head stay as they are."""
+    """Return the names of the linear layers' weights; the embedding and the head are not rounded."""
     import torch
     from transformers.models.auto import configuration_auto, modeling_auto
 
@@ -147,7 +147,7 @@ def _linear_weights(source: Path) -> set[str]:
 
 def _bitsandbytes() -> Any:
     # It takes seconds to import, most of it torch's compiler, and is needed by QLoRA alone. It warns of an optional
-    # package for CPUs, which its own layers would use; ours do not.
+    # package for CPUs, which its own layers would use; the trainer's do not.
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
     import bitsandbytes.functional
 

@@ -15,7 +15,7 @@ from collections.abc import Generator
 def _hidden(module: str) -> Generator[None]:
     """Make `import module` fail inside the block, as if it were not installed."""
     there = sys.modules.get(module)
-    # What `import` documents for a module that is not to be had.
+    # The documented entry for a module that cannot be imported.
     sys.modules[module] = None  # type: ignore[assignment]
     try:
         yield

@@ -1,8 +1,8 @@
-"""The policy weights file: what a trainer publishes and an inference engine loads and then proves.
+"""The policy weights file, which a trainer publishes and an inference engine loads and then proves.
 
-One safetensors file. A "full" policy holds the model's state dict by its Hugging Face names (a tied LM head
-is omitted); a "lora" policy holds the adapter alone by peft's names. The header says which, of which policy
-version, and carries one blake3 digest per tensor, so that a reader can prove what it serves.
+One safetensors file. A "full" policy holds the model's state dict by its Hugging Face names (a tied LM head is
+omitted); a "lora" policy holds the adapter alone by peft's names. The header has the kind and the policy version, and
+one blake3 digest per tensor, so that a reader can prove the weights that it serves.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Kind = Literal["full", "lora"]
 
 
 class WeightsError(Exception):
-    """A weights file that cannot be read, or whose tensors are not what its header says."""
+    """A weights file that cannot be read, or whose tensors do not match its header."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class WrittenPolicy:
 
 
 def tensor_digests(tensors: dict[str, Tensor]) -> dict[str, str]:
-    """blake3 (hex) over the row-major bytes of each tensor; the dtype and the shape are part of the digest.
+    """Return blake3 (hex) over the row-major bytes of each tensor; dtype and shape are part of the digest.
 
     Tensors on a device are copied to the CPU one at a time.
     """
@@ -58,9 +58,9 @@ def tensor_digests(tensors: dict[str, Tensor]) -> dict[str, str]:
 
 
 def mismatched(tensors: dict[str, Tensor], digests: dict[str, str]) -> list[str]:
-    """The names whose tensor is missing, unexpected, or differs from its digest; empty is the proof."""
-    found = tensor_digests(tensors)
-    return sorted(n for n in found.keys() | digests.keys() if found.get(n) != digests.get(n))
+    """Return the names whose tensor is missing, unexpected, or differs from its digest; none proves the weights."""
+    computed = tensor_digests(tensors)
+    return sorted(n for n in computed.keys() | digests.keys() if computed.get(n) != digests.get(n))
 
 
 def write_policy(
@@ -112,7 +112,7 @@ def merge_lora(base: dict[str, Tensor], adapter: dict[str, Tensor], config: dict
     """Fold a LoRA adapter into its base: `W + scale · B A`, in float32, scale = alpha/r (alpha/√r for rsLoRA).
 
     base: state dict by Hugging Face names. adapter: by peft's names. config: peft's adapter configuration.
-    Returns a new float32 state dict; `base` is left as it is. Raises `WeightsError` on an adapter that does
+    Returns a new float32 state dict; `base` is not changed. Raises `WeightsError` on an adapter that does
     not fit, or of a kind whose merge is not a plain sum (DoRA, per-layer ranks, trained biases or modules).
     """
     _refuse_unmergeable(config)
@@ -141,15 +141,15 @@ def _digest(tensor: Tensor) -> str:
 
 
 def _refuse_unmergeable(config: dict[str, Any]) -> None:
-    asked = [
+    unsupported = [
         key
         for key in ("use_dora", "fan_in_fan_out", "rank_pattern", "alpha_pattern", "modules_to_save")
         if config.get(key)
     ]
     if config.get("bias", "none") != "none":
-        asked.append("bias")
-    if asked:
+        unsupported.append("bias")
+    if unsupported:
         raise WeightsError(
-            f"an adapter with {', '.join(asked)} cannot be merged; expected a plain LoRA adapter; "
+            f"an adapter with {', '.join(unsupported)} cannot be merged; expected a plain LoRA adapter; "
             "continue it with its own rank and targets, or start from the base model"
         )

@@ -1,4 +1,4 @@
-"""The names of a model's tensors in its files, which other engines load, against those of the model in memory.
+"""The names of a model's tensors in its files, which other engines load, and their tensors in memory.
 
 transformers keeps the experts of a layer as one tensor, and its files have each expert's own (`experts.3.up_proj`).
 """
@@ -11,12 +11,12 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-#: Where a tensor of a file lies in the model's: () where it is the whole.
+#: The part of the model's tensor that a file's tensor is: () for the whole.
 Part = tuple[int | slice, ...]
 
 
 def published_parts(model: Any, shapes: Mapping[str, torch.Size]) -> dict[str, list[tuple[str, Part]]]:
-    """By the name of each tensor of a model, the tensors of a file that it is made of, and where each lies in it.
+    """Return, for each tensor of a model, the tensors of a file that form it, and the place of each in it.
 
     shapes: of the model's tensors. Raises `ValueError` for a tensor whose parts are not rows of it.
     """
@@ -25,7 +25,7 @@ def published_parts(model: Any, shapes: Mapping[str, torch.Size]) -> dict[str, l
     names, probes, first = list(shapes), dict[str, Tensor](), list[int]()
     total = 0
     for name, shape in shapes.items():
-        # Each row of each tensor has a number of its own, so that a part says which rows it took.
+        # Each row of each tensor has a number of its own, so that a part shows which rows it took.
         rows = shape[:2] if len(shape) > 2 else shape[:1]
         numbered = torch.arange(total, total + rows.numel()).view(rows)
         probes[name] = numbered[..., None].expand(*rows, 2) if len(shape) > 1 else numbered
@@ -48,19 +48,19 @@ def _part(published: str, probe: Tensor, whole: Tensor, shape: torch.Size, row: 
     rows = probe.reshape(-1, 2)[:, 0] if probe.numel() % 2 == 0 else probe.flatten()
     in_a_row = bool((rows == torch.arange(len(rows)) + rows[0]).all())
     if len(shape) != 3 or not in_a_row or row % shape[1] + len(rows) > shape[1]:
-        raise ValueError(f"{published} is made of its tensor in memory in a way that is not known here")
+        raise ValueError(f"{published} is derived from its tensor in memory in an unknown way")
     return (row // shape[1], slice(row % shape[1], row % shape[1] + len(rows)))
 
 
 def published_tensors(parts: Mapping[str, list[tuple[str, Part]]], tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors of a file, as views of the model's: what is copied into one is in the model."""
+    """Return the tensors of a file, as views of the model's: a copy into one changes the model."""
     return {
         published: tensors[name][part] if part else tensors[name] for name in tensors for published, part in parts[name]
     }
 
 
 def tensor_in_memory(parts: list[tuple[str, Part]], shape: torch.Size, published: Mapping[str, Tensor]) -> Tensor:
-    """A model's tensor, put together from those of a file. Raises `KeyError` when one is missing."""
+    """Build a model's tensor from a file's tensors. Raises `KeyError` when one is missing."""
     if len(parts) == 1 and not parts[0][1]:
         return published[parts[0][0]]
     whole = torch.empty(shape, dtype=published[parts[0][0]].dtype)

@@ -39,7 +39,7 @@ _PIECE = 8 << 20
 
 
 class FileDigest(msgspec.Struct, frozen=True):
-    """What a file holds. sha256: hex. size: bytes."""
+    """The digest of a file. sha256: hex. size: bytes."""
 
     sha256: str
     size: int
@@ -80,7 +80,7 @@ def write_hashed(
 
 
 def _pieces(tensors: Mapping[str, Tensor], header: dict[str, str] | None) -> Iterator[bytes | memoryview]:
-    # Those of the widest numbers come first: then each begins at a multiple of its width.
+    # Tensors with the widest numbers come first: then each begins at a multiple of its width.
     names = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
     table: dict[str, Any] = {} if header is None else {"__metadata__": header}
     end = 0
@@ -100,13 +100,13 @@ def _pieces(tensors: Mapping[str, Tensor], header: dict[str, str] | None) -> Ite
 
 
 def hash_file(path: Path) -> FileDigest:
-    """The digest of a file that is there."""
+    """Return the digest of an existing file."""
     with path.open("rb") as file:
         return FileDigest(hashlib.file_digest(file, "sha256").hexdigest(), os.fstat(file.fileno()).st_size)
 
 
 def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """The tensors of a safetensors file, on the CPU, and its header. Raises `SafetensorError` or `OSError`."""
+    """Return the tensors of a safetensors file, on the CPU, and its header. Raises `SafetensorError` or `OSError`."""
     with cast(Any, safe_open(path, framework="pt")) as file:
         tensors: dict[str, Tensor] = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         header: dict[str, str] = file.metadata() or {}
@@ -114,7 +114,7 @@ def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
 
 
 class TensorFiles(Mapping[str, Tensor]):
-    """The tensors of some safetensors files, each read when it is asked for: no process holds them all.
+    """The tensors of some safetensors files, each read when it is requested: no process holds them all.
 
     Raises `SafetensorError` or `OSError`.
     """

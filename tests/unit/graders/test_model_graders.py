@@ -107,7 +107,7 @@ def test_as_json_it_is_the_same_grader():
         (
             {**SCORE, "input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]},
             "grader.input[0].content",
-            "in text here",
+            "text alone",
         ),
         ({**LABEL, "labels": ["good", "bad", "good"]}, "grader.labels", "twice"),
         ({**LABEL, "passing_labels": ["great"]}, "grader.passing_labels", "'great' passes"),

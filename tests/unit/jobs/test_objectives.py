@@ -75,7 +75,7 @@ def test_the_bounds_of_gates_that_are_off_have_no_effect(registry: Registry) -> 
         ("dual_clip = 3.0", ["[training].dual_clip", "is of grpo, and the loss is gspo"]),
         ('loss = "grpo"\ndual_clip = 1', ["[training].dual_clip", "1"]),
         ("[training.correction]\non_policy = [1.01, 0.99]", ["on_policy", "is upside down", "write [0.99, 1.01]"]),
-        ("[training.correction]\noff_policy = [1.1, 2]", ["off_policy = [1.1, 2] rejects what has not drifted"]),
+        ("[training.correction]\noff_policy = [1.1, 2]", ["off_policy = [1.1, 2] rejects tokens without drift"]),
         ("[training.correction]\noff_policy = [0.5]", ["[training.correction].off_policy"]),
         ("[training.correction]\non_policy = [-1, 2]", ["on_policy", "-1"]),
         ("[training.correction]\ngate_tokens = -1", ["gate_tokens"]),

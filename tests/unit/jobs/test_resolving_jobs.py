@@ -156,7 +156,7 @@ def test_the_loss_of_the_training_table_wins_over_the_variety(registry: Registry
 def test_a_clip_of_another_loss_is_warned_about(registry: Registry) -> None:
     text = RL + 'loss = "grpo"\nclip_low = 3e-4\nclip_high = 0.3\n'
     assert resolved(text, registry).warnings == [
-        "job.toml:10 [training].clip_low = 0.0003 is far from 0.2, what grpo is used with"
+        "job.toml:10 [training].clip_low = 0.0003 is far from 0.2, the usual value of grpo"
     ]
 
 
@@ -290,7 +290,7 @@ def test_a_base_in_four_bits_is_said_to_be_the_one_that_is_served(registry: Regi
         assert (found.job.mode, found.job.weights_kind) == ("qlora", "lora")
         assert found.job.lora is not None
         [said] = [w for w in found.warnings if "4 bits" in w]
-        assert "also what is served" in said
+        assert "is also served" in said
         assert found.origins["mode"] in said
     assert found.job.lr == 1e-5
 

@@ -142,7 +142,7 @@ def test_several_keys_that_ask_for_images_are_one_problem_that_names_them_all() 
     with pytest.raises(UserError) as caught:
         resolved(RL_OF_TEXT.format(model="supports_vision = true") + "[rollout.policy_config]\nuse_vision = true")
     [problem] = caught.value.problems
-    assert "([rollout.policy_config].use_vision asks for images too)" in problem.what
+    assert "([rollout.policy_config].use_vision requests images too)" in problem.what
 
 
 def test_what_says_no_to_images_is_no_problem_of_a_text_model() -> None:

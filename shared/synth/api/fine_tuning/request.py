@@ -1,4 +1,4 @@
-"""The body of `POST /v1/fine_tuning/jobs`, as the openai SDK sends it, with one grader more, which is ours."""
+"""The body of `POST /v1/fine_tuning/jobs`, as the openai SDK sends it, with one more grader of this project."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ _AutoFactor = Annotated[
 
 
 class _Body(BaseModel):
-    """Unknown fields are refused: what is not read would be silently without effect."""
+    """A part of the request. Unknown fields are refused, as they would silently have no effect."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
 
 class SupervisedHyperparameters(_Body):
-    """What is left out, or "auto", is as the platform does it; `lora_rank` is ours."""
+    """A missing or "auto" value is the platform's default; `lora_rank` is a field of this project."""
 
     n_epochs: _AutoCount = None
     batch_size: _AutoCount = None
@@ -67,7 +67,7 @@ class ReinforcementHyperparameters(SupervisedHyperparameters):
 
 
 class TaskAppGrader(_Body):
-    """The environment that plays and pays the rollouts: yours, behind a URL, where OpenAI has graders of its own."""
+    """The environment that plays and rewards the rollouts: your own, behind a URL, in place of OpenAI's graders."""
 
     type: Literal["task_app"]
     url: Annotated[str, Field(min_length=1, max_length=MAX_URL)]

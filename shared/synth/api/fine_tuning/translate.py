@@ -34,7 +34,7 @@ from synth.models import parse_finetuned
 SEEDS = "seeds:"
 EFFORT_FIELD = "method.reinforcement.hyperparameters.reasoning_effort"
 TASK_APP = "task_app"
-#: What a reinforcement job does where its request says "auto".
+#: The values of a reinforcement job for fields that are "auto".
 GROUP_SIZE: int = TrainingSection.model_fields["group_size"].default
 _BATCH_SIZE: int = TrainingSection.model_fields["batch_size"].default
 _MINIBATCHES: int = TrainingSection.model_fields["minibatches"].default
@@ -51,7 +51,7 @@ class TranslatedJob(NamedTuple):
 
 
 def is_graded(request: FineTuningRequest) -> bool:
-    """Whether a request's rollouts are rows of files, paid by a grader."""
+    """Return whether a request's rollouts are rows of files, paid by a grader."""
     method = request.method.reinforcement if request.method else None
     return method is not None and method.grader.get("type") != TASK_APP
 
@@ -61,8 +61,8 @@ def translate_request(
 ) -> TranslatedJob:
     """Translate a request into a job of our schema. Raises UserError, whose places are fields of the request.
 
-    rows: of the files of a graded job, by the fields that name them. judge_provider: of the models that its grader
-    asks, but for those that were fine-tuned here.
+    rows: of the files of a graded job, by the fields that name them. judge_provider: the provider of the grader's
+    models, except for those fine-tuned on this cluster.
     """
     if request.integrations:
         raise UserError(
@@ -97,13 +97,13 @@ _GRADER = '{"grader": {"type": "task_app", "url": "https://â€¦", "env_name": "â€
 
 
 def _sft(request: FineTuningRequest, kind: str) -> dict[str, Any]:
-    """A job on a file: supervised, or by the kind DPO."""
+    """Return a job on a file: supervised, or of the kind DPO."""
     method = (request.method.dpo if kind == "dpo" else request.method.supervised) if request.method else None
     if request.hyperparameters is not None and (method is not None or kind == "dpo"):
         raise UserError(
             Problem(
-                what="hyperparameters are given twice" if method else "these are of supervised jobs",
-                fix=f"keep those of method.{kind}" if method else f"move them to method.{kind}.hyperparameters",
+                what="hyperparameters are given twice" if method else "these belong to supervised jobs",
+                fix=f"keep method.{kind}'s" if method else f"move them to method.{kind}.hyperparameters",
                 where="hyperparameters",
             )
         )
@@ -152,9 +152,9 @@ def _rl(
     if method.response_format not in (None, {"type": "text"}):
         raise UserError(
             Problem(
-                what="rollouts are sampled freely: what a response_format enforces is not the policy's own choice",
+                what="rollouts are sampled freely: a response_format would force tokens that the policy did not choose",
                 expected='{"type": "text"}',
-                fix="say the format in the prompts, and pay for it with a grader of `sample.output_json`",
+                fix="describe the format in the prompts, and pay for it with a grader of `sample.output_json`",
                 where="method.reinforcement.response_format",
             )
         )
@@ -203,14 +203,14 @@ def _rl(
 
 
 def _judges(grader: dict[str, Any], provider: str) -> dict[str, Any]:
-    """The [judge] table with the models that a grader asks; {} for none."""
+    """Return the [judge] table with the models that a grader calls; {} for none."""
     models = models_of(parse_grader(grader, where="method.reinforcement.grader"))
     judges = [{"model": model, "provider": "synth" if parse_finetuned(model) else provider} for model in models]
     return {"judge": {"judges": judges}} if judges else {}
 
 
 def _thinking(hyper: ReinforcementHyperparameters, policy: Mapping[str, Any]) -> dict[str, Any]:
-    """What a reasoning effort adds to the policy_config; {} for none. policy: what the request's has."""
+    """Return the keys that a reasoning effort adds to the policy_config; {} for none. policy: its keys so far."""
     share = THOUGHTS.get(hyper.reasoning_effort or "")
     if share is None:
         return {}
@@ -243,7 +243,7 @@ def _played_by(app: TaskAppGrader, thinking: dict[str, Any]) -> dict[str, Any]:
 def _evaluation(
     request: FineTuningRequest, hyper: ReinforcementHyperparameters, iterations: int, rows: Mapping[str, int]
 ) -> dict[str, Any]:
-    """The [evaluation] table: what validation_file has, else eval_samples held-out seeds; {} for neither."""
+    """Return the [evaluation] table: the rows of validation_file, else eval_samples held-out seeds; {} for neither."""
     graded = is_graded(request)
     if graded and request.validation_file is None and hyper.eval_samples is not None:
         raise UserError(

@@ -102,7 +102,7 @@ class NamedReader(ListReader):
 
 
 class BareReader(ReplyReader):
-    """`{"name": …, "parameters": {…}}` in place of content, as Llama 3 has it; more of them after a semicolon.
+    """`{"name": …, "parameters": {…}}` in place of content, as in Llama 3; more of them after a semicolon.
 
     Any other JSON is content, and so is an object that names no tool of the request.
     """

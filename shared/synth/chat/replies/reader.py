@@ -24,7 +24,7 @@ Opening = Literal["", "reasoning", "content"]
 
 
 class ReadCall(NamedTuple):
-    """One tool call. arguments: JSON text, as the OpenAI API has it. id: the one that the model wrote, if any."""
+    """One tool call. arguments: JSON text, as in the OpenAI API. id: the one that the model wrote, if any."""
 
     name: str
     arguments: str
@@ -35,11 +35,11 @@ class ReadCall(NamedTuple):
 class CallSyntax:
     """How a family writes a tool call.
 
-    marks: texts with which one may begin. before_name, after_name: what stands around its function's name, up to its
-    arguments. name_end: what follows a name and cannot be in it. after_arguments: ends a call after its arguments.
-    later: stands before the name in a call after the first. closing: ends the calls of a reply. xml: whether arguments
-    are a parameter each, not JSON. alone: whether a call ends its turn. id_length: of the ids that its templates
-    accept; None: any.
+    marks: texts with which one may begin. before_name, after_name: the texts around its function's name, up to its
+    arguments. name_end: the text that follows a name and cannot be in it. after_arguments: ends a call after its
+    arguments. later: stands before the name in a call after the first. closing: ends the calls of a reply. xml: whether
+    arguments are a parameter each, not JSON. alone: whether a call ends its turn. id_length: of the ids that its
+    templates accept; None: any.
     """
 
     marks: tuple[str, ...]
@@ -55,11 +55,11 @@ class CallSyntax:
 
     @property
     def ending(self) -> str:
-        """What ends a call within a reply; a control token that ends the turn is none of its grammar."""
+        """The text that ends a call within a reply; a control token that ends the turn is not part of the grammar."""
         return "" if self.alone else self.after_arguments
 
     def cut_off(self, text: str, names: Sequence[str]) -> ReadCall | None:
-        """Read a call that was begun for the model and has no end: its arguments are what the model wrote."""
+        """Read a call that was begun for the model and has no end: its arguments are the text that the model wrote."""
         body = text.removeprefix(self.before_name)
         name = next((name for name in names if body.startswith(name + self.after_name)), None)
         if name is None or body == text:
@@ -73,11 +73,11 @@ class CallSyntax:
 
 
 class ReplyReader:
-    """Reads one reply; a family whose calls cannot be read has no `syntax`.
+    """Reads one reply; a family without readable calls has no `syntax`.
 
     opening: see `Opening`. must_call: the functions of which the reply was made to call one; such a call is read even
     if it is cut off. json: whether the content is JSON, in whose strings a call is text.
-    calls: those that are complete. malformed: whether there was one that could not be read.
+    calls: the complete ones. malformed: whether there was one that could not be read.
     unclosed: whether the calls so far lack their `closing`. reasoned: whether there was any reasoning.
     """
 
@@ -98,7 +98,7 @@ class ReplyReader:
         self._json = json
         self._pieces: list[Piece] = []
         self._content = False  # whether any content was given out
-        self._after_call = 0  # where the last complete call ended
+        self._after_call = 0  # the end of the last complete call
         self._running = self._reply()
 
     @classmethod
@@ -107,7 +107,7 @@ class ReplyReader:
         return "reasoning" if cls.thinks and prompt.rstrip().endswith(THINK) else ""
 
     def feed(self, text: str) -> list[Piece]:
-        """Read more text; returns what became certain."""
+        """Read more text; return the parts that are certain now."""
         self._source.text += text
         return self._advance()
 
@@ -233,7 +233,7 @@ def json_call(text: str | None, arguments: Sequence[str]) -> ReadCall | None:
 
 
 def _can_be_sent(call: ReadCall) -> bool:
-    """Whether it is text: JSON escapes can spell half of a surrogate pair."""
+    """Return whether a call is valid text: JSON escapes can spell half of a surrogate pair."""
     try:
         "".join((call.name, call.arguments, call.id or "")).encode()
     except UnicodeEncodeError:
@@ -242,7 +242,7 @@ def _can_be_sent(call: ReadCall) -> bool:
 
 
 def _overlap(text: str, at: int, marks: Sequence[str]) -> int:
-    """How many characters at the end of the text may be the beginning of a mark."""
+    """Return how many characters at the end of the text may be the beginning of a mark."""
     room = len(text) - at
     return max(
         (next((n for n in range(min(len(mark) - 1, room), 0, -1) if text.endswith(mark[:n])), 0) for mark in marks),

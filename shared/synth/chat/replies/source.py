@@ -14,13 +14,13 @@ T = TypeVar("T")
 Reading = Generator[None, None, T]
 
 _SPACE = re.compile(r"\s*")
-# Outside of strings: what opens or closes something, and what JSON never has there.
+# Outside of strings: characters that open or close something, and characters that JSON never has there.
 _OUTSIDE = re.compile(r'["{}\[\]]|[^\s\w,:.+-]')
 _INSIDE = re.compile(r'["\\]')
 
 
 class TextSource:
-    """The text so far. at: where the next read begins. ended: whether no more text will arrive."""
+    """The text so far. at: the start of the next read. ended: whether no more text will arrive."""
 
     def __init__(self) -> None:
         self.text = ""

@@ -1,6 +1,6 @@
 """The process in which a source grades one sample: the task on standard input, the answer as one line of JSON.
 
-It is started by path and by itself, so that it imports nothing of this project. What the source prints goes nowhere.
+It is started by its path, so that it imports nothing of this project. The source's output is discarded.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ _SHOWN = 500
 
 
 def main() -> None:
-    """Grade, and say the score or what was wrong."""
+    """Grade the sample, and write its score or the error."""
     task: dict[str, Any] = json.load(sys.stdin)
-    # The answer goes where print does not.
+    # print must not write into the answer.
     answer, nowhere = os.dup(1), os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 1)
     os.dup2(nowhere, 2)
@@ -29,7 +29,7 @@ def _graded(task: dict[str, Any]) -> dict[str, Any]:
         space: dict[str, Any] = {"__name__": "grader"}
         exec(compile(task["source"], "grader", "exec"), space)
         score = space["grade"](task["sample"], task["item"])
-        # As text: JSON has neither NaN nor infinity. A bool and a numpy number are numbers, too; a text is none.
+        # As text: JSON has neither NaN nor infinity. A bool and a numpy number are numbers, too; a text is not.
         return {"error": f"it returned {score!r}"[:_SHOWN]} if isinstance(score, str) else {"score": repr(float(score))}
     except MemoryError:
         return {"error": "it ran out of memory"}

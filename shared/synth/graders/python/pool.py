@@ -1,4 +1,4 @@
-"""Runs sources of graders in the sandbox, each grading in a process of its own, and limits how many run at one time."""
+"""Run sources of graders in the sandbox, each grading in its own process, with a limit on concurrent ones."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _OUTPUT_BYTES = 1 << 16
 
 
 class PythonFailed(Exception):
-    """A source gave no score; the message says why."""
+    """A source gave no score; the message has the reason."""
 
 
 class PythonPool:
-    """Gradings in the sandbox, so many at one time. settings: the limits of each, the start of its process included."""
+    """A limited number of concurrent gradings in the sandbox. settings: the limits of each, its start included."""
 
     def __init__(self, sandbox: Sandbox, settings: PythonPoolSettings) -> None:
         self._sandbox = sandbox
@@ -40,7 +40,7 @@ class PythonPool:
         )
 
     async def grade(self, source: str, sample: dict[str, Any], item: Any) -> float:
-        """The score, a finite number. Raises `PythonFailed`, and `Transient` if the sandbox did not start."""
+        """Return the finite score of a source. Raises `PythonFailed`, or `Transient` if the sandbox did not start."""
         task = {"source": source, "sample": sample, "item": item}
         body = await asyncio.to_thread(msgspec.json.encode, task)
         async with self._slots:
@@ -62,7 +62,7 @@ class PythonPool:
         except (KeyError, ValueError) as error:
             raise PythonFailed("its process answered something else than a score") from error
         if not math.isfinite(score):
-            raise PythonFailed(f"it returned {score}, which is no score")
+            raise PythonFailed(f"it returned {score}, which is not a score")
         return score
 
     def _exceeded(self, result: Result) -> str:
@@ -77,7 +77,7 @@ class PythonPool:
 
 
 async def open_pool(settings: PythonPoolSettings) -> PythonPool | None:
-    """The pool of a service; None if the operator has not allowed graders that are code.
+    """Return the pool of a service; None if the operator has not allowed graders that are code.
 
     Raises `UserError` if they are allowed and no sandbox starts on this machine.
     """

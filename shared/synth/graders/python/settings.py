@@ -14,7 +14,7 @@ class PythonGraderSettings(Settings):
     python_graders: bool = False
     """Whether graders of type `python` are run, for the gateway, the validator and the rollouts service alike. Everyone
     with a key of this cluster's API can then run code on the machines of the rollouts service and of the gateway, in a
-    sandbox (`SYNTH_SANDBOX`); without one, these two services do not start. docs/security.md has what it holds."""
+    sandbox (`SYNTH_SANDBOX`); without one, these two services do not start. docs/security.md describes the sandbox."""
 
 
 class PythonPoolSettings(PythonGraderSettings, SandboxSettings):
@@ -27,7 +27,7 @@ class PythonPoolSettings(PythonGraderSettings, SandboxSettings):
     """Bytes of memory that each process of a `python` grader may map, and that all of one grading may hold."""
 
     python_grader_processes: int = Field(default=16, ge=1)
-    """Processes and threads that one grading may have at one time."""
+    """The most concurrent processes and threads of one grading."""
 
     python_grader_disk_bytes: int = Field(default=1 << 26, ge=1 << 12)
     """Bytes that one grading may write into its folder, which is removed afterwards."""

@@ -1,4 +1,4 @@
-"""Looks whether a source could grade, without running any of it."""
+"""Check whether a source could grade, without running any of it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import ast
 
 
 def source_wrong(source: str) -> str:
-    """Why a source is no grader; "" where it has a function `grade` of two arguments."""
+    """Return why a source is not a grader; "" if it has a function `grade` of two arguments."""
     try:
         tree = ast.parse(source)
     except (SyntaxError, ValueError) as error:
@@ -17,11 +17,13 @@ def source_wrong(source: str) -> str:
         if isinstance(node, ast.AsyncFunctionDef) and node.name == "grade":
             return "grade is async, and is called without an event loop"
         if isinstance(node, ast.FunctionDef) and node.name == "grade":
-            given = node.args
-            positional = len(given.posonlyargs) + len(given.args)
-            needed = positional - len(given.defaults)
-            required = [arg for arg, value in zip(given.kwonlyargs, given.kw_defaults, strict=True) if value is None]
-            if required or needed > 2 or (positional < 2 and given.vararg is None):
+            signature = node.args
+            positional = len(signature.posonlyargs) + len(signature.args)
+            needed = positional - len(signature.defaults)
+            required = [
+                arg for arg, value in zip(signature.kwonlyargs, signature.kw_defaults, strict=True) if value is None
+            ]
+            if required or needed > 2 or (positional < 2 and signature.vararg is None):
                 return "grade is not called with (sample, item)"
             return ""
     return "the source defines no grade(sample, item)"

@@ -1,4 +1,4 @@
-"""Which kind of job a file is, and what a file that is no job is instead. A filter is read here, never submitted."""
+"""The kind of a job file, and the errors for files of another kind. A filter is read here, but never submitted."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _TABLES: dict[str, Kind] = {
 }
 _PROMPTS = "this optimises prompts (GEPA, MIPRO), and no prompts are optimised here"
 _SCRIPT = "these are the settings of a script, not a job"
-#: Files that lie beside job files and look like them, by a key that no job has.
+#: Files beside job files that resemble them, by a key that no job has.
 _NOT_JOBS: dict[Path, str] = {
     ("prompt_learning",): _PROMPTS,
     ("build-system",): "this describes a Python project, not a job",
@@ -38,7 +38,7 @@ _EXPECTED = "[algorithm], or [rollout] for RL, [hyperparameters] for SFT, [eval]
 
 
 def infer_kind(document: Document) -> Kind | None:
-    """The kind of job, in the order of the published client's own rule; None for a file that is none."""
+    """Return the kind of job, by the published client's own rule and its order; None for a file that is no job."""
     match document.get(("algorithm", "type")):
         case "online":
             return "rl"
@@ -67,7 +67,7 @@ def infer_kind(document: Document) -> Kind | None:
 
 
 def recognise_non_job(document: Document) -> Problem | None:
-    """What this file is, if it is one that is known to be no job."""
+    """Return the problem of a file that is known to be no job; None for other files."""
     for path, what in _NOT_JOBS.items():
         if document.get(path) is not None:
             return Problem(what=what, expected="a job: RL, SFT or an evaluation of a model", where=document.where(path))
@@ -75,7 +75,7 @@ def recognise_non_job(document: Document) -> Problem | None:
 
 
 def unknown_kind(document: Document) -> Problem:
-    """Why a file for which `infer_kind` has no answer cannot be read as a job."""
+    """Return the problem of a file whose kind `infer_kind` cannot determine."""
     return recognise_non_job(document) or Problem(
         what="cannot tell what kind of job this is",
         expected=_EXPECTED,

@@ -1,4 +1,4 @@
-"""What is wrong with the keys and values of a job file, in words: where, what, what was expected, what to do."""
+"""Describe errors in the keys and values of a job file: the place, the value, the expected form and the fix."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ _BOUNDS = {
 
 
 def nearest(key: str, names: Iterable[str], *, cutoff: float = _SIMILARITY) -> str | None:
-    """The name that a misspelt key most resembles. cutoff: the least similarity, of 1."""
-    found = difflib.get_close_matches(key.lower(), list(names), n=1, cutoff=cutoff)
-    return found[0] if found else None
+    """Return the name that a misspelt key most resembles, or None. cutoff: the least similarity, of 1."""
+    matches = difflib.get_close_matches(key.lower(), list(names), n=1, cutoff=cutoff)
+    return matches[0] if matches else None
 
 
 @functools.cache
 def table_of(annotation: Any) -> type[BaseModel] | None:
-    """The table that a key holds; None where it holds a value."""
+    """Return the model of the table that a key holds; None if the key holds a value."""
     if get_origin(annotation) in (Union, types.UnionType):
         return next((m for a in get_args(annotation) if (m := table_of(a))), None)
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
@@ -57,7 +57,7 @@ def table_of(annotation: Any) -> type[BaseModel] | None:
 def unknown_key(
     key: str, near: str | None, table: type[BaseModel], path: Path, document: Document, config: type[BaseModel]
 ) -> Problem:
-    """A key that its table does not have. near: the one that it resembles. config: the schema of the whole file."""
+    """Describe a key that its table does not have. near: the key that it resembles. config: the file's schema."""
     elsewhere = None if near else _section_with(key, config)
     if near:
         fix = f"did you mean {near!r}?"
@@ -75,7 +75,7 @@ def unknown_key(
 
 
 def bad_value(error: ErrorDetails, config: type[BaseModel], document: Document) -> Problem:
-    """A value that its key cannot have, or a key that is missing."""
+    """Describe a value that its key cannot have, or a missing key."""
     path: Path = error["loc"]
     description = _description(config, path)
     where = document.where(path)
@@ -87,7 +87,7 @@ def bad_value(error: ErrorDetails, config: type[BaseModel], document: Document) 
 
 
 def _without_quotes(name: str, error: ErrorDetails) -> str | None:
-    """The fix of a number or a truth value that is written as text."""
+    """Return the fix of a number or a truth value that is written as text."""
     text = error["input"]
     if error["type"] not in ("int_type", "float_type", "bool_type") or not isinstance(text, str) or "\n" in text:
         return None
@@ -128,18 +128,18 @@ def _expected(error: ErrorDetails) -> str:
 
 def _description(config: type[BaseModel], path: Path) -> str | None:
     current: type[BaseModel] | None = config
-    found: str | None = None
+    description: str | None = None
     for part in path:
         if current is None or not isinstance(part, str) or part not in keys_of(current):
             break
         info = keys_of(current)[part]
-        found = info.description
+        description = info.description
         default = info.get_default(call_default_factory=True)
-        if found and not info.is_required() and default not in (None, {}) and table_of(info.annotation) is None:
-            found += f"; default {json.dumps(default)}"
+        if description and not info.is_required() and default not in (None, {}) and table_of(info.annotation) is None:
+            description += f"; default {json.dumps(default)}"
         current = table_of(info.annotation)
     name = next((part for part in reversed(path) if isinstance(part, str)), "")
-    return f"{name}: {found}" if found else None
+    return f"{name}: {description}" if description else None
 
 
 def _shown(value: Any) -> str:

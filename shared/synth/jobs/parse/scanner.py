@@ -14,12 +14,12 @@ _BARE = re.compile(r"[A-Za-z0-9_-]+")
 
 
 def scan_lines(text: str) -> dict[Path, int]:
-    """The line of each key and table header of valid TOML (keys inside an inline table: that of the table)."""
+    """Return the line of each key and table header of valid TOML. Keys of an inline table have the table's line."""
     return Scanner(text).run()
 
 
 class TooDeep(Exception):
-    """A dotted key that would cost too much to read. line: where, from 1."""
+    """A dotted key that would take too long to read. line: its line, from 1."""
 
     def __init__(self, line: int) -> None:
         super().__init__(line)
@@ -38,7 +38,7 @@ class Scanner:
         self.elements: dict[Path, int] = {}
         #: The brackets of the last value that are not closed.
         self.open: list[int] = []
-        #: Where the last string begins, if it is not closed.
+        #: The start of the last string, if it is not closed.
         self.quote: int | None = None
         #: The line on which the key or header of the last statement stands for the first time, if it is repeated.
         self.repeats: int | None = None
@@ -60,7 +60,8 @@ class Scanner:
         return self.lines
 
     def _line(self) -> int:
-        # From where was counted last: from the beginning each time, a long file would cost the square of its length.
+        # Counting continues from the last place; from the beginning, the time would grow with the square of a file's
+        # length.
         self.line += self.text.count("\n", self._counted_to, self.at)
         self._counted_to = self.at
         return self.line

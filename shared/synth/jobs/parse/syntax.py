@@ -1,4 +1,4 @@
-"""What is wrong with a text that is not TOML: the mistakes that people make, each with its fix."""
+"""Explain why a text is not valid TOML: the common mistakes, each with its fix."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from synth.errors import Problem
 from synth.jobs.parse.scanner import SPACE, Scanner, TooDeep
 
 _AT_LINE = re.compile(r"(?<!\s)\s*\(at (?:line (\d+), column (\d+)|end of document)\)$")
-#: `base: tiny` and `base:`, as YAML has them.
+#: `base: tiny` and `base:`, as in YAML.
 _COLON = re.compile(r"(?P<key>[\w.-]+)\s*:(?:\s+(?P<value>[^#]+?))?\s*(?:#.*)?")
 #: `base = tiny-qwen3`: a value that is neither in quotes nor a number.
 _BARE_VALUE = re.compile(r"(?P<key>[^=#]+?)\s*=\s*(?P<value>[A-Za-z_./~][^\s#\"'\[\]{},]*)\s*(?:#.*)?")
@@ -20,9 +20,9 @@ _SHOWN = 60
 
 
 def syntax_problem(message: str, text: str, name: str) -> Problem:
-    """Return what is wrong with a text, its line and the fix.
+    """Return the problem of a text that is not valid TOML: the error, its line and the fix.
 
-    message: of tomllib, with the place at which it stopped. name: of the file.
+    message: from tomllib, with the place at which it stopped. name: of the file.
     """
     fault = _Fault.of(message, text)
     for explain in (_other_format, _open_string, _open_bracket, _repeated, _colon, _bare_value):
@@ -38,7 +38,7 @@ def syntax_problem(message: str, text: str, name: str) -> Problem:
 
 @dataclass(frozen=True)
 class _Fault:
-    """What tomllib reports. at: the index in the text; line, source: its line, from 1, and what stands there."""
+    """An error of tomllib. at: the index in the text; line, source: its line, from 1, and the text of that line."""
 
     text: str
     message: str
@@ -63,7 +63,7 @@ class _Fault:
         return scanner
 
     def shown(self, at: int) -> tuple[int, int, str]:
-        """The line and the column of an index, from 1, and the beginning of its line."""
+        """Return the line and the column of an index, from 1, and the beginning of its line."""
         line = self.text.count("\n", 0, at) + 1
         return line, at - self.text.rfind("\n", 0, at), self.text.split("\n")[line - 1].strip()[:_SHOWN]
 
@@ -108,7 +108,7 @@ def _open_string(fault: _Fault, name: str) -> Problem | None:
 
 
 def _open_bracket(fault: _Fault, name: str) -> Problem | None:
-    """A bracket whose end the parser missed; the place where it gave up is often on a later line."""
+    """Explain a missing closing bracket; tomllib often stops on a later line."""
     text = fault.text
     if fault.message.startswith("Expected ']"):
         at = text.rfind("\n", 0, fault.at) + 1
@@ -116,7 +116,7 @@ def _open_bracket(fault: _Fault, name: str) -> Problem | None:
         missing, expected = "not closed", f"{']]' if text.startswith('[[', at) else ']'!r} at its end"
     elif fault.message.startswith(("Unclosed", "Invalid value", "Invalid initial character")):
         scanner = fault.scanned(fault.at)
-        # What is invalid within a line is only that.
+        # Another error within a line needs no further explanation.
         ends = fault.at >= len(text.rstrip()) or text[fault.at] == "\n"
         if not scanner.open or (fault.message.startswith("Invalid") and not ends):
             return None

@@ -1,4 +1,4 @@
-"""Job files: TOML text to plain data that still knows on which line each key stands."""
+"""Job files: parse TOML text to plain data that keeps the line of each key."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from synth.jobs.parse.scanner import MAX_DEPTH, Path, TooDeep, scan_lines
 from synth.jobs.parse.syntax import syntax_problem
 
 _INT64 = 2**63
-#: Tables and lists within each other: whatever reads a job goes down as deep as it is.
+#: Levels of tables and lists inside each other. Every reader of a job recurses as deep as this.
 _MAX_NESTING = 64
-#: Numbers that are no numbers, of which each is named.
+#: Values that are not finite numbers: the most that are named one by one.
 _MAX_PROBLEMS = 100
 
 
@@ -23,8 +23,8 @@ _MAX_PROBLEMS = 100
 class Document:
     """A job as data: JSON types only (dates as ISO text), every number finite and within 64 bits.
 
-    name: what the user calls it, a file's path or an endpoint. lines: the line of each key and header, from 1.
-    format: "json" is the payload of a published client, whose other keys are not its user's to mend.
+    name: a file's path or an endpoint, as the user knows it. lines: the line of each key and header, from 1.
+    format: "json" is the payload of a published client, whose other keys its user cannot change.
     misspelt: of each key that is read as another, that other's path and its own, outer tables first.
     flags: of each key that the command line sets, the flag, which is then the key's place.
     """
@@ -37,7 +37,7 @@ class Document:
     flags: dict[Path, str] = field(default_factory=dict[Path, str])
 
     def where(self, path: Path) -> str:
-        """The place of a key, present or missing: `configs/rl.toml:14 [model].base`."""
+        """Return the place of a key, present or missing: `configs/rl.toml:14 [model].base`."""
         path = self._as_written(path)
         above = [path[:n] for n in range(len(path), 0, -1)]
         flag = next((self.flags[p] for p in above if p in self.flags), None)
@@ -48,7 +48,7 @@ class Document:
         return f"{place} {self.label(path)}".rstrip()
 
     def label(self, path: Path) -> str:
-        """The name of a key: `[model].base`."""
+        """Return the name of a key: `[model].base`."""
         path = self._as_written(path)
         if not path:
             return ""
@@ -57,7 +57,7 @@ class Document:
             return f"[{path[0]}]"
         if isinstance(self.get(path), dict):
             return f"[{''.join(keys).lstrip('.')}]"
-        # The keys up to the last table are the header, the rest is what stands below it.
+        # The keys up to the last table are the header, the other keys are below it.
         depth = next((n for n in range(len(path) - 1, 0, -1) if isinstance(self.get(path[:n]), dict)), 0)
         if depth == 0 and len(path) > 1 and path[0] not in self.data:
             depth = len(path) - 1
@@ -72,7 +72,7 @@ class Document:
         return path
 
     def get(self, path: Path) -> Any:
-        """The value at a path; None where there is none."""
+        """Return the value at a path; None if there is none."""
         value: Any = self.data
         for part in path:
             if isinstance(value, dict) and part in value:
@@ -87,10 +87,10 @@ class Document:
 def read_toml(
     text: str | bytes, *, name: str, lines: dict[Path, int] | None = None, flags: dict[Path, str] | None = None
 ) -> Document:
-    """Parse a job file. Raises UserError naming the line of whatever is not TOML, or not JSON-able.
+    """Parse a job file. Raises UserError with the line of text that is not TOML, or that JSON cannot hold.
 
-    lines, flags: as `Document` has them, of a text into which the command line has put keys. lines: of the file that
-    the user has.
+    lines, flags: as in `Document`, for a text into which the command line has put keys. `lines` are the lines of the
+    user's file without them.
     """
     if isinstance(text, bytes):
         text = _decode(text, name)
@@ -117,12 +117,12 @@ def _lines(text: str, name: str) -> dict[Path, int]:
         )
         raise UserError(problem) from deep
     except (IndexError, ValueError):
-        # Not TOML: the parser says where and why.
+        # Not TOML: tomllib reports the place and the reason.
         return {}
 
 
 def read_data(data: dict[str, Any], *, name: str) -> Document:
-    """A job that came as JSON (an API payload), held to the same rules; its places have no line."""
+    """Read a job that came as JSON (an API payload) by the same rules; its places have no line."""
     return _document(data, name, {}, "json", {})
 
 
@@ -183,7 +183,7 @@ def _plain(value: Any, path: Path, problems: list[tuple[Path, str]]) -> Any:
 
 
 class _TooNested(Exception):
-    """A value that lies too deep. path: its place."""
+    """A value that is nested too deeply. path: its place."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)

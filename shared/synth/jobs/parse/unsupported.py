@@ -21,7 +21,7 @@ _CLIENT = "it is for the client alone"
 
 
 class UnsupportedKey(NamedTuple):
-    """Why a key has no effect, and the values with which nothing is lost, so that nothing is said."""
+    """The reason why a key has no effect, and the values for which no warning is needed, as they change nothing."""
 
     reason: str
     harmless: tuple[Any, ...] = ()
@@ -49,7 +49,7 @@ UNSUPPORTED: dict[str, dict[str, UnsupportedKey]] = {
         "training.weight_sync.mode": UnsupportedKey(_BLOBS),
         "training.weight_sync.direct": UnsupportedKey(_BLOBS, (False,)),
         "data.episodes_per_iteration": UnsupportedKey("an iteration is batch_size x group_size rollouts"),
-        "data.evaluation_episodes": UnsupportedKey("[evaluation] says what is evaluated"),
+        "data.evaluation_episodes": UnsupportedKey("[evaluation] chooses the rollouts of evaluations"),
         "smoke": UnsupportedKey(_CLIENT),
     },
     "sft": {
@@ -64,7 +64,7 @@ UNSUPPORTED: dict[str, dict[str, UnsupportedKey]] = {
     },
     "eval": {
         "type": UnsupportedKey("a model is evaluated the same, however it was trained"),
-        "task": UnsupportedKey("env_config is what the environment is given"),
+        "task": UnsupportedKey("env_config is passed to the environment"),
         **_each("model", "trainer_mode freeze_vision_tower", UnsupportedKey(_NOT_TRAINED)),
         **_each("rollout", "episodes_per_batch batches_per_step trace_rate", UnsupportedKey(_NOT_TRAINED)),
         "rollout.group_timeout_s": UnsupportedKey("each rollout of an evaluation is waited for, until it is given up"),
@@ -85,7 +85,7 @@ UNSUPPORTED: dict[str, dict[str, UnsupportedKey]] = {
 
 
 def unsupported_keys(document: Document, kind: str) -> list[str]:
-    """A sentence for the keys of the document that have no effect on this kind of job: one for a table and reason."""
+    """Return a sentence for each table and reason about keys that have no effect on this kind of job."""
     flat = kind == "eval" and "eval" not in document.data
     groups: dict[tuple[Path, str], list[Path]] = {}
     for dotted, unsupported in UNSUPPORTED[kind].items():

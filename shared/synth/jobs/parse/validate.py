@@ -36,11 +36,11 @@ __all__ = [
 Config = RlConfig | SftConfig | EvalConfig | FlatEvalConfig | FilterConfig
 
 _CONFIGS: dict[Kind, type[Config]] = {"rl": RlConfig, "sft": SftConfig, "eval": EvalConfig, "filter": FilterConfig}
-#: Unknown keys for which the nearest known one is looked for; comparing words is what costs.
+#: Unknown keys for which the nearest known one is searched, as comparing words is slow.
 _MAX_COMPARISONS = 100
-#: Wrong values that are described; the others are left out unsaid, until these are mended.
+#: Wrong values that are described; further ones are dropped without a message until these are fixed.
 _MAX_PROBLEMS = 200
-#: A payload has keys of its own: only what is almost a known key is taken for one misspelt.
+#: A payload has keys of its own, so only a key that is almost a known one counts as misspelt.
 _PAYLOAD_SIMILARITY = 0.85
 _LINE = re.compile(r":(\d+)(?: |$)")
 
@@ -49,7 +49,7 @@ _LINE = re.compile(r":(\d+)(?: |$)")
 class ParsedJob:
     """A job file as its sections. warnings: its keys that have no effect.
 
-    dropped: keys whose values are wrong, and were left out so that the rest can be looked at; none in a good file.
+    dropped: keys whose wrong values were left out so that the rest can be checked; none in a good file.
     """
 
     kind: Kind
@@ -65,7 +65,7 @@ def load_job(text: str | bytes, *, name: str) -> ParsedJob:
 
 
 def load_job_data(data: dict[str, Any], *, name: str, kind: Kind | None = None) -> ParsedJob:
-    """Read a job that came as JSON. kind: where the endpoint already says it."""
+    """Read a job that came as JSON. kind: of the job, if the endpoint determines it."""
     return parse_job(read_data(data, name=name), kind=kind)
 
 
@@ -78,18 +78,18 @@ def parse_job(document: Document, *, kind: Kind | None = None) -> ParsedJob:
 
 
 def line_of(place: str) -> int:
-    """The line of a place such as `rl.toml:14 [model].base`; past every line where it has none."""
-    found = _LINE.search(place)
-    return int(found[1]) if found else sys.maxsize
+    """Return the line of a place such as `rl.toml:14 [model].base`; a number past every line if the place has none."""
+    match = _LINE.search(place)
+    return int(match[1]) if match else sys.maxsize
 
 
 def in_file_order(problems: list[Problem]) -> list[Problem]:
-    """Problems from the top of the file to its end; those without a line last."""
+    """Sort problems from the top of the file to its end; problems without a line come last."""
     return sorted(problems, key=lambda p: line_of(p.where))
 
 
 def parse_leniently(document: Document, *, kind: Kind | None = None) -> tuple[ParsedJob | None, list[Problem]]:
-    """As `parse_job`, but keys that are unknown or wrong are parsed without, so that the rest can be checked too.
+    """Parse as `parse_job` does, but leave out unknown and wrong keys, so that the rest can be checked too.
 
     A key that looks misspelt is read as the key that it resembles, so that one typo does not also show up as
     a missing key, and its value is checked too.
@@ -112,7 +112,7 @@ def parse_leniently(document: Document, *, kind: Kind | None = None) -> tuple[Pa
 def _validated(
     data: dict[str, Any], model: type[Config], document: Document
 ) -> tuple[Config | None, list[Path], list[Problem]]:
-    """The typed sections, without what is wrong."""
+    """Return the typed sections without the wrong values, the paths of those, and their problems."""
     problems: list[Problem] = []
     # In order, and each once: a list may have as many wrong elements as the file has bytes.
     dropped: dict[Path, None] = {}
@@ -137,7 +137,7 @@ def _validated(
 
 
 def _remove(data: dict[str, Any], path: Path) -> bool:
-    """Take a key out of nested tables; returns whether it was there."""
+    """Remove a key from nested tables; return whether it was present."""
     inner: Any = data
     for table in path[:-1]:
         inner = cast(dict[Any, Any], inner).get(table) if isinstance(inner, dict) else None
@@ -149,7 +149,7 @@ def _remove(data: dict[str, Any], path: Path) -> bool:
 
 @dataclass
 class _Repair:
-    """The data without its unknown keys, each of which becomes a problem. misspelt: as `Document` has it."""
+    """The data without its unknown keys, each of which becomes a problem. misspelt: as in `Document`."""
 
     document: Document
     config: type[BaseModel]
@@ -176,7 +176,7 @@ class _Repair:
             return value
         table = cast(dict[str, Any], value)
         if model is None or model.model_config.get("extra") != "forbid":
-            # A copy: what is wrong in it is taken out later.
+            # A copy: wrong values are taken out of it later.
             return dict(table)
         return self.table(table, model, path)
 
@@ -196,7 +196,7 @@ class _Repair:
 
 
 def _misspelt_policy_keys(document: Document, kind: Kind) -> list[str]:
-    """`policy_config` passes unknown keys on to the task app, so a misspelt one is only worth a warning."""
+    """Return warnings for misspelt keys of `policy_config`, which passes unknown keys on to the task app."""
     tables: tuple[Path, ...] = ("rollout",), ("eval",), ()
     known = list(PolicyConfigSection.model_fields)
     sentences: list[str] = []

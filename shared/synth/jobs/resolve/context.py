@@ -1,4 +1,4 @@
-"""What resolving any kind of job needs: the flags, the record of origins, and the rules that kinds share."""
+"""The shared parts of resolving any kind of job: the flags, the record of origins, and common rules."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from synth.jobs.seeds import Seeds
 from synth.models import ModelSpec, Registry
 
 _T = TypeVar("_T")
-#: Keys of `policy_config` that the job decides, and tells the task app in its own words.
+#: Keys of `policy_config` that the job resolves itself, and sends to the task app in its own fields.
 _RESOLVED = (
     *("temperature", "top_p", "top_k", "max_tokens", "max_completion_tokens"),
     *("thinking_mode", "thinking_budget", "max_llm_calls", "max_turns"),
@@ -42,7 +42,7 @@ _LORA_IN_HYPERPARAMETERS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Overrides:
-    """What flags, or the fields of a request beside its config, put in place of the file. None: as in the file."""
+    """The values of flags, or of a request's other fields, that replace the file's. None: as in the file."""
 
     model: str | None = None
     training_file: str | None = None
@@ -58,8 +58,8 @@ class ResolveContext:
     """One resolve in progress: collects problems, warnings and origins.
 
     origins: of each field of the job, by its dotted name: the place in the file, the flag, "registry" or "default".
-    changed: fields that are not what was asked for, or that nobody asked for, and why. keys: of fields that one key of
-    the file sets, that key with its table. python_graders: whether graders of type `python` are run.
+    changed: fields whose value is not the one in the file, or that the file does not set, and why. keys: of fields that
+    one key of the file sets, that key with its table. python_graders: whether graders of type `python` are run.
     """
 
     document: Document
@@ -78,7 +78,7 @@ class ResolveContext:
     def of(
         cls, parsed: ParsedJob, overrides: Overrides, registry: Registry, *, python_graders: bool = True
     ) -> ResolveContext:
-        """The start of resolving a parsed job."""
+        """Begin to resolve a parsed job."""
         return cls(
             parsed.document,
             overrides,
@@ -90,20 +90,20 @@ class ResolveContext:
         )
 
     def at(self, section: BaseModel, key: str) -> Path:
-        """Where a key of one of the file's tables stands."""
+        """Return the place of a key of one of the file's tables."""
         return (*self.place(section), key)
 
     def place(self, section: BaseModel) -> Path:
-        """Where one of the file's tables stands; the top for one that the file does not have."""
+        """Return the place of one of the file's tables; the top for a table that the file does not have."""
         return self._places.get(id(section), ())
 
     def _dotted(self, section: BaseModel | None, name: str, *, field: str) -> str:
-        """A key with its table, as `training.grad_clip`; with the table of the job's field where the file lacks it."""
+        """Return a key with its table, as `training.grad_clip`; without a table, with the field's own."""
         place = self.place(section) if section is not None else ()
         return ".".join(map(str, (*(place or field.split(".")[:-1]), name)))
 
     def problem(self, path: Path, what: str, *, expected: str = "", fix: str = "") -> None:
-        """Report what is wrong at a place, unless that is because of a value that was reported already."""
+        """Report an error at a place, unless a value that was already reported causes it."""
         if any(path[: len(d)] == d or d[: len(path)] == path for d in self.dropped):
             return
         self.problems.append(Problem(what=what, expected=expected, fix=fix, where=self.document.where(path)))
@@ -112,49 +112,49 @@ class ResolveContext:
         self.warnings.append(f"{self.document.where(path)} {sentence}")
 
     def first_seeds(self, seeds: Seeds, count: int | None, path: Path) -> list[int] | None:
-        """The first `count` seeds (None: all), which the job lists one by one; None where an event cannot hold them."""
-        wanted = len(seeds) if count is None else min(count, len(seeds))
-        largest = max(seeds.listed, default=seeds.start + wanted)
-        size, room = wanted * (len(str(largest)) + 1), MAX_EVENT_BODY_BYTES * 3 // 4
+        """Return the first `count` seeds (None: all) as a list; None if the job's event cannot hold them."""
+        number = len(seeds) if count is None else min(count, len(seeds))
+        largest = max(seeds.listed, default=seeds.start + number)
+        size, room = number * (len(str(largest)) + 1), MAX_EVENT_BODY_BYTES * 3 // 4
         if size > room:
-            what = f"{wanted:,} seeds to evaluate on take {size:,} bytes of the job's event"
+            what = f"{number:,} seeds to evaluate on take {size:,} bytes of the job's event"
             self.problem(path, what, expected=f"at most {room:,} bytes", fix="evaluate on fewer")
             return None
-        return seeds.first(wanted)
+        return seeds.first(number)
 
     def record(self, key: str, value: _T, origin: str) -> _T:
-        """Record where a value of the job came from, and pass it through."""
+        """Record the origin of a value of the job, and return the value."""
         self.origins[key] = origin
         return value
 
     def record_change(self, key: str, value: _T, why: str) -> _T:
-        """Record why a field is not what was written, or that nobody wrote it, and pass the value through."""
+        """Record why a field differs from the file, or why it is set without the file, and return the value."""
         self.changed[key] = why
         return value
 
     def take(self, key: str, section: BaseModel, name: str, default: Any = None) -> Any:
-        """A section's field; `default` where it follows from other keys. The origin follows from what was written."""
+        """Return a section's field, or `default` if it is not set. Its origin is the file only if the file sets it."""
         value = value_of(section, name)
         origin = self.document.where(self.at(section, name)) if is_written(section, name) else "default"
         self.keys[key] = self._dotted(section, name, field=key)
         return self.record(key, default if value is None else value, origin)
 
     def first(self, key: str, named: Sequence[tuple[BaseModel | None, str]], default: Any = None) -> Any:
-        """The first of several keys that say the same thing; a later one that says something else is warned about.
+        """Return the first value that is set among keys with one meaning; warn of later ones that differ.
 
-        default: where it follows from other keys; else it is that of the first key whose table there is.
+        default: the value if none is set; None is the default of the first key whose table the file has.
         """
-        given = [(s, n, getattr(s, n)) for s, n in named if s is not None and is_written(s, n)]
-        if given or named:
-            setter, setter_name, *_ = [*given, *named][0]
+        set_keys = [(s, n, getattr(s, n)) for s, n in named if s is not None and is_written(s, n)]
+        if set_keys or named:
+            setter, setter_name, *_ = [*set_keys, *named][0]
             self.keys[key] = self._dotted(setter, setter_name, field=key)
-        if not given:
+        if not set_keys:
             if default is None:
                 default = next((default_of(type(s), n) for s, n in named if s is not None), None)
             return self.record(key, default, "default")
-        section, name, value = given[0]
+        section, name, value = set_keys[0]
         place = self.document.where(self.at(section, name))
-        for other, other_name, other_value in given[1:]:
+        for other, other_name, other_value in set_keys[1:]:
             if other_value != value:
                 decides = self.document.label(self.at(section, name))
                 self.warn(self.at(other, other_name), f"has no effect: {decides} decides")
@@ -188,10 +188,10 @@ class ResolveContext:
         return spec
 
     def qlora_mode(self, place: str) -> Mode:
-        """The mode of an adapter over a base in 4 bits, and which base is served then. place: what asks for it."""
+        """Return the mode of an adapter over a base in 4 bits, and warn which base is served. place: of its key."""
         self.warnings.append(
-            f"{place}: the linear layers of the base are rounded to 4 bits (NF4); this rounded base, which is what is "
-            "trained on, is also what is served, in rollouts and with the finished adapter"
+            f"{place}: the linear layers of the base are rounded to 4 bits (NF4); this rounded base is trained on, and "
+            "is also served, in rollouts and with the finished adapter"
         )
         return self.record("mode", "qlora", place)
 
@@ -204,7 +204,7 @@ class ResolveContext:
         rl: bool,
         dpo: bool = False,
     ) -> LoraSettings | None:
-        """The adapter's settings; None for a full fine-tune. named: the tables that may say, the first wins."""
+        """Return the adapter's settings; None for a full fine-tune. named: the tables for it; the first wins."""
         if mode == "full":
             return self.record("lora", None, self.origins["mode"])
 
@@ -222,7 +222,7 @@ class ResolveContext:
         if targets is None:
             targets, origin = spec.lora_targets if spec else "all-linear", "registry"
         elif targets == ["all-linear"]:
-            # peft knows this word as a text, and would look for a module of that name in a list.
+            # peft accepts this word as a text; in a list it would search for a module of that name.
             targets = "all-linear"
         if spec is not None and spec.experts:
             self.warnings.append(
@@ -237,7 +237,7 @@ class ResolveContext:
         )
 
     def task_url(self, written: str | None, path: Path) -> str:
-        """The task app's address, without a closing slash."""
+        """Return the task app's address, without a closing slash."""
         if self.overrides.task_url is not None:
             url, where = self.record("rollout.task_url", self.overrides.task_url, "--task-url"), "--task-url"
         else:
@@ -264,7 +264,7 @@ class ResolveContext:
     def check_algorithm(
         self, written: AlgorithmSection | None, *, type: str, methods: Sequence[str], varieties: Sequence[str]
     ) -> None:
-        """Check that `[algorithm]` asks for what this kind of job does."""
+        """Check that `[algorithm]` describes this kind of job."""
         if written is None:
             return
         for key, value, allowed in (
@@ -277,17 +277,17 @@ class ResolveContext:
                 self.problem(("algorithm", key), f"{key} = {value!r} is another kind of job's", expected=expected)
 
     def packing(self, section: BaseModel) -> Literal["packed", "padded"]:
-        """How sequences share a forward pass."""
+        """Return how sequences share a forward pass."""
         return "packed" if self.take("packing", section, "packing") else "padded"
 
     def seed(self, section: BaseModel) -> int:
-        """The job's seed: the flag's, else the file's."""
+        """Return the job's seed: the flag's, else the file's."""
         if self.overrides.seed is not None:
             return self.record("seed", self.overrides.seed, "--seed")
         return self.take("seed", section, "seed")
 
     def tags(self, *tags: TagsSection) -> dict[str, Any]:
-        """The tags of all tables, later ones winning."""
+        """Return the tags of all tables, later ones winning."""
         merged: dict[str, Any] = {}
         origin = "default"
         for table in tags:
@@ -298,18 +298,18 @@ class ResolveContext:
 
 
 def is_written(section: BaseModel, name: str) -> bool:
-    """Whether the file gives this key a value; a null of a JSON payload is none."""
+    """Return whether the file gives this key a value; a null of a JSON payload is not a value."""
     return name in section.model_fields_set and getattr(section, name) is not None
 
 
 def value_of(section: BaseModel, name: str) -> Any:
-    """A key's value, or where the file gives it none the field's default."""
+    """Return a key's value; the field's default if the value is None."""
     value = getattr(section, name)
     return default_of(type(section), name) if value is None else value
 
 
 def passthrough(config: PolicyConfigSection) -> dict[str, Any]:
-    """What of `policy_config` the task app gets as it was written: all but what the job resolves itself."""
+    """Return the part of `policy_config` that the task app gets unchanged: all keys that the job does not resolve."""
     written = config.model_dump(exclude_none=True)
     return {k: v for k, v in written.items() if k not in _RESOLVED}
 

@@ -126,7 +126,7 @@ def _model(
     policies: list[PolicyConfigSection | None],
     context: ResolveContext,
 ) -> ModelSpec | None:
-    """The one model that [eval], [model] and the policy tables name, in however many places, unless --model does."""
+    """Return the one model that [eval], [model] and the policy tables name, unless --model does."""
     if context.overrides.model is not None:
         return context.find_model(None, context.at(section, "model"), use="eval")
     named = [(context.at(table, "model"), table.model) for table in (section, *policies[2:]) if table is not None]
@@ -140,7 +140,7 @@ def _model(
             fix="set it here, or pass --model",
         )
         return None
-    # What policy_config names is served beside what is evaluated, so it has to be the same.
+    # The policy tables name the served model, which has to be the evaluated one.
     named += [(context.at(table, "model"), table.model) for table in policies[:2] if table is not None]
     agreed = agreed_model(named, context, expected="one model, which is served and evaluated")
     return context.find_model(agreed[1], agreed[0], use="eval") if agreed else None
@@ -169,13 +169,13 @@ def _refuse_client_judges(section: EvalSection, context: ResolveContext) -> None
 
 
 def _env_name(section: EvalSection, beside: EvalRolloutSection | None, context: ResolveContext) -> str | None:
-    """The environment that the file names; else its `app_id`."""
+    """Return the environment that the file names, else its `app_id`."""
     key = "rollout.env_name"
     named: str | None = context.first(key, [(section, "env_name"), (beside, "env_name")])
     if named is None and section.app_id is not None:
         return context.record(key, section.app_id, context.document.where(context.at(section, "app_id")))
     if section.app_id not in (None, named):
-        context.warn(context.at(section, "app_id"), f"has no effect: env_name = {named!r} says what is played")
+        context.warn(context.at(section, "app_id"), f"has no effect: env_name = {named!r} names the environment")
     return named
 
 
@@ -185,21 +185,21 @@ def _traced(section: EvalSection, context: ResolveContext) -> bool:
 
 
 def _seeds(section: EvalSection, context: ResolveContext) -> list[int] | None:
-    """The seeds of the file, the first `num_episodes` of them; older files give a start and a count."""
+    """Return the seeds of the file, the first `num_episodes` of them; older files give a start and a count."""
     path = context.at(section, "seeds")
     seeds: Seeds | None = context.take("seeds", section, "seeds")
-    wanted = section.num_episodes
+    episodes = section.num_episodes
     if seeds is None:
-        if wanted is None:
+        if episodes is None:
             context.problem(path, "there are no seeds", expected='a list, "0-99", or {start = 0, count = 100}')
             return None
         context.take("seeds", section, "num_episodes")
-        seeds = Seeds(start=value_of(section, "seed_start"), count=wanted)
+        seeds = Seeds(start=value_of(section, "seed_start"), count=episodes)
     elif is_written(section, "seed_start"):
         context.warn(context.at(section, "seed_start"), f"has no effect: {context.document.label(path)} decides")
-    if wanted is not None and wanted > len(seeds):
-        context.warn(context.at(section, "num_episodes"), f"= {wanted} becomes {len(seeds)}: there are no more seeds")
-    return context.first_seeds(seeds, wanted, path)
+    if episodes is not None and episodes > len(seeds):
+        context.warn(context.at(section, "num_episodes"), f"= {episodes} becomes {len(seeds)}: there are no more seeds")
+    return context.first_seeds(seeds, episodes, path)
 
 
 def _sampling(
@@ -226,7 +226,7 @@ def _sampling(
 
 
 def _passthrough(policies: list[PolicyConfigSection | None], context: ResolveContext) -> dict[str, Any]:
-    """What the task app's policy is given beside the sampling: all tables, the nearest to [eval] winning."""
+    """Return the policy's other keys for the task app: of all tables, the nearest to [eval] winning."""
     merged: dict[str, Any] = {}
     origin = "default"
     for policy in reversed(policies):

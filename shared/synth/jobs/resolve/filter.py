@@ -1,4 +1,4 @@
-"""A filter, resolved: what it selects and where it writes. Nothing of it runs on the cluster."""
+"""Resolve a filter: the rollouts that it selects and the file that it writes. It does not run on the cluster."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from synth.jobs.schema.sections import keys_of
 
 NOT_SUBMITTED = {
     "what": "a filter is no job of the cluster",
-    "expected": "it to run where its rows are wanted",
+    "expected": "a filter that runs on the machine that needs its rows",
     "fix": "`synthctl filter FILE` writes the JSONL, and with --upload makes it a file of the cluster to train on",
 }
 _SOURCES = ("db", "job", "jobs", "traces")
-#: Keys that say what another one says, or that are looked at on the way.
+#: Keys with the same meaning as another one, or that are read during the resolve.
 _APART = {"db", "input_db", "job", "jobs", "output", "output_dir", "deduplicate", "shuffle"}
 _RANGES = (
     ("min_official_score", "max_official_score"),
@@ -26,19 +26,19 @@ _RANGES = (
 
 
 def parse_moment(text: str) -> datetime:
-    """A time of a filter: ISO 8601, UTC without a zone, or seconds since 1970. Raises `ValueError`."""
+    """Parse a time of a filter: ISO 8601, UTC without a zone, or seconds since 1970. Raises `ValueError`."""
     try:
-        found = datetime.fromisoformat(text.replace("Z", "+00:00"))
+        moment = datetime.fromisoformat(text.replace("Z", "+00:00"))
     except ValueError:
         try:
-            found = datetime.fromtimestamp(float(text), UTC)
+            moment = datetime.fromtimestamp(float(text), UTC)
         except (OverflowError, OSError) as error:
             raise ValueError(text) from error
-    return found if found.tzinfo else found.replace(tzinfo=UTC)
+    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
 
 
 def resolve_filter(config: FilterConfig, context: ResolveContext) -> dict[str, Any]:
-    """The filter's own settings, collecting problems in `context`."""
+    """Return the filter's own settings, collecting problems in `context`."""
     section, sft = config.filter, config.sft
     _check_source(config, context)
     output = section.output
@@ -76,14 +76,14 @@ def resolve_filter(config: FilterConfig, context: ResolveContext) -> dict[str, A
 def _check_source(config: FilterConfig, context: ResolveContext) -> None:
     section = config.filter
     named = {key: getattr(section, key) for key in (*_SOURCES, "input_db")}
-    found = [key for key, value in named.items() if value not in (None, False, [])]
-    if {"db", "input_db"} <= set(found) and section.db == section.input_db:
-        found.remove("input_db")
-    if len(found) == 1:
+    sources = [key for key, value in named.items() if value not in (None, False, [])]
+    if {"db", "input_db"} <= set(sources) and section.db == section.input_db:
+        sources.remove("input_db")
+    if len(sources) == 1:
         return
-    what = f"{' and '.join(found)} together" if found else "there is no source of traces"
+    what = f"{' and '.join(sources)} together" if sources else "there is no source of traces"
     expected = 'one of job = "job_…", jobs = […], traces = true, db = "traces.db"'
-    context.problem(("filter", found[-1] if found else "db"), what, expected=expected)
+    context.problem(("filter", sources[-1] if sources else "db"), what, expected=expected)
 
 
 def _check_times(config: FilterConfig, context: ResolveContext) -> None:

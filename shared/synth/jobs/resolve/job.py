@@ -25,11 +25,11 @@ __all__ = ["Overrides", "ValidationReport", "require_job", "resolve_job", "valid
 
 @dataclass(frozen=True)
 class ValidationReport:
-    """All that can be said of a job file without running it.
+    """The result of checking a job file without running it.
 
-    job: None where there are problems, and for a filter, which is no job of the cluster. values: everything resolved,
-    as JSON data. origins: of each field by its dotted name. changed: fields that are not what was asked for, and why.
-    keys: the key that sets a field, with its table, where it is one key.
+    job: None if there are problems, and for a filter, which is no job of the cluster. values: every resolved value, as
+    JSON data. origins: of each field by its dotted name. changed: fields whose value is not the one in the file, and
+    why. keys: the key that sets a field, with its table, for fields that one key sets.
     """
 
     kind: Kind | None
@@ -51,7 +51,7 @@ def validate_job(
     uploaded: bool = True,
     python_graders: bool = True,
 ) -> ValidationReport:
-    """Check and resolve in one go: every problem and every warning, whatever else is wrong.
+    """Check and resolve a job file in one pass: every problem and every warning is reported.
 
     kind: of the job, if its sender named it. uploaded: False before the upload, when a dataset may still be a path
     rather than a file id. python_graders: whether graders of type `python` are run; if not, they are refused unread.
@@ -72,7 +72,7 @@ def resolve_job(
     uploaded: bool = True,
     python_graders: bool = True,
 ) -> ResolvedJob:
-    """The resolved job, as `validate_job`. Raises UserError with every problem."""
+    """Resolve a job as `validate_job` does. Raises UserError with every problem."""
     report = validate_job(
         document, overrides=overrides, registry=registry, kind=kind, uploaded=uploaded, python_graders=python_graders
     )
@@ -80,7 +80,7 @@ def resolve_job(
 
 
 def require_job(report: ValidationReport, document: Document) -> ResolvedJob:
-    """The job that was found in a document. Raises UserError with every problem."""
+    """Return the job of a report on a document. Raises UserError with every problem."""
     if report.kind == "filter" and not report.problems:
         raise UserError(Problem(**NOT_SUBMITTED, where=document.where(("filter",))))
     if report.job is None:

@@ -10,15 +10,15 @@ from synth.jobs.schema.sections import TopologySection
 from synth.jobs.schema.sft import HyperparametersSection, ParallelismSection
 
 _TABLE: Path = ("hyperparameters", "parallelism")
-#: What ZeRO's stages spread. The first keeps whole gradients, which FSDP has no need of.
+#: How each of ZeRO's stages is spread. The first keeps whole gradients, which FSDP does not need.
 _STAGES: dict[int, Sharding] = {0: "replicated", 1: "gradients", 2: "gradients", 3: "parameters"}
-#: Accelerate's, and with it that of most files that leave it out.
+#: Accelerate's default, which files without the key usually rely on.
 _STAGE = 2
 _ON_GPUS = "is a number of GPUs: where training computes on CPU it has no effect"
 
 
 def sft_parallelism(hyper: HyperparametersSection, context: ResolveContext) -> Parallelism:
-    """The parallelism that `[hyperparameters] world_size` and `[hyperparameters.parallelism]` ask for."""
+    """Return the parallelism that `[hyperparameters] world_size` and `[hyperparameters.parallelism]` set."""
     section = hyper.parallelism or ParallelismSection()
     for key, does in (("tensor_parallel_size", "divides layers"), ("pipeline_parallel_size", "deals layers out")):
         size = value_of(section, key)
@@ -46,29 +46,29 @@ def _sharding(section: ParallelismSection, context: ResolveContext) -> Sharding:
         context.problem((*_TABLE, "deepspeed_stage"), f"there is no stage {stage}", expected="0, 1, 2 or 3")
     if stage is not None and deepspeed is False:
         context.warn((*_TABLE, "deepspeed_stage"), "has no effect: use_deepspeed is false")
-    asked: dict[str, Sharding] = {}
+    requested: dict[str, Sharding] = {}
     if deepspeed or (deepspeed is None and stage is not None):
-        asked["deepspeed_stage" if stage is not None else "use_deepspeed"] = _STAGES.get(
+        requested["deepspeed_stage" if stage is not None else "use_deepspeed"] = _STAGES.get(
             _STAGE if stage is None else stage, "parameters"
         )
     if section.fsdp:
-        asked["fsdp"] = "parameters"
-    elif section.fsdp is False and not asked:
-        asked["fsdp"] = "replicated"
-    if len(set(asked.values())) > 1:
+        requested["fsdp"] = "parameters"
+    elif section.fsdp is False and not requested:
+        requested["fsdp"] = "replicated"
+    if len(set(requested.values())) > 1:
         context.problem(
             (*_TABLE, "fsdp"),
             "fsdp = true spreads weights, gradients and optimizer over the GPUs; DeepSpeed's stage here does not",
             expected="one of the two",
             fix="remove fsdp, or set deepspeed_stage = 3, which does the same",
         )
-    for key, sharding in asked.items():
+    for key, sharding in requested.items():
         return context.record("parallelism.sharding", sharding, context.document.where((*_TABLE, key)))
     return context.record("parallelism.sharding", "parameters", "default")
 
 
 def rl_parallelism(topology: GpuTopology, context: ResolveContext) -> Parallelism:
-    """The policy is trained on the GPUs that the split gives to training."""
+    """Return the parallelism of the policy, on the GPUs that the split gives to training."""
     origin = context.origins["topology.gpus_for_training"]
     return Parallelism(
         world_size=context.record("parallelism.world_size", topology.gpus_for_training, origin),
@@ -78,7 +78,7 @@ def rl_parallelism(topology: GpuTopology, context: ResolveContext) -> Parallelis
 
 
 def rl_topology(config: RlConfig, context: ResolveContext) -> GpuTopology:
-    """The split of a node's GPUs, by `[topology]` or `[compute.topology]`; one that could not run is a problem."""
+    """Return the split of a node's GPUs, by `[topology]` or `[compute.topology]`; report one that cannot run."""
     compute = config.compute
     available = (compute.gpu_count or 0) * value_of(compute, "nodes") if compute else 0
     sections = [section for section in (config.topology, compute.topology if compute else None) if section]

@@ -46,11 +46,11 @@ def resolve_rl(config: RlConfig, context: ResolveContext, *, uploaded: bool) -> 
     spec = _source(config, context)
     mode = _mode(config, context)
     training = config.training
-    asked = config.rollout.policy_config
+    policy_config = config.rollout.policy_config
     check_images(
         spec,
         [(table, "supports_vision") for table in (config.model, training)],
-        [(table, key) for table in (config.rollout, asked) for key in IMAGE_WISHES],
+        [(table, key) for table in (config.rollout, policy_config) for key in IMAGE_WISHES],
         context,
     )
     topology = rl_topology(config, context)
@@ -61,7 +61,7 @@ def resolve_rl(config: RlConfig, context: ResolveContext, *, uploaded: bool) -> 
     if max_staleness < training.async_level:
         context.problem(
             ("training", "max_staleness"),
-            f"max_staleness = {max_staleness} would drop all that async_level = {training.async_level} collects",
+            f"max_staleness = {max_staleness} would drop all rollouts of async_level = {training.async_level}",
             expected=f"at least {training.async_level}",
         )
     loss = taught_loss(config, resolve_loss(config, context), context)
@@ -70,7 +70,7 @@ def resolve_rl(config: RlConfig, context: ResolveContext, *, uploaded: bool) -> 
     if graded is not None:
         check_graded_rewards(rewards, context)
     if config.services.judge_url is not None:
-        context.warn(("services", "judge_url"), "has no effect: judges are asked by this cluster's own judge service")
+        context.warn(("services", "judge_url"), "has no effect: this cluster's own judge service calls the judges")
     clip_low, clip_high = resolve_clip(training, loss, context)
     reference = resolve_reference(config, mode, context)
     lora = context.lora_settings(mode, [config.lora, training.lora], spec, rl=True)
@@ -150,7 +150,7 @@ def resolve_rl(config: RlConfig, context: ResolveContext, *, uploaded: bool) -> 
 
 
 def _source(config: RlConfig, context: ResolveContext) -> ModelSpec | None:
-    """The one model that [model], [policy] and policy_config name, in however many places, unless --model names it."""
+    """Return the one model that [model], [policy] and policy_config name, unless --model names it."""
     policy = config.policy
     named: list[tuple[Path, str | None]] = [
         (("model", "base"), config.model.base),
@@ -169,7 +169,7 @@ def _source(config: RlConfig, context: ResolveContext) -> ModelSpec | None:
             fix="set one of them, or pass --model",
         )
         return None
-    # What policy_config names is served to the task app, so it has to be the same.
+    # The model of policy_config is the one that the task app calls, so it has to be the same.
     named.append((("rollout", "policy_config", "model"), config.rollout.policy_config.model))
     agreed = agreed_model(named, context, expected="one model, which is trained and served")
     return context.find_model(agreed[1], agreed[0], use="rl") if agreed else None
@@ -192,7 +192,7 @@ def _mode(config: RlConfig, context: ResolveContext) -> Mode:
 
 
 def _batch_size(config: RlConfig, context: ResolveContext) -> int:
-    """Groups an iteration: those of all the batches that a step takes."""
+    """Return the groups of an iteration: the sum over all the batches of a step."""
     groups: int = context.take("batch_size", config.training, "batch_size")
     batches: int = value_of(config.rollout, "batches_per_step")
     if batches > 1:
@@ -201,22 +201,22 @@ def _batch_size(config: RlConfig, context: ResolveContext) -> int:
 
 
 def _minibatches(config: RlConfig, context: ResolveContext) -> int:
-    """Optimizer steps a batch: no more than it has rollouts, each of which is one sequence at least."""
+    """Return the optimizer steps of a batch: at most its rollouts, each of which has at least one sequence."""
     training = config.training
-    wanted: int = context.take("minibatches", training, "minibatches")
+    minibatches: int = context.take("minibatches", training, "minibatches")
     rollouts = training.batch_size * training.group_size * value_of(config.rollout, "batches_per_step")
-    if wanted <= rollouts:
-        return wanted
+    if minibatches <= rollouts:
+        return minibatches
     if is_written(training, "minibatches"):
         context.problem(
             ("training", "minibatches"),
-            f"minibatches = {wanted}, and a batch is batch_size x group_size = {rollouts} rollouts",
+            f"minibatches = {minibatches}, and a batch is batch_size x group_size = {rollouts} rollouts",
             expected=f"at most {rollouts}",
             fix="lower it, or raise batch_size",
         )
-        return wanted
+        return minibatches
     return context.record_change(
-        "minibatches", rollouts, f"{wanted} becomes {rollouts}: a batch is {rollouts} rollouts"
+        "minibatches", rollouts, f"{minibatches} becomes {rollouts}: a batch is {rollouts} rollouts"
     )
 
 
@@ -298,11 +298,11 @@ def _evaluation_env_config(config: RlConfig, context: ResolveContext) -> dict[st
 
 def _concurrency(config: RlConfig, context: ResolveContext) -> int:
     key = "rollout.max_concurrent_rollouts"
-    wanted = context.take(key, config.rollout, "max_concurrent_rollouts")
+    concurrency = context.take(key, config.rollout, "max_concurrent_rollouts")
     bound = config.training.async_semaphore_max
-    if bound is None or bound >= wanted:
-        return wanted
-    context.record_change(key, bound, f"{wanted} becomes {bound}: the smaller of the two bounds holds")
+    if bound is None or bound >= concurrency:
+        return concurrency
+    context.record_change(key, bound, f"{concurrency} becomes {bound}: the smaller of the two bounds holds")
     return context.take(key, config.training, "async_semaphore_max")
 
 
@@ -320,7 +320,7 @@ def _evaluation(
     if graded is not None and graded.validation_file is None and section.seeds is None:
         context.problem(
             ("evaluation", "seeds"),
-            "the rows to evaluate on are not said",
+            "the rows to evaluate on are missing",
             expected="numbers of rows of [job].data, from 0, or [data].validation_path",
         )
         return None
@@ -328,8 +328,8 @@ def _evaluation(
     seeds = section.seeds or Seeds(start=first, count=section.instances or 0)
     if section.instances is not None and section.instances > len(seeds):
         context.warn(("evaluation", "instances"), f"becomes {len(seeds)}: there are no more seeds")
-    wanted = min(section.instances or len(seeds), len(seeds))
-    listed = context.first_seeds(seeds, wanted, ("evaluation", "seeds"))
+    instances = min(section.instances or len(seeds), len(seeds))
+    listed = context.first_seeds(seeds, instances, ("evaluation", "seeds"))
     if listed is None:
         return None
     context.take("evaluation.seeds", section, "seeds")
@@ -342,7 +342,7 @@ def _evaluation(
 
 
 def _train_seeds(config: RlConfig, held_out: set[int], groups: int, context: ResolveContext) -> Seeds:
-    """The seeds that training draws from. groups: of an iteration, each on a seed of its own."""
+    """Return the seeds that training draws from. groups: of an iteration, each on a seed of its own."""
     data = config.data
     if data.seeds is not None:
         check_enough(data.seeds, "seeds", groups, context)
@@ -358,7 +358,7 @@ def _train_seeds(config: RlConfig, held_out: set[int], groups: int, context: Res
         return Seeds(start=start, count=_TRAIN_SEEDS)
     # A range cannot have holes, and a list of so many seeds does not fit into an event: begin after them.
     first = max(inside) + 1
-    why = "the seeds before it are those of [evaluation]"
+    why = "[evaluation] has the seeds before it"
     if is_written(data, "seed_start"):
         context.warn(("data", "seed_start"), f"= {start} becomes {first}: {why}")
     shifted = Seeds(start=first, count=_TRAIN_SEEDS)

@@ -14,31 +14,31 @@ from synth.jobs.schema.eval import EvalSection
 from synth.jobs.schema.rl import EvaluationSection, RlConfig
 from synth.models import ModelSpec
 
-#: Of a rollout that did all that was asked for, where the file does not say.
+#: The reward of a rollout that did its whole task, if the file does not set another one.
 _FULL_REWARD = 1.0
 
 _N = TypeVar("_N", int, float)
-_OFF = "while training, what is sampled must be the policy's own"
+_OFF = "while training, tokens must be sampled from the policy's own distribution"
 
 
 def training_sampling(config: RlConfig, max_tokens: int, spec: ModelSpec | None, context: ResolveContext) -> Sampling:
-    """Training samples from the policy itself: top_p and top_k off, and a temperature above 0."""
-    asked, policy = config.rollout.policy_config, config.policy
+    """Return the sampling of training, from the policy itself: top_p and top_k off, a temperature above 0."""
+    policy_config, policy = config.rollout.policy_config, config.policy
     key = "rollout.sampling.temperature"
-    # [policy] has a default of its own, as the client that writes it does.
+    # [policy] has another default, as in the client that writes it.
     temperature = context.first(
-        key, [(asked, "temperature"), (policy, "temperature")], policy.temperature if policy else None
+        key, [(policy_config, "temperature"), (policy, "temperature")], policy.temperature if policy else None
     )
     if temperature == 0:
         context.problem(
-            (("rollout", "policy_config") if asked.temperature == 0 else ("policy",)) + ("temperature",),
+            (("rollout", "policy_config") if policy_config.temperature == 0 else ("policy",)) + ("temperature",),
             "temperature = 0 samples the same reply for a whole group, so nothing can be learned",
             expected="more than 0; 1 is the policy itself",
         )
     if policy is not None and policy.repetition_penalty != 1:
         context.problem(
             ("policy", "repetition_penalty"),
-            f"repetition_penalty = {policy.repetition_penalty:g} would sample what is not the policy's own",
+            f"repetition_penalty = {policy.repetition_penalty:g} would change the distribution of the policy",
             expected="1, which is off",
             fix="remove it",
         )
@@ -47,13 +47,13 @@ def training_sampling(config: RlConfig, max_tokens: int, spec: ModelSpec | None,
         max_tokens=max_tokens,
         top_p=_clamp_off("top_p", config, (1,), 1.0, context),
         top_k=_clamp_off("top_k", config, (0, -1), 0, context),
-        thinking=resolve_thinking([asked], spec, context),
-        thinking_budget=context.first("rollout.sampling.thinking_budget", [(asked, "thinking_budget")]),
+        thinking=resolve_thinking([policy_config], spec, context),
+        thinking_budget=context.first("rollout.sampling.thinking_budget", [(policy_config, "thinking_budget")]),
     )
 
 
 def _clamp_off(name: str, config: RlConfig, off: tuple[int, ...], value: _N, context: ResolveContext) -> _N:
-    """A truncation of the distribution, which is off while training whatever the file says."""
+    """Return the `off` value of a truncation of the distribution; training never truncates. Warn of another value."""
     key = f"rollout.sampling.{name}"
     context.record(key, value, "default")
     for section in (config.rollout.policy_config, config.policy):
@@ -70,11 +70,11 @@ def _clamp_off(name: str, config: RlConfig, off: tuple[int, ...], value: _N, con
 
 
 def max_tokens_per_call(config: RlConfig, spec: ModelSpec | None, context: ResolveContext) -> int:
-    """Sampled tokens a call, at most: the smallest of the bounds that the file sets."""
-    asked = config.rollout.policy_config
+    """Return the most sampled tokens of a call: the smallest of the bounds that the file sets."""
+    policy_config = config.rollout.policy_config
     named: list[tuple[BaseModel | None, str]] = [
-        (asked, "max_tokens"),
-        (asked, "max_completion_tokens"),
+        (policy_config, "max_tokens"),
+        (policy_config, "max_completion_tokens"),
         (config.training, "max_completion_tokens"),
         (config.policy, "max_tokens"),
     ]
@@ -82,15 +82,15 @@ def max_tokens_per_call(config: RlConfig, spec: ModelSpec | None, context: Resol
 
 
 def smallest_limit(named: list[tuple[BaseModel | None, str]], spec: ModelSpec | None, context: ResolveContext) -> int:
-    """The smallest of several bounds on the tokens of a call, which the model's context must hold."""
+    """Return the smallest of several bounds on the tokens of a call, which the model's context must hold."""
     key = "rollout.sampling.max_tokens"
-    given = [(getattr(s, n), s, n) for s, n in named if s is not None and n in s.model_fields_set]
-    given = [(bound, s, n) for bound, s, n in given if bound is not None]
-    if not given:
+    bounds = [(getattr(s, n), s, n) for s, n in named if s is not None and n in s.model_fields_set]
+    bounds = [(bound, s, n) for bound, s, n in bounds if bound is not None]
+    if not bounds:
         return context.first(key, named)
-    bound, section, name = min(given, key=lambda g: g[0])
-    if any(other != bound for other, _, _ in given):
-        others = ", ".join(str(other) for other, _, _ in given if other != bound)
+    bound, section, name = min(bounds, key=lambda g: g[0])
+    if any(other != bound for other, _, _ in bounds):
+        others = ", ".join(str(other) for other, _, _ in bounds if other != bound)
         context.record_change(key, bound, f"the smallest of the bounds holds; the others are {others}")
     _check_context(bound, context.at(section, name), spec, context)
     return context.take(key, section, name)
@@ -113,7 +113,7 @@ def _check_context(bound: int, place: Path, spec: ModelSpec | None, context: Res
 
 
 def resolve_thinking(named: Sequence[BaseModel | None], spec: ModelSpec | None, context: ResolveContext) -> bool | None:
-    """Whether the model is told to think; None leaves it to the task app. named: the tables that may say, in order."""
+    """Return whether the model is to think; None leaves it to the task app. named: the tables, in order."""
     mode = context.first("rollout.sampling.thinking", [(table, "thinking_mode") for table in named])
     if mode is None or spec is None or spec.assumed:
         return None if mode is None else mode == "think"
@@ -137,17 +137,17 @@ def resolve_thinking(named: Sequence[BaseModel | None], spec: ModelSpec | None, 
 
 
 def resolve_repeats(section: EvalSection, temperature: float, context: ResolveContext) -> int:
-    """Rollouts of each seed of an evaluation. temperature: of the sampling."""
+    """Return the rollouts of each seed of an evaluation. temperature: of the sampling."""
     repeats: int = context.take("rollouts_per_seed", section, "rollouts_per_seed")
     if repeats > 1 and temperature == 0:
         context.warn(
             context.at(section, "rollouts_per_seed"),
-            f"= {repeats} at temperature 0: the rollouts of a seed differ only where the environment does",
+            f"= {repeats} at temperature 0: the rollouts of a seed differ only if the environment does",
         )
     return repeats
 
 
 def resolve_threshold(prefix: str, section: EvalSection | EvaluationSection, context: ResolveContext) -> float | None:
-    """The least reward that is a success; None where pass@k is not asked for."""
+    """Return the least reward that is a success; None if pass@k is off."""
     default = _FULL_REWARD if section.rollouts_per_seed > 1 else None
     return context.first(f"{prefix}success_threshold", [(section, "success_threshold")], default)

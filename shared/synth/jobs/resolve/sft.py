@@ -1,4 +1,4 @@
-"""The SFT or DPO job: what is trained, on how many rows a step, for how many steps."""
+"""Resolve an SFT or DPO job: the trained weights, the rows of a step, the number of steps."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def resolve_sft(config: SftConfig, context: ResolveContext, *, uploaded: bool) -
 
 
 def _dpo(config: SftConfig, context: ResolveContext) -> DpoSettings | None:
-    """The settings of DPO; None for a supervised job, in which its keys are an error."""
+    """Return the settings of DPO; None for a supervised job, which must not have its keys."""
     algorithm, hyper = config.algorithm, config.hyperparameters
     if algorithm is None or algorithm.method != "dpo":
         for key in _OF_DPO:
@@ -131,7 +131,7 @@ def _dpo(config: SftConfig, context: ResolveContext) -> DpoSettings | None:
 
 
 def _mode(config: SftConfig, context: ResolveContext) -> Mode:
-    """What is trained: the keys that say so must agree; `[algorithm] variety` decides only when none does."""
+    """Return the mode. The keys that set it must agree; `[algorithm] variety` decides only if none is set."""
     training, hyper = config.training, config.hyperparameters
     requested: dict[Path, Mode] = {}
     if training.mode in ("lora", "full_finetune"):
@@ -145,7 +145,7 @@ def _mode(config: SftConfig, context: ResolveContext) -> Mode:
         if first is not None and (requested[other] == "full") != (requested[first] == "full"):
             context.problem(
                 other,
-                f"this asks for a {requested[other]} fine-tune, [{first[0]}].{first[1]} for a {requested[first]} one",
+                f"this requests a {requested[other]} fine-tune, [{first[0]}].{first[1]} a {requested[first]} one",
                 fix="keep one of the two",
             )
     tables = _lora_tables(config)
@@ -158,9 +158,9 @@ def _mode(config: SftConfig, context: ResolveContext) -> Mode:
         return context.record("mode", "full", "default")
     if requested[first] == "full":
         for path in tables:
-            context.warn(path, f"has no effect: {context.document.label(first)} asks for every weight")
+            context.warn(path, f"has no effect: {context.document.label(first)} trains every weight")
         return context.record("mode", "full", context.document.where(first))
-    # use_qlora alone speaks of the base under the adapter; where it does not, the variety may.
+    # use_qlora decides the base under the adapter; if it is not set, the variety may.
     if training.use_qlora:
         return context.qlora_mode(context.document.where(("training", "use_qlora")))
     if variety == "qlora" and training.use_qlora is None:
@@ -171,7 +171,7 @@ def _mode(config: SftConfig, context: ResolveContext) -> Mode:
 
 
 def _lora_tables(config: SftConfig) -> list[Path]:
-    """Where the file speaks of an adapter."""
+    """Return the places of the keys and tables that configure an adapter."""
     tables: list[Path] = []
     if config.lora is not None:
         tables.append(("lora",))
@@ -208,7 +208,7 @@ def _training_file(config: SftConfig, context: ResolveContext, *, uploaded: bool
 
 
 def _validation_keys(config: SftConfig, key: str) -> list[tuple[BaseModel | None, str]]:
-    """The tables in which a key of `[training.validation]` may stand, the first wins."""
+    """Return the tables in which a key of `[training.validation]` may stand, the first wins."""
     hyper = config.hyperparameters
     return [(config.training.validation, key), (hyper, key), (hyper.parallelism, key)]
 
@@ -237,7 +237,7 @@ def _validation_every(config: SftConfig, context: ResolveContext) -> int:
 def _best_metric(
     config: SftConfig, validation: str | None, context: ResolveContext
 ) -> Literal["validation_loss"] | None:
-    """What picks the checkpoint that is kept; the keys that name the metric allow one value only."""
+    """Return the metric that selects the resulting checkpoint; the keys that name it allow only one value."""
     named = [*_validation_keys(config, "save_best_model_at_end"), *_validation_keys(config, "load_best_model_at_end")]
     best = context.first("best_metric", named)
     return "validation_loss" if validation and best else None
@@ -251,7 +251,7 @@ def _duration(hyper: HyperparametersSection, context: ResolveContext) -> tuple[i
 
 
 def _batch_size(config: SftConfig, context: ResolveContext) -> int:
-    """Rows an optimizer step. What fits into memory at once is micro_batch_tokens' business."""
+    """Return the rows of an optimizer step; micro_batch_tokens decides how many fit into memory at once."""
     hyper = config.hyperparameters
     device = context.first("batch_size", [(hyper, "per_device_batch"), (hyper, "batch_size")])
     accumulation = hyper.gradient_accumulation_steps
@@ -275,20 +275,20 @@ def _batch_size(config: SftConfig, context: ResolveContext) -> int:
 
 
 def _factors(device: int | None, accumulation: int | None, gpus: int) -> str:
-    """What the rows of a step are the product of."""
+    """Describe the factors of a step's rows."""
     rows = f"{device or 1} row{'' if (device or 1) == 1 else 's'} a pass"
     passes = [f"{accumulation} passes a step"] if accumulation is not None else []
     return ", ".join([rows, *passes, *([f"{gpus} GPUs of [compute]"] if gpus > 1 else [])])
 
 
 def _gpus(config: SftConfig) -> int:
-    """The GPUs that a file was written for: each passes over the rows of `per_device_batch`."""
+    """Return the GPUs that a file was written for: each passes over the rows of `per_device_batch`."""
     compute = config.compute
     return (compute.gpu_count or 1) * (compute.nodes or 1) if compute is not None else 1
 
 
 def _without_gpus(config: SftConfig, context: ResolveContext) -> None:
-    """Warn of the GPUs of a file whose rows a step do not follow from them."""
+    """Warn of the GPUs of a file if they do not decide the rows of a step."""
     for key in ("gpu_count", "nodes"):
         if config.compute is not None and (getattr(config.compute, key) or 1) > 1:
             decides = context.document.label(("hyperparameters", "global_batch"))

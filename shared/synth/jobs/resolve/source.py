@@ -7,22 +7,22 @@ from collections.abc import Sequence
 from synth.jobs.parse.toml import Path
 from synth.jobs.resolve.context import ResolveContext
 
-#: Characters of an id that are shown: it is whatever somebody wrote.
+#: Characters of an id that are shown, as it can be any text.
 _SHOWN = 80
 
 
 def agreed_model(
     named: Sequence[tuple[Path, str | None]], context: ResolveContext, *, expected: str
 ) -> tuple[Path, str] | None:
-    """Where the model is named first, and its id. None where nothing names it, and where two keys name two models.
+    """Return the first place that names the model, and its id; None if no key names it, or if two keys name two models.
 
-    Keys that name the same model, in whatever case, are one statement. expected: for the problem of two models.
+    Keys that name the same model in another case agree. expected: the text for the problem of two models.
     """
-    given = [(path, model) for path, model in named if model is not None]
-    if not given:
+    models = [(path, model) for path, model in named if model is not None]
+    if not models:
         return None
-    path, model = given[0]
-    for other, other_model in given[1:]:
+    path, model = models[0]
+    for other, other_model in models[1:]:
         if other_model.lower() == model.lower():
             continue
         label, other_label = context.document.label(path), context.document.label(other)

@@ -1,4 +1,4 @@
-"""What the task app is given besides its seed, for its policy and its environment, from all the keys that say so."""
+"""Resolve the configurations of policy and environment that the task app gets, from all keys that set them."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from synth.models import ModelSpec
 
 #: Keys that both `[rollout]` and `[eval]` have, and that the task app reads in the policy's configuration.
 POLICY_KEYS = ("use_vision", "image_only_mode", "max_images_per_step")
-#: Keys of `[training]` that the task app reads in the environment's configuration, where it pays by them.
+#: Keys of `[training]` that the task app reads in the environment's configuration, if it pays by them.
 REWARD_KEYS = ("reward_positive", "reward_negative_no_tool", "reward_negative_no_answer")
-#: Those that `[eval]` alone has.
+#: Keys that only `[eval]` has.
 EVAL_POLICY_KEYS = (*POLICY_KEYS, "use_tools", "tool_choice", "reasoning_effort", "system_hint")
 EVAL_ENV_KEYS = ("split", "max_steps", "max_steps_per_episode")
 
@@ -29,16 +29,17 @@ class GivenKey(NamedTuple):
 
 
 def given_keys(section: BaseModel, keys: Sequence[str]) -> list[GivenKey]:
-    """Keys that the task app is given under their own names."""
+    """Return the keys that the task app gets under their own names."""
     return [GivenKey(section, key, key) for key in keys if key in type(section).model_fields]
 
 
 def merge_given(
     field: str, table: dict[str, Any], keys: Sequence[GivenKey], context: ResolveContext, *, called: str
 ) -> dict[str, Any]:
-    """The table with the keys that stand elsewhere in the file; a key that it has with another value is a problem.
+    """Return the table with the keys that stand elsewhere in the file; a key with two different values is a problem.
 
-    field: of the job, whose origin is recorded where nothing else has. called: the table in the file, for the problem.
+    field: of the job, whose origin is recorded if none is recorded yet. called: the table's name in the file, for the
+    problem.
     """
     merged = dict(table)
     for section, key, name in keys:
@@ -60,9 +61,9 @@ def merge_given(
 
 
 def with_sight(policy_config: dict[str, Any], spec: ModelSpec | None) -> dict[str, Any]:
-    """The policy's configuration, which says of a model that sees that it does: the task app may show it images.
+    """Return the policy's configuration; for a vision model it states so, and the task app may show it images.
 
-    An app cannot tell by the model's name, which is the job's; what the file says counts.
+    The app cannot derive it from the model's name, which is the job's. Values of the file come first.
     """
     if spec is None or spec.vision is None:
         return policy_config

@@ -18,16 +18,16 @@ from synth.models import ModelSpec
 #: Keys of the file, in the tables where they may stand.
 Keys = Sequence[tuple[BaseModel | None, str]]
 
-#: Keys of a policy that ask the task app for images.
+#: Keys of a policy that request images from the task app.
 IMAGE_WISHES = ("use_vision", "image_only_mode")
 
 _WHY = "a row of a model that sees may hold an image"
 
 
 def check_images(spec: ModelSpec | None, claims: Keys, wishes: Keys, context: ResolveContext) -> None:
-    """Refuse images for a model that sees none: one problem, at the first key that asks for them.
+    """Refuse images for a text model: report one problem, at the first key that requests them.
 
-    claims: keys that say what the model can do. wishes: keys that ask for images, whatever the model.
+    claims: keys that describe the model's abilities. wishes: keys that request images, for any model.
     """
     if spec is None or spec.assumed:
         return
@@ -37,17 +37,17 @@ def check_images(spec: ModelSpec | None, claims: Keys, wishes: Keys, context: Re
                 path, f"{path[-1]} = false, and {spec.id!r} is a vision model", expected="true", fix="remove the key"
             )
         return
-    asked = _paths((*claims, *wishes), (True, ["image"], ["text", "image"], ["image", "text"]), context)
-    if not asked:
+    requested = _paths((*claims, *wishes), (True, ["image"], ["text", "image"], ["image", "text"]), context)
+    if not requested:
         return
-    first, *others = asked
+    first, *others = requested
     value = json.dumps(context.document.get(first))
-    also = f" ({', '.join(context.document.label(path) for path in others)} asks for images too)" if others else ""
+    also = f" ({', '.join(context.document.label(path) for path in others)} requests images too)" if others else ""
     context.problem(
         first,
         f"{first[-1]} = {value}, and {spec.id!r} sees no images{also}",
         expected="text alone, or a vision model such as Qwen/Qwen3-VL-4B-Instruct",
-        fix="remove what asks for images, or name a vision model",
+        fix="remove the keys that request images, or name a vision model",
     )
 
 
@@ -68,12 +68,13 @@ def resolve_vision(
     frozen: Keys = (),
     mode: Mode = "full",
 ) -> VisionSettings | None:
-    """The vision block of a job: what the file says, else the registry. None for a text model.
+    """Return the vision block of a job: the file's values, else the registry's. None for a text model.
 
-    at: the key that names the model; None says nothing of what the registry adds. max_images, processor, frozen: the
-    keys that may say how many images a message keeps, who prepares them, and whether the vision tower stays as it is.
-    per_step: the keys that ask the task app for so many images an observation; a message keeps as many, if nothing says
-    how many it keeps. per_prompt: how many a prompt keeps of all its messages. mode: what the job trains of the model.
+    at: the key that names the model; None records no changes by the registry. max_images, processor, frozen: the keys
+    that may set how many images a message keeps, which model's processor prepares them, and whether the vision tower is
+    frozen. per_step: the keys that set the task app's number of images in an observation; if no key sets how many a
+    message keeps, it keeps as many. per_prompt: how many images a prompt keeps in all its messages. mode: the job's
+    mode.
     """
     if spec is None or spec.vision is None:
         for section, key in (*max_images, *processor, *frozen, (per_prompt, "image")):
@@ -84,15 +85,15 @@ def resolve_vision(
     for section, key in per_step:
         if section is None or not is_written(section, key):
             continue
-        asked = getattr(section, key)
+        requested = getattr(section, key)
         if images is None:
             images = context.first("vision.max_images_per_message", [(section, key)])
-        elif asked > images:
+        elif requested > images:
             context.problem(
                 context.at(section, key),
-                f"{key} = {asked}, and a message keeps the first {images} images (max_images_per_message)",
+                f"{key} = {requested}, and a message keeps the first {images} images (max_images_per_message)",
                 expected=f"at most {images}",
-                fix=f"set max_images_per_message = {asked}, or ask for fewer",
+                fix=f"set max_images_per_message = {requested}, or request fewer",
             )
     in_prompt = context.first("vision.max_images_per_prompt", [(per_prompt, "image")])
     processor_id = context.first("vision.processor_id", processor)
@@ -136,24 +137,24 @@ def resolve_vision(
 def limit_micro_batch(
     spec: ModelSpec | None, hyper: HyperparametersSection, context: ResolveContext, *, tokens: int, row: int
 ) -> int:
-    """The tokens of one forward pass of SFT; those of one row for a vision model whose job does not say them.
+    """Return the tokens of one forward pass of SFT. The default of a vision model is one row.
 
     The rows of a step stay the same.
 
-    tokens: of a pass, as the job has them; row: of the longest row.
+    tokens: of a pass, as in the job; row: of the longest row.
     """
     if spec is None or spec.vision is None:
         return tokens
     limit = spec.vision.per_device_batch
     for key in ("per_device_batch", "batch_size"):
-        asked = getattr(hyper, key)
-        if asked is not None and asked > limit:
-            rows = asked * (hyper.gradient_accumulation_steps or 1)
+        requested = getattr(hyper, key)
+        if requested is not None and requested > limit:
+            rows = requested * (hyper.gradient_accumulation_steps or 1)
             context.warn(
                 ("hyperparameters", key),
-                f"= {asked} becomes {limit} a pass, accumulated {rows // limit} times: {_WHY}",
+                f"= {requested} becomes {limit} a pass, accumulated {rows // limit} times: {_WHY}",
             )
-    # Who names the tokens of a pass has measured what fits.
+    # A file that sets the tokens of a pass is assumed to fit.
     if tokens <= row * limit or "micro_batch_tokens" in hyper.model_fields_set:
         return tokens
     return context.record(

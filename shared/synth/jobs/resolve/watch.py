@@ -1,4 +1,4 @@
-"""The collapse watch of an RL job: which signs it looks for, what they lead to, and what follows solved seeds."""
+"""Resolve the collapse watch of an RL job: its signs, its action, and what follows solved seeds."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from synth.jobs.seeds import Seeds
 
 
 def resolve_watch(section: WatchSection | None, context: ResolveContext) -> WatchSettings | None:
-    """The watch's settings; None where it is turned off."""
+    """Return the watch's settings; None if it is turned off."""
     section = section or WatchSection()
     if section.enabled:
         names = WatchSettings.__struct_fields__
@@ -34,7 +34,7 @@ def check_enough(seeds: Seeds, name: str, groups: int, context: ResolveContext) 
 
 
 def resolve_curriculum(config: RlConfig, held_out: set[int], groups: int, context: ResolveContext) -> list[Seeds]:
-    """The sets of seeds in their order. held_out: the seeds of `[evaluation]`, which training should not see.
+    """Return the sets of seeds in their order. held_out: the seeds of `[evaluation]`, which training should not see.
 
     groups: of an iteration, each on a seed of its own.
     """

@@ -1,4 +1,4 @@
-"""`[training.correction]`: what is done about tokens that another policy sampled than the one in training."""
+"""`[training.correction]`: the correction for tokens that were sampled by another policy than the one in training."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ Range = Annotated[list[NonNegativeFloat], Field(min_length=2, max_length=2)]
 
 
 class CorrectionSection(Section):
-    """`[training.correction]`: a token counts by how much likelier it is to the policy in training than to the one that
-    sampled it, and a sequence whose tokens are so by too much, on the geometric mean, is rejected."""
+    """`[training.correction]`: a token's weight is the ratio of its probabilities under the policy in training and
+    under the one that sampled it. A sequence whose geometric mean of these ratios is too far from 1 is rejected."""
 
     token_truncation: PositiveFloat | None = None
     """the same as `[training] token_truncation`"""
     gates: bool = True
     """whether sequences are rejected at all"""
     on_policy: Range = Field(default=[0.99, 1.01])
-    """the least and the largest mean ratio of tokens that the very policy in training sampled, where only numerics
+    """the least and the largest mean ratio of tokens that the policy in training itself sampled, so that only numerics
     differ"""
     off_policy: Range = Field(default=[0.5, 2.0])
     """the same of tokens that an older policy sampled"""
@@ -28,5 +28,5 @@ class CorrectionSection(Section):
     """a mean over fewer tokens has a wider gate, by the root of gate_tokens / tokens, as it strays further by chance;
     with 0 every sequence has the same gate"""
     rejected: Literal["leave", "count"] = "count"
-    """count: what a rejected sequence weighs is lost, and the step is smaller; leave: it goes to the sequences that are
-    kept"""
+    """count: the weight of a rejected sequence is lost, so the step is smaller; leave: its weight is shared among the
+    sequences that are kept"""

@@ -1,4 +1,4 @@
-"""`[distillation]`: a teacher model, whose probability of each sampled token is what the policy learns from."""
+"""`[distillation]`: a teacher model. The policy learns from the teacher's probability of each sampled token."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from synth.jobs.schema.sections import Name, NonNegativeFloat, PositiveFloat, Se
 
 
 class DistillationSection(Section):
-    """`[distillation]`: on-policy distillation. The policy samples, the teacher says how likely each token is to it,
-    and the policy learns to say what the teacher would: the reverse KL, token by token."""
+    """`[distillation]`: on-policy distillation. The policy samples tokens, the teacher gives each token a probability,
+    and training moves the policy towards the teacher: the reverse KL divergence, token by token."""
 
     teacher: Name
     """the teacher: a base model, or one that a job of your organisation made; it has the policy's own tokenizer, and is
@@ -15,6 +15,6 @@ class DistillationSection(Section):
     kl_coef: PositiveFloat = 1.0
     """the advantage of a token is lowered by this times log policy - log teacher"""
     reward_weight: NonNegativeFloat = 1.0
-    """what the advantage of the rewards counts beside it; 0 learns from the teacher alone, whatever is paid"""
+    """the weight of the rewards' advantage beside the teacher's; with 0 the policy learns from the teacher alone"""
     max_outage_s: PositiveFloat = 3600.0
-    """how long the teacher may be away, in seconds, before the job ends; rollouts wait for it, and none is lost"""
+    """seconds that the teacher may be unavailable before the job ends; rollouts wait for it, and none is lost"""

@@ -31,7 +31,7 @@ class EvalSection(Section):
     """`[eval]`: rollouts of one model over fixed seeds."""
 
     app_id: Name | None = None
-    """the environment that the task app is asked for, where `env_name` does not say it"""
+    """the environment that the task app is to play, if `env_name` is not set"""
     model: Name | None = None
     """a base or fine-tuned model's id; `--model` replaces it"""
     task_app_url: Name | None = None
@@ -39,24 +39,24 @@ class EvalSection(Section):
     seeds: SeedSet | None = None
     """which seeds, `rollouts_per_seed` rollouts each; a list, "0-99", or {start, count}"""
     num_episodes: Positive | None = None
-    """the first so many of `seeds`; without them, so many from `seed_start` on"""
+    """the number of seeds: the first ones of `seeds`, or without `seeds` those from `seed_start` on"""
     seed_start: Seed | None = 0
-    """first seed, where `seeds` does not say"""
+    """first seed, if `seeds` is not set"""
     rollouts_per_seed: Positive = 1
     """rollouts of each seed, sampled independently; above 1, `mean@k` and `pass@k` are reported"""
     success_threshold: float | None = None
-    """the least reward of the environment that `pass@k` takes for a success; 1 where `rollouts_per_seed` is above 1,
-    else there is no `pass@k`"""
+    """the least reward of the environment that `pass@k` counts as a success; default: 1 if `rollouts_per_seed` is above
+    1, else there is no `pass@k`"""
     concurrency: Positive | None = 16
-    """rollouts at the task app at one time"""
+    """concurrent rollouts at the task app"""
     parallel_episodes: Positive | None = None
     """the same as `concurrency`, in older files"""
     env_name: Name | None = None
-    """the environment that the task app is asked for; `app_id`, else the app's own"""
+    """the environment that the task app is to play; default: `app_id`, else the app's own"""
     policy_name: Name | None = "policy"
-    """the policy that the task app is asked for"""
+    """the name of the policy, which is sent to the task app"""
     max_turns: Positive | None = 1
-    """calls of the model a rollout; where it is not given, `policy_config.max_llm_calls` decides"""
+    """calls of the model in a rollout; if it is not set, `policy_config.max_llm_calls` decides"""
     max_llm_calls: Positive | None = None
     """the same as `max_turns`"""
     ops: Ops | None = Field(default=OPS)
@@ -64,12 +64,12 @@ class EvalSection(Section):
     temperature: NonNegativeFloat | None = 1.0
     """of the sampling; at 1, the policy as it was trained (greedy flatters it)"""
     max_tokens: Positive | None = MAX_TOKENS
-    """sampled tokens a call, at most"""
+    """the most sampled tokens in a call"""
     thinking_mode: Literal["think", "no_think"] | None = None
     """whether a thinking model thinks; a Thinking variant, which always does, takes no `no_think`, and an Instruct
     model, which never does, no `think`"""
     thinking_budget: Positive | None = None
-    """tokens of thought, at most, after which the model has to answer; the app may ask for fewer"""
+    """the most tokens of thought, after which the model has to answer; the app may request fewer"""
     env_config: Free | None = Field(default={})
     """passed to the environment as it is"""
     policy_config: PolicyConfigSection = PolicyConfigSection()
@@ -83,20 +83,20 @@ class EvalSection(Section):
     max_retries: NonNegative = 3
     """how often a rollout is tried again after an error of the environment or of the connection"""
     constrain_tools: bool = True
-    """whether a `tool_choice` that the task app forces is enforced; RL does so only where its file says so"""
+    """whether a `tool_choice` that the task app forces is enforced; RL enforces it only if its file sets this key"""
     split: Name | None = None
     """of the task app's dataset: given to it as `env.config.split`"""
     trace_format: Literal["compact", "full", "structured"] | None = None
     """of the client's copy of a trace; a trace is stored whole, and exported in any format"""
     return_trace: bool | None = None
-    """whether the traces of all rollouts are kept whole; true when not said"""
+    """whether the whole traces of all rollouts are kept; default: true"""
     provider: Name | None = None
     """of another service's models"""
     use_vision: bool | None = None
-    """whether observations carry an image: given to the task app as `policy.config.use_vision`; true for a model that
-    sees when not said"""
+    """whether observations carry an image: given to the task app as `policy.config.use_vision`; default: true for a
+    vision model"""
     max_images_per_message: Positive | None = None
-    """images that a message keeps, the first ones, for a model that sees; 1 when not said, as in training"""
+    """images that a message keeps, the first ones, for a vision model; default: 1, as in training"""
     image_only_mode: bool | None = None
     """whether observations carry no text: given to the task app as `policy.config.image_only_mode`"""
     max_steps: Positive | None = None
@@ -106,7 +106,7 @@ class EvalSection(Section):
     collect_traces: bool | None = None
     """the same as `return_trace`"""
     trace_db: Name | None = None
-    """where the client stores its copies of traces"""
+    """the path of the client's copies of traces"""
     use_tools: bool | None = None
     """whether the model may call tools: given to the task app as `policy.config.use_tools`"""
     policy: PolicyConfigSection | None = None
@@ -118,7 +118,7 @@ class EvalSection(Section):
     tool_choice: Any = None
     """which tool is called: given to the task app as `policy.config.tool_choice`"""
     inference_url: str | None = None
-    """where the model is"""
+    """the address of the model"""
     env_file: str | None = None
     """of the client"""
     metadata: Free | None = None
@@ -126,27 +126,27 @@ class EvalSection(Section):
     metadata_sql: str | None = None
     """the same in SQL"""
     judge: Any = None
-    """a scoring function of the client, which runs in it alone: see `[judge]`"""
+    """a scoring function of the client, which only the client runs: see `[judge]`"""
     judges: Any = None
-    """scoring functions of the client, which run in it alone: see `[judge]`"""
+    """scoring functions of the client, which only the client runs: see `[judge]`"""
     tags: TagsSection = TagsSection()
     """to find the job by"""
 
 
 class TaskAppSection(Section):
-    """`[task_app]`: where the task app is, in older files."""
+    """`[task_app]`: the task app's address, in older files."""
 
     url: Name | None = None
     """the same as `task_app_url`"""
 
 
 class EvalRolloutSection(Section):
-    """`[rollout]` as RL has it: how a rollout goes. The keys of `[eval]` come before it."""
+    """`[rollout]` as in an RL file: how a rollout is played. The keys of `[eval]` take precedence."""
 
     env_name: Name | None = None
-    """the environment that the task app is asked for"""
+    """the environment that the task app is to play"""
     policy_name: Name | None = None
-    """the policy that the task app is asked for"""
+    """the name of the policy, which is sent to the task app"""
     max_turns: Positive | None = None
     """calls of the model a rollout"""
     ops: Ops | None = None
@@ -196,7 +196,7 @@ class EvalTables(Section):
     policy: PolicyConfigSection | None = None
     """the same as `policy_config`, which comes before it"""
     task_app: TaskAppSection | None = None
-    """where the task app is"""
+    """the task app's address"""
     rollout: EvalRolloutSection | None = None
     """how a rollout goes"""
     env: Free | None = None
@@ -204,7 +204,7 @@ class EvalTables(Section):
     task: Free | None = None
     """of the script that ran the file"""
     rubric: RubricSection | None = None
-    """the weights of the sources of the reward, and what judges score"""
+    """the weights of the sources of the reward, and the judges' criteria"""
     tags: TagsSection = TagsSection()
     """to find the job by"""
 
@@ -218,6 +218,6 @@ class EvalConfig(EvalTables):
 
     eval: EvalSection
     model: ModelSection | None = None
-    """as RL has it: `base` or `source` is what is evaluated"""
+    """as in an RL file: `base` or `source` names the evaluated model"""
     judge: JudgeSection | None = None
     """the model that scores the rollouts"""

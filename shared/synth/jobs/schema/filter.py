@@ -1,4 +1,4 @@
-"""The TOML of a filter: which traces become rows to train on. `synthctl filter` runs it, and it is no job."""
+"""The TOML of a filter: which traces become rows to train on. `synthctl filter` runs it; it is not a job."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from synth.jobs.schema.sections import Fraction, Name, NonNegative, Positive, Se
 
 
 class FilterSection(Section):
-    """`[filter]`: from traces to a JSONL of rows with `messages`.
+    """`[filter]`: make a JSONL of rows with `messages` out of traces.
 
-    The traces are those of the platform (`job`, `jobs` or `traces`), or of a database of the published clients (`db`).
+    The traces are the platform's (`job`, `jobs` or `traces`), or a trace database's of the published clients (`db`).
     """
 
     db: Name | None = None
@@ -28,9 +28,9 @@ class FilterSection(Section):
     mode: Literal["train", "eval"] | None = None
     """only rollouts of training, or of evaluations"""
     splits: list[Name] | None = None
-    """only rollouts of these splits: what the task app or `env_config` calls `split`, else the mode"""
+    """only rollouts of these splits: the `split` of the task app or of `env_config`, else the mode"""
     task_ids: list[Name] | None = None
-    """only rollouts of these tasks: what the task app calls `task_id`, else the environment's name"""
+    """only rollouts of these tasks: the `task_id` of the task app, else the environment's name"""
     models: list[Name] | None = None
     """only rollouts of these models: of jobs with this source model"""
     seeds: list[int] | None = None
@@ -38,9 +38,9 @@ class FilterSection(Section):
     success: float | None = None
     """only rollouts that the policy did not fail, and whose environment pays at least this"""
     min_reward: float | None = None
-    """only rollouts with at least this reward, that of judges included"""
+    """only rollouts with at least this reward, judges' scores included"""
     max_reward: float | None = None
-    """only rollouts with at most this reward, that of judges included"""
+    """only rollouts with at most this reward, judges' scores included"""
     min_official_score: float | None = None
     """only rollouts with at least this reward of the environment"""
     max_official_score: float | None = None
@@ -54,15 +54,15 @@ class FilterSection(Section):
     max_created_at: Name | None = None
     """not after this time"""
     min_tokens: NonNegative | None = None
-    """only rollouts in which the model sampled at least so many tokens"""
+    """only rollouts in which the model sampled at least this number of tokens"""
     max_tokens: NonNegative | None = None
-    """only rollouts in which the model sampled at most so many tokens"""
+    """only rollouts in which the model sampled at most this number of tokens"""
     top_k: Positive | None = None
     """of each seed, or task, the rollouts with the highest rewards; of equal ones the earliest"""
     top_k_by: Literal["seed", "task"] = "seed"
-    """what the `top_k` are counted by: a seed of a task, or a whole task"""
+    """the unit that `top_k` counts by: a seed of a task, or a whole task"""
     deduplicate: bool | None = None
-    """of rows that say the same, only that with the highest reward; before `top_k`"""
+    """of rows with the same messages, only the one with the highest reward; applied before `top_k`"""
     limit: Positive | None = None
     """rows, at most"""
     offset: NonNegative | None = None
@@ -70,23 +70,23 @@ class FilterSection(Section):
     shuffle: bool | None = None
     """in another order"""
     shuffle_seed: int | None = None
-    """of that order; 0 where there is none"""
+    """the seed of that order; default: 0"""
     input_db: Name | None = None
     """the database, in older files"""
     output_dir: Name | None = None
     """a directory for the files, in older files: `train.jsonl` in it"""
     min_steps_per_episode: NonNegative | None = None
-    """only rollouts with at least so many steps of the environment"""
+    """only rollouts with at least this number of steps of the environment"""
     max_steps_per_episode: NonNegative | None = None
-    """only rollouts with at most so many steps of the environment"""
+    """only rollouts with at most this number of steps of the environment"""
     min_achievements_per_episode: NonNegative | None = None
-    """only rollouts with so many achievements, as the task app counts them"""
+    """only rollouts with this number of achievements, as the task app counts them"""
     detect_loops: bool | None = None
     """drop rollouts that end in a circle: the same two to four actions three times over, or one six times"""
     max_repeated_actions: Positive | None = None
     """only rollouts that do no action more often than this in a row"""
     min_unique_states: NonNegative | None = None
-    """only rollouts that see so many different observations; one that tells none sees none"""
+    """only rollouts with at least this number of different observations; a rollout that reports none has 0"""
     filter_errors: bool | None = None
     """drop rollouts that the policy or the environment failed"""
     filter_timeouts: bool | None = None
@@ -103,7 +103,7 @@ class FilterSftSection(Section):
     """`[sft]`: how rows are cleaned, in older files."""
 
     max_sequence_length: Positive | None = None
-    """only rows of about so many tokens at most: a longer one would be learned in part"""
+    """only rows of at most about this number of tokens: a longer row would be learned only in part"""
     deduplicate: bool | None = None
     """as `[filter] deduplicate`"""
     shuffle: bool | None = None
@@ -111,7 +111,7 @@ class FilterSftSection(Section):
     require_valid_tool_calls: bool | None = None
     """drop rollouts with a tool call that cannot be read"""
     filter_empty_responses: bool | None = None
-    """drop rows with an empty reply; where a row has no other, it is dropped in any case"""
+    """drop rows with an empty reply; a row without any other reply is always dropped"""
 
 
 class FilterSplitSection(Section):
@@ -120,9 +120,9 @@ class FilterSplitSection(Section):
     enabled: bool | None = None
     """whether there is a validation file"""
     val_fraction: Fraction = 0.1
-    """of the rollouts"""
+    """the share of the rollouts in the validation file"""
     random_seed: int = 0
-    """of which rollouts these are"""
+    """the seed that selects the rollouts of the validation file"""
     stratify_by: Literal["achievements", "reward", "seed", "task"] | None = None
     """the same share of the rollouts of each such group, rounded"""
     train_file: Name = "train.jsonl"
@@ -132,14 +132,14 @@ class FilterSplitSection(Section):
 
 
 class FilterOutputSection(Section):
-    """`[output]`: what else is written, beside the rows."""
+    """`[output]`: further files beside the rows."""
 
     save_stats: bool | None = None
     """whether the counts by key are written, as JSON"""
     stats_file: Name = "filter_stats.json"
     """where"""
     save_filtered_episode_ids: bool | None = None
-    """whether the ids of the rollouts whose rows are kept stand with the counts"""
+    """whether the ids of the rollouts whose rows are kept are listed with the counts"""
 
 
 class FilterConfig(Section):

@@ -1,4 +1,4 @@
-"""Values that name a function: a loss of ours, or one that the operator has installed."""
+"""Values that name a function: a built-in loss, or a function that the operator has installed."""
 
 from __future__ import annotations
 

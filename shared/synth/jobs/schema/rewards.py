@@ -1,4 +1,4 @@
-"""What an RL job says of its rewards beside the environment's own: credit for single steps, judges, rubrics."""
+"""The rewards of an RL job beside the environment's own: credit for single steps, judges, rubrics."""
 
 from __future__ import annotations
 
@@ -28,27 +28,27 @@ class RewardsSection(Section):
 
     step_rewards_enabled: bool | None = None
     """whether the environment's reward is what its single steps earned, in place of the episode's own; also given to
-    the task app, as `step_rewards` of its policy's configuration; true where `step_rewards_mode` names a mode"""
+    the task app, as `step_rewards` of its policy's configuration; default: true if `step_rewards_mode` names a mode"""
     step_rewards_mode: Literal["off", "decision_stepwise", "env_sparse"] | None = None
-    """decision_stepwise: what the app says that each decision earned; env_sparse: what its environment paid in each
-    step. decision_stepwise when not said"""
+    """decision_stepwise: the reward that the app reports for each decision; env_sparse: the reward that its environment
+    paid in each step. Default: decision_stepwise"""
     step_rewards_indicator_lambda: float | None = None
-    """what a decision that reached something new earns: the factor of it in the app, added here to an app's bare counts
-    of achievements; the app's own when not said"""
+    """the reward of a decision that reached something new: the factor that the app applies, or that is applied here to
+    an app's bare counts of achievements; default: the app's own"""
     step_rewards_beta: float | None = None
-    """of T decisions, number t (from 0) earns this times T - t more where it reached something new; 0 when not said"""
+    """of T decisions, number t (from 0) earns this times T - t more if it reached something new; default: 0"""
     step_rewards_strategy: Literal["simple", "consistent", "per_achievement", "complex"] | None = None
     """how the task app weighs achievements: simple or consistent: the same for any; per_achievement or complex: by
-    `step_rewards_weights`; the app's own when not said"""
+    `step_rewards_weights`; default: the app's own"""
     event_rewards_kind: Literal["unique", "absolute"] | None = None
-    """unique: an achievement counts when it is reached for the first time in the episode, by the app's own figure;
-    absolute: each time, by its count; unique when not said"""
+    """unique: an achievement counts only the first time that the episode reaches it, by the app's own figure; absolute:
+    it counts each time, by its count; default: unique"""
     turn_credit: Literal["episode", "return_to_go"] | None = None
-    """what a token's advantage comes from: episode: all that its rollout earned; return_to_go: what its turn and those
-    after it did, for the losses gspo_token, grpo, dppo and cispo. return_to_go when not said, where turns have rewards
-    of their own and the loss is one of those"""
+    """the rewards that make a token's advantage: episode: of its whole rollout; return_to_go: of its turn
+    and the turns after it, for the losses gspo_token, grpo, dppo and cispo. Default: return_to_go, if turns have
+    rewards of their own and the loss is one of those"""
     turn_discount: Fraction | None = None
-    """return_to_go of turn t is the sum of turn_discount^(k - t) x reward of turn k, over k from t; 1 when not said"""
+    """return_to_go of turn t is the sum of turn_discount^(k - t) x reward of turn k, over k from t; default: 1"""
 
 
 class RubricWeightsSection(Section):
@@ -63,13 +63,13 @@ class RubricWeightsSection(Section):
 
 
 class JudgeOptionsSection(Section):
-    """`[judge.options]`: what is asked of the judge."""
+    """`[judge.options]`: the judge's task."""
 
     event: bool | None = None
-    """whether each turn is scored; where `[rubric.weights] event` is above 0 when not said"""
+    """whether each turn is scored; default: true if `[rubric.weights] event` is above 0"""
     outcome: bool | None = None
-    """whether the whole episode is scored; where `[rubric.weights] outcome` is above 0, or nothing else is scored, when
-    not said"""
+    """whether the whole episode is scored; default: true if `[rubric.weights] outcome` is above 0, or if nothing else
+    is scored"""
     provider: Name | None = None
     """who serves the judge's model: a provider of `SYNTH_JUDGE_PROVIDERS`, or "synth" for a model of this cluster"""
     model: Name | None = None
@@ -77,19 +77,19 @@ class JudgeOptionsSection(Section):
     rubric_id: Name | None = None
     """the name of the rubric that `rubric_overrides` or the task app has; rubrics are not stored elsewhere"""
     rubric_overrides: Free | None = None
-    """`event` and `outcome`, each with `goal_text`, `aggregation` and `criteria`, in place of those of `[rubric]` or of
-    the task app"""
+    """`event` and `outcome`, each with `goal_text`, `aggregation` and `criteria`; they replace those tables of
+    `[rubric]` or of the task app"""
     tracks: Annotated[list[Name], Field(max_length=MAX_ELEMENTS)] | None = None
-    """the criteria that are scored, by the first part of their ids (`progress` of `progress.depth`); all of them when
-    not said"""
+    """the criteria that are scored, by the first part of their ids (`progress` of `progress.depth`); default: all of
+    them"""
     weights: dict[str, NonNegativeFloat] | None = None
-    """factors of the criteria's weights, by the first part of their ids; 1 when not said"""
+    """factors of the criteria's weights, by the first part of their ids; default: 1"""
     max_concurrency: Annotated[int, Field(ge=1, le=MAX_CONCURRENCY)] | None = 8
-    """calls of a judge at one time, over the cluster"""
+    """concurrent calls of a judge, over the cluster"""
     timeout_s: CallSeconds | None = 60.0
-    """seconds a call; `[judge] timeout_s` says the same"""
+    """seconds a call; the same as `[judge] timeout_s`"""
     metadata: Free | None = None
-    """of the client's own request; judges are asked by the cluster, and it is sent nowhere"""
+    """metadata of the client's own request; the cluster itself calls the judges, and sends it nowhere"""
 
 
 class JudgeModelSection(Section):
@@ -108,7 +108,7 @@ class JudgeModelSection(Section):
     max_tokens: Positive = 1024
     """of one answer"""
     votes: Annotated[int, Field(ge=1, le=MAX_VOTES)] = 1
-    """how often it is asked; its score is the median"""
+    """how many answers it gives to each rollout; its score is their median"""
     weight: PositiveFloat = 1.0
     """among the judges, whose scores are averaged"""
 
@@ -117,30 +117,30 @@ class JudgeSection(Section):
     """`[judge]`: a model that scores rollouts."""
 
     enabled: bool | None = None
-    """whether it is asked; true where a model is named"""
+    """whether the judge is used; default: true if a model is named"""
     type: Name | None = None
-    """who serves the judge's model, where `[judge.options] provider` does not say"""
+    """who serves the judge's model, if `[judge.options] provider` is not set"""
     timeout_s: CallSeconds | None = None
     """the same as `[judge.options] timeout_s`"""
     reward_blend: RubricWeightsSection | None = None
     """the same as `[rubric.weights]`"""
     options: JudgeOptionsSection | None = None
-    """what is asked of it"""
+    """the judge's task"""
     judges: Annotated[list[JudgeModelSection], Field(max_length=MAX_ELEMENTS)] | None = None
     """several judges, in place of `[judge.options] model`"""
     ranking: bool = False
     """whether the rollouts of a group are put in an order by one call, for their outcome: from 0 for the last to 1 for
     the first"""
     requests_per_second: PositiveFloat | None = None
-    """calls in any second, over the cluster, at most; as many as come when not said, within the provider's own limit"""
+    """the most calls in any second, over the cluster; default: no limit but the provider's own"""
     max_attempts: Annotated[int, Field(ge=1, le=MAX_ATTEMPTS)] = 3
-    """calls for one answer that can be read; a rollout that gets none is left out, and its group with it"""
+    """the most calls for one readable answer; a rollout without one is left out, and its group with it"""
     max_calls: Positive | None = None
-    """calls of judges in the whole job, after which it ends; no limit when not said"""
+    """the most calls of judges in the whole job; the job ends after them; default: no limit"""
     max_cost: PositiveFloat | None = None
-    """what they may cost, by the prices in `SYNTH_JUDGE_PROVIDERS`; no limit when not said"""
+    """the most that they may cost, by the prices in `SYNTH_JUDGE_PROVIDERS`; default: no limit"""
     max_outage_s: PositiveFloat = 3600.0
-    """seconds that a rollout waits for judges that are away, before the job ends"""
+    """seconds that a rollout waits for unavailable judges before the job ends"""
 
 
 class RubricTrackSection(Section):
@@ -156,9 +156,9 @@ class RubricSection(Section):
     """`[rubric]`: how the judge's scores enter the reward."""
 
     enabled: bool | None = None
-    """whether they do; true where `weights` are given"""
+    """whether they do; default: true if `weights` are given"""
     model: Name | None = None
-    """the judge's model, where `[judge]` names none; the same one where it does"""
+    """the judge's model, if `[judge]` names none; otherwise it must be the same model"""
     api_base: str | None = None
     """the OpenAI-compatible API that serves it, `https://…/v1`"""
     api_key_env: KeyName | None = None

@@ -1,4 +1,4 @@
-"""The TOML of an RL job: names as in the published client's contract, ours where it has none."""
+"""The TOML of an RL job. Names are the published client's; keys that it does not have are named by this project."""
 
 from __future__ import annotations
 
@@ -39,19 +39,19 @@ from synth.jobs.schema.watch import WatchSection
 
 
 class ServicesSection(Section):
-    """`[services]`: what the job talks to."""
+    """`[services]`: the services that the job calls."""
 
     task_url: Name | None = None
     """the task app's address, such as "http://127.0.0.1:8001"; `--task-url` replaces it"""
     judge_url: Name | None = None
-    """of a judge service; judges are asked by this cluster's own"""
+    """the address of a judge service; this cluster uses its own judge service instead"""
 
 
 class LimitPerPromptSection(Section):
     """`[vllm.limit_mm_per_prompt]`: how much of each kind a prompt shows at most."""
 
     image: Positive | None = None
-    """images that a prompt keeps, the latest ones; earlier messages lose theirs. None: as many as there are"""
+    """images that a prompt keeps, the latest ones; earlier messages lose their images. None: all images"""
     video: NonNegative | None = None
     """videos; none is ever shown"""
 
@@ -71,8 +71,8 @@ class ReferenceSection(Section):
     """`[reference]`: the frozen model that a KL term is measured against."""
 
     placement: Literal["none", "shared", "dedicated"] = "none"
-    """shared: the policy's own base, its adapter off, or a frozen copy beside it where every weight is trained;
-    dedicated: a frozen copy, on a device of its own where the trainer has one. Both need `[training] kl_beta`"""
+    """shared: the policy's own base with its adapter off, or, if every weight is trained, a frozen copy beside the
+    policy; dedicated: a frozen copy, on a device of its own if the trainer has one. Both need `[training] kl_beta`"""
     port: Positive | None = None
     """of a reference server"""
     tp: Positive | None = None
@@ -80,44 +80,46 @@ class ReferenceSection(Section):
     health_max_wait_s: PositiveFloat | None = None
     """seconds to wait for it"""
     health_interval_ms: Positive | None = None
-    """milliseconds between looks at it"""
+    """milliseconds between two checks of it"""
 
 
 class ModelSection(Section):
-    """`[model]`: what is trained, and how much of it."""
+    """`[model]`: the trained model, and how much of it is trained."""
 
     base: Name | None = None
     """a base model's id: exactly one of this and `source`"""
     source: Name | None = None
     """a fine-tuned model's id, to continue from: exactly one of this and `base`"""
     trainer_mode: Literal["full", "lora", "qlora"] | None = None
-    """full: every weight; lora: an adapter; qlora: one on a base in 4 bits. lora where `[lora]` is given, else full"""
+    """full: every weight; lora: an adapter; qlora: one on a base in 4 bits. Default: lora if `[lora]` is given, else
+    full"""
     label: str | None = None
     """the job's name, unless `submit --name` gives it one; without either, its file's"""
     supports_vision: bool | None = None
-    """whether prompts may carry images; what is said has to be true of the model"""
+    """whether prompts may carry images; the value has to be true of the model"""
     max_images_per_message: Positive | None = None
-    """images that a message keeps, the first ones, for a model that sees; the registry knows it"""
+    """images that a message keeps, the first ones, for a vision model; default: from the registry"""
     vision_processor_id: str | None = None
-    """the model whose image processor prepares them; the registry knows it"""
+    """the model whose image processor prepares them; default: from the registry"""
     freeze_vision_tower: bool | None = None
-    """whether full training leaves the vision tower as it is and trains its projector alone; true when not said"""
+    """whether full training leaves the vision tower unchanged and trains only its projector; default: true"""
 
 
 class RolloutSection(Section):
     """`[rollout]`: how experience is collected."""
 
     env_name: Name | None = None
-    """the environment that the task app is asked for; the app's own when not said"""
+    """the environment that the task app is to play; default: the app's own"""
     policy_name: Name = "policy"
-    """the policy that the task app is asked for"""
+    """the name of the policy, which is sent to the task app"""
     max_turns: Positive | None = 1
-    """calls of the model a rollout; where it is not given, `[training] max_turns`, else `policy_config.max_llm_calls`
+    """calls of the model in a rollout; if it is not set, `[training] max_turns`, else `policy_config.max_llm_calls`
     decides"""
     episodes_per_batch: Positive | None = None
-    """a hint; what counts is `[training] batch_size` x `group_size`"""
+    """a hint; an iteration has `[training] batch_size` x `group_size` rollouts"""
     max_concurrent_rollouts: Positive = 64
-    """rollouts at the task app at one time, over the whole cluster, at most: the run finds how many are good for it"""
+    """the most concurrent rollouts at the task app, over the whole cluster; the run itself finds the best number up to
+    it"""
     batches_per_step: Positive | None = 1
     """batches of batch_size groups that an iteration collects and trains on"""
     ops: Ops | None = Field(default=OPS)
@@ -133,15 +135,16 @@ class RolloutSection(Section):
     or new weights; the reply that is being sampled ends then and is trained, and an app that does not answer even so is
     an error of the environment"""
     group_timeout_s: PositiveFloat | None = None
-    """seconds, from when all rollouts of a group are under way, after which it goes with those that are done, where two
-    or more are, and is dropped otherwise; off when not said, as what is slow is often what is long"""
+    """seconds after which a group no longer waits for its slow rollouts, counted from when all of them are under way:
+    it is trained with the finished ones if two or more have finished, and is dropped otherwise; default: off, as slow
+    rollouts are often the long ones"""
     max_retries: NonNegative = 3
     """how often a rollout is tried again after an error of the environment or of the connection"""
     constrain_tools: bool = False
     """whether a `tool_choice` that the task app forces is enforced: the tokens that force it are not trained"""
     use_vision: bool | None = None
-    """whether observations carry an image: given to the task app as `policy.config.use_vision`; true for a model that
-    sees when not said"""
+    """whether observations carry an image: given to the task app as `policy.config.use_vision`; default: true for a
+    vision model"""
     image_only_mode: bool | None = None
     """whether observations carry no text: given to the task app as `policy.config.image_only_mode`"""
     max_images_per_step: Positive | None = None
@@ -152,7 +155,7 @@ class RolloutSection(Section):
     rubric_rewards_only: bool | None = None
     """whether the environment's own reward is left out: `[rubric.weights] env` is 0"""
     trace_rate: Fraction = 0.1
-    """the share of training rollouts whose trace is kept; those of evaluations and of judged jobs are all kept"""
+    """the share of training rollouts whose trace is kept; evaluations and judged jobs keep every trace"""
 
 
 class EvaluationSection(Section):
@@ -168,8 +171,8 @@ class EvaluationSection(Section):
     rollouts_per_seed: Positive = 1
     """rollouts of each seed, sampled independently; above 1, `mean@k` and `pass@k` are reported"""
     success_threshold: float | None = None
-    """the least reward of the environment that `pass@k` takes for a success; 1 where `rollouts_per_seed` is above 1,
-    else there is no `pass@k`"""
+    """the least reward of the environment that `pass@k` counts as a success; default: 1 if `rollouts_per_seed` is above
+    1, else there is no `pass@k`"""
 
 
 class WeightSyncSection(Section):
@@ -178,7 +181,7 @@ class WeightSyncSection(Section):
     enable: Literal[True] | None = None
     """weights are synced after every iteration: without it nothing could be on-policy"""
     targets: Annotated[list[Literal["policy"]], Field(min_length=1, max_length=MAX_ELEMENTS)] | None = None
-    """the policy is what is synced, and nothing else"""
+    """only the policy's weights are synced"""
     mode: str | None = None
     """how weights travel"""
     direct: bool | None = None
@@ -202,13 +205,13 @@ class TrainingSection(RewardsSection):
     group_size: Annotated[int, Field(ge=2)] = 8
     """rollouts of each seed: a rollout is judged against its own group, so two at least"""
     max_turns: Positive | None = None
-    """calls of the model a rollout, where `[rollout] max_turns` does not say"""
+    """calls of the model in a rollout, if `[rollout] max_turns` is not set"""
     learning_rate: LearningRate | None = None
     """AdamW's; 1e-6 for full, 1e-5 for lora and qlora"""
     lr_scheduler: Scheduler = "constant"
     """after the warm-up; constant, as the policy's data change under it anyhow"""
     min_lr_ratio: Fraction = 0.0
-    """where linear and cosine end, as a share of learning_rate"""
+    """the end of linear and cosine, as a share of learning_rate"""
     warmup_ratio: Fraction = 0.05
     """share of all optimizer steps over which the rate rises from 0"""
     betas: Betas = Field(default=[0.9, 0.95])
@@ -218,22 +221,22 @@ class TrainingSection(RewardsSection):
     grad_clip: PositiveFloat = 1.0
     """largest norm of the gradient"""
     minibatches: Positive = 4
-    """optimizer steps a batch; at most the batch_size x group_size rollouts of a batch, and where that is less than the
-    default, as many; with 1 the ratio is always 1 and the clip never acts"""
+    """optimizer steps a batch; at most the batch_size x group_size rollouts of a batch, which also limit the default;
+    with 1 the ratio is always 1 and the clip never acts"""
     loss: LossName | None = "gspo"
     """the policy-gradient loss, as in docs/losses.md: "gspo", "gspo_token", "grpo", "dppo", "cispo", or a function that
-    the operator has installed and allowed, as "package.module:function"; where it is not given, `[algorithm] variety`
-    may name one of ours"""
+    the operator has installed and allowed, as "package.module:function"; if it is not set, `[algorithm] variety` may
+    name one of the built-in losses"""
     loss_reduction: Literal["sequence", "token", "prompt"] = "sequence"
-    """what weighs the same in the loss, as in docs/losses.md: each rollout, whatever its length and its branches
-    (sequence), each sampled token (token), or each prompt with all its rollouts' tokens (prompt)"""
+    """the unit that has one weight in the loss, as in docs/losses.md: each rollout, of any length and any number of
+    branches (sequence), each sampled token (token), or each prompt with all its rollouts' tokens (prompt)"""
     clip_low: PositiveFloat | None = None
     """how far down the loss lets the policy go: ratio of a sequence (gspo, gspo_token: 3e-4), ratio of a token (grpo:
     0.2), probability of a token (dppo: 0.2), weight of a token (cispo: 1, no bound)"""
     clip_high: PositiveFloat | None = None
     """and how far up: 4e-4 (gspo, gspo_token), 0.28 (grpo), 0.2 (dppo), 3 (cispo)"""
     dual_clip: Annotated[float, Field(gt=1)] | None = None
-    """of grpo: how many times a token with a negative advantage counts at most; off when not said, 3 is usual"""
+    """of grpo: the most times that a token with a negative advantage may count; default: off, 3 is usual"""
     token_truncation: PositiveFloat | None = None
     """how many times more a token may count because the policy that sampled it found it less likely than the one in
     training does; 2, for dppo 20"""
@@ -245,10 +248,11 @@ class TrainingSection(RewardsSection):
     """a function that the operator has installed and allowed, as "package.module:function", in place of (reward - mean)
     / standard deviation: it is given the rewards of a group, and gives each rollout its advantage"""
     overlong: Literal["train", "mask", "penalise"] = "train"
-    """a rollout whose last reply was cut off for its length is trained as any other (train), or not, while its reward
-    still counts among its group's (mask), or as if it had earned overlong_penalty less (penalise)"""
+    """how a rollout is trained whose last reply was cut off for its length: like any other (train); not, although its
+    reward counts among its group's (mask); or with a reward that is overlong_penalty lower (penalise)"""
     overlong_penalty: PositiveFloat | None = None
-    """what it loses with overlong = "penalise"; 1. The reward that is reported stays"""
+    """the reward that such a rollout loses with overlong = "penalise"; default: 1. The reported reward does not
+    change"""
     dynamic_sampling: bool = False
     """replace groups whose rewards are all the same by groups of further seeds, up to 3 x batch_size groups in all;
     off, as it can cost three times the rollouts, and each iteration then sets 3 x batch_size seeds of `[data]` aside"""
@@ -258,9 +262,10 @@ class TrainingSection(RewardsSection):
     """versions by which a trained token may be behind: no rollout begins on an older policy, and no older token is
     trained; async_level"""
     async_semaphore_max: Positive | None = None
-    """another bound on rollouts at one time; the smaller holds. A high one is safe: the run slows down by itself"""
+    """another bound on concurrent rollouts; the smaller one holds. A high bound is safe: the run slows down by
+    itself"""
     max_completion_tokens: Positive | None = None
-    """sampled tokens a call, at most; the smaller of this and policy_config.max_tokens, else 512"""
+    """the most sampled tokens in a call; the smaller of this and policy_config.max_tokens, else 512"""
     micro_batch_tokens: Positive = 8192
     """tokens in one forward and backward pass: memory, not mathematics"""
     packing: bool = True
@@ -273,9 +278,10 @@ class TrainingSection(RewardsSection):
     optimizer_offload: bool = False
     """keep the moments in main memory, and bring them to the GPU for each update, some at a time"""
     checkpoint_every: Positive | None = None
-    """iterations between two resume points; not said: 1, more for a large model"""
+    """iterations between two resume points; default: 1, more for a large model"""
     keep_checkpoints: Positive = 3
-    """checkpoints that stay to be served and evaluated, of evaluated steps where there are any"""
+    """how many checkpoints stay to be served and evaluated: the last ones whose step was evaluated; without an
+    evaluation, the last of all"""
     seed: Seed = 0
     """of everything random: order of seeds, initial adapter"""
     lora: LoraSection | None = None
@@ -283,15 +289,15 @@ class TrainingSection(RewardsSection):
     weight_sync: WeightSyncSection | None = None
     """how new weights reach the serving engine"""
     correction: CorrectionSection | None = None
-    """what is done about tokens that another policy sampled"""
+    """the correction for tokens that another policy sampled"""
     solved_after: NonNegative = 5
-    """iterations in a row in which every rollout earns the most (1, or the best reward seen on the present seeds where
-    that is more): after them the job has succeeded, or goes on with the next seeds of `[data] curriculum`; 0 is
+    """iterations in a row in which every rollout earns the most (1, or the best reward seen on the present seeds if
+    that is more): after them the job has succeeded, or continues with the next seeds of `[data] curriculum`; 0 is
     never"""
     watch: WatchSection | None = None
     """signs of a collapsing policy"""
     rewards: RewardsSection | None = None
-    """the reward keys of `[training]`, in a table of their own"""
+    """the reward keys of `[training]`, in their own table"""
     gradient_accumulation_steps: Positive | None = None
     """batches an optimizer step; `minibatches` and `micro_batch_tokens` decide this here"""
     max_accumulated_minibatch: Positive | None = None
@@ -332,18 +338,18 @@ class RlDataSection(Section):
     """the id of an uploaded file of prompts, for `[grader]`: the rows that `[evaluation]` plays; `[job].data`'s"""
 
     seeds: SeedSet | None = None
-    """a list, "0-99", or {start, count}; 0-99999 without those of `[evaluation]`"""
+    """a list, "0-99", or {start, count}; default: 0-99999 without the seeds of `[evaluation]`"""
     curriculum: Annotated[list[SeedSet], Field(min_length=1, max_length=MAX_ELEMENTS)] | None = None
-    """sets of harder seeds, each in any form of `seeds`: the next one follows when the present one is solved, which
-    `[training] solved_after` says"""
+    """sets of harder seeds, each in any form of `seeds`: the next one follows when the present one is solved, as
+    `[training] solved_after` defines"""
     seed_start: Seed | None = 0
-    """first of 100000 seeds, where `seeds` does not say"""
+    """first of 100000 seeds, if `seeds` is not set"""
     split: Name | None = None
     """of the task app's dataset: given to it as `env.config.split`"""
     episodes_per_iteration: Positive | None = None
     """rollouts an iteration"""
     evaluation_split: Name | None = None
-    """the same for the rollouts of `[evaluation]`; `split` when not said"""
+    """the split of the rollouts of `[evaluation]`; default: `split`"""
     evaluation_episodes: Positive | None = None
     """rollouts an evaluation"""
 
@@ -365,7 +371,7 @@ class RlConfig(Section):
     lora: LoraSection | None = None
     job: RlJobSection | None = None
     grader: Free | None = None
-    """what pays the rollouts where there is no task app, as docs/graders.md has it"""
+    """the grader that gives rollouts their reward if there is no task app, as in docs/graders.md"""
     rollout: RolloutSection = RolloutSection()
     evaluation: EvaluationSection | None = None
     training: TrainingSection = TrainingSection()

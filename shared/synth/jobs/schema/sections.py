@@ -1,9 +1,9 @@
-"""What the tables of job files have in common, and the tables that several kinds of job share.
+"""The base of all tables of job files, and the tables that several kinds of job share.
 
-The text under each field is what `synthctl` prints beside an error, so it says the unit and why the default. A default
-that is a constant stands in its field, unless several keys share it; one that follows from other keys is worked out by
-the resolver, and the field's text says how. `| None` beside a default: in a JSON payload such a key may be null, as if
-left out.
+`synthctl` prints the text under a field beside an error, so the text states the unit and the reason for the default. A
+default that is a constant stands in its field, unless several keys share it. The resolver computes a default that
+follows from other keys, and the field's text explains how. `| None` beside a default: in a JSON payload such a key may
+be null, which is the same as leaving it out.
 """
 
 from __future__ import annotations
@@ -62,12 +62,12 @@ class Section(BaseModel):
 
 @functools.cache
 def keys_of(table: type[BaseModel]) -> dict[str, FieldInfo]:
-    """A table's keys as they are written in a file."""
+    """Return a table's keys as they are written in a file."""
     return {info.alias or name: info for name, info in table.model_fields.items()}
 
 
 def default_of(table: type[BaseModel], name: str) -> Any:
-    """The default that stands in a table's field."""
+    """Return the default of a table's field."""
     return table.model_fields[name].get_default(call_default_factory=True)
 
 
@@ -90,13 +90,13 @@ class TopologySection(Section):
     gpus_for_vllm: NonNegative | None = None
     """GPUs that serve rollouts: as many as the cluster's operator gave to inference"""
     gpus_for_training: NonNegative | None = None
-    """GPUs that train; all that the trainer has when not said, and more than that ends the job"""
+    """GPUs that train; default: all of the trainer's; the job ends if the trainer has fewer"""
     gpus_for_ref: NonNegative | None = None
     """GPUs that hold the reference model: it lives in the trainer"""
     tensor_parallel: Positive | None = None
     """GPUs that one copy of the served model is spread over"""
     reference_placement: Literal["none", "shared", "dedicated"] | None = None
-    """where the reference model lives"""
+    """the placement of the reference model, as in `[reference]`"""
 
 
 class ComputeSection(Section):
@@ -122,7 +122,7 @@ class LoraSection(Section):
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.05
     """on the adapter's input, SFT only: RL and DPO force 0, or the policy would not begin as its own reference"""
     target_modules: Names | None = None
-    """modules to adapt; those of the model's family ("all-linear" for text) when not said"""
+    """modules to adapt; default: the choice for the model's family ("all-linear" for text)"""
 
 
 class PolicySection(Section):
@@ -147,7 +147,7 @@ class PolicySection(Section):
     top_k: int | None = None
     """0 or -1 is off; off while training"""
     repetition_penalty: PositiveFloat = 1.0
-    """1, which is off: with another one, what is sampled is not the policy's own"""
+    """1, which is off: another value would sample from another distribution than the policy's own"""
     stop_sequences: Annotated[list[Name], Field(max_length=4)] | None = None
     """texts that end a reply: given to the task app as `policy.config.stop`, to be sent with its calls"""
     inference_url: str | None = None
@@ -155,7 +155,7 @@ class PolicySection(Section):
 
 
 class PolicyConfigSection(BaseModel):
-    """`[….policy_config]`: sampling, and whatever else the task app's policy wants, passed on as it is."""
+    """`[….policy_config]`: sampling, and any other keys of the task app's policy, which are passed on unchanged."""
 
     model_config = ConfigDict(
         extra="allow",
@@ -166,7 +166,7 @@ class PolicyConfigSection(BaseModel):
     )
 
     temperature: NonNegativeFloat | None = 1.0
-    """of the sampling; at 1, what is sampled is what is trained"""
+    """of the sampling; at 1, the sampled distribution is the trained one"""
     top_p: Annotated[float, Field(gt=0, le=1)] | None = 1.0
     """nucleus sampling; clamped to off (1) in RL: a truncated distribution is not the policy's"""
     top_k: int | None = 0
@@ -185,7 +185,7 @@ class PolicyConfigSection(BaseModel):
     image_only_mode: bool | None = None
     """whether observations carry no text"""
     max_llm_calls: Positive | None = None
-    """calls a rollout, where `max_turns` does not say"""
+    """calls in a rollout, if `max_turns` is not set"""
     max_turns: Positive | None = None
     """the same, in older files"""
     model: Name | None = None

@@ -1,4 +1,4 @@
-"""The TOML of an SFT or a DPO job: names as in the published client's contract, ours where it has none."""
+"""The TOML of an SFT or a DPO job. Names are the published client's; keys that it does not have are named here."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from synth.jobs.schema.sections import (
 
 
 class JobSection(Section):
-    """`[job]`: what is trained on what."""
+    """`[job]`: the model and its dataset."""
 
     model: Name | None = None
     """a base or fine-tuned model's id; `--model` replaces it"""
@@ -41,15 +41,15 @@ class JobSection(Section):
     examples: Positive | None = None
     """only the first rows of the dataset, for a trial; `--examples` replaces it"""
     poll_seconds: PositiveFloat | None = None
-    """seconds between two looks at the job"""
+    """seconds between two checks of the job"""
     modalities: Annotated[list[Literal["text", "image"]], Field(max_length=MAX_ELEMENTS)] | None = None
-    """what the rows hold: images need a model that sees"""
+    """the kinds of content in the rows: images need a vision model"""
     description: str | None = None
     """a note for readers"""
 
 
 class SftDataSection(Section):
-    """`[data]`: what stands beside the dataset."""
+    """`[data]`: further settings of the data."""
 
     topology: Free | None = None
     """how rows are shared out"""
@@ -58,7 +58,7 @@ class SftDataSection(Section):
 
 
 class BestModelSection(Section):
-    """When the validation loss is measured, and what it decides."""
+    """When the validation loss is measured, and which checkpoint becomes the result."""
 
     evaluation_strategy: Literal["no", "steps"] | None = "steps"
     """"steps", or "no" for never"""
@@ -82,7 +82,7 @@ class ValidationSection(BestModelSection):
 
 
 class SftTrainingSection(Section):
-    """`[training]`: what is trained."""
+    """`[training]`: full fine-tune or adapter, and the validation."""
 
     mode: Literal["lora", "full_finetune", "sft_offline"] | None = None
     """full_finetune: every weight; lora: an adapter; sft_offline leaves it to the other keys"""
@@ -101,7 +101,7 @@ class ParallelismSection(BestModelSection):
     """shard over the GPUs as DeepSpeed's ZeRO does, here by FSDP"""
     deepspeed_stage: NonNegative | None = None
     """0: every GPU holds all; 1 and 2: its part of masters, gradients and optimizer state; 3: of the weights too, which
-    are gathered block by block. 2 where only `use_deepspeed` says so; 3 where nothing does"""
+    are gathered block by block. Default: 2 if `use_deepspeed` is true, else 3"""
     fsdp: bool | None = None
     """true: as stage 3; false: as stage 0"""
     bf16: bool | None = None
@@ -123,7 +123,7 @@ class HyperparametersSection(BestModelSection):
     n_epochs: Positive | None = 1
     """passes over the dataset"""
     total_steps: Positive | None = None
-    """optimizer steps; where it is given it decides, whatever n_epochs says"""
+    """optimizer steps; if it is set, n_epochs has no effect"""
     train_steps: Positive | None = None
     """the same as `total_steps`"""
     steps: Positive | None = None
@@ -131,8 +131,8 @@ class HyperparametersSection(BestModelSection):
     batch_size: Positive | None = None
     """rows a forward pass of each GPU of [compute]; see global_batch"""
     global_batch: Positive | None = 32
-    """rows, for DPO pairs, an optimizer step; where it is not given, per_device_batch x gradient_accumulation_steps x
-    the GPUs of [compute] (gpu_count x nodes) decide"""
+    """rows (pairs for DPO) in an optimizer step; if it is not set, per_device_batch x gradient_accumulation_steps x the
+    GPUs of [compute] (gpu_count x nodes) decide"""
     per_device_batch: Positive | None = None
     """the same as batch_size"""
     gradient_accumulation_steps: Positive | None = None
@@ -144,11 +144,11 @@ class HyperparametersSection(BestModelSection):
     lr_scheduler: Scheduler = "cosine"
     """after the warm-up"""
     min_lr_ratio: Fraction = 0.1
-    """where linear and cosine end, as a share of learning_rate"""
+    """the end of linear and cosine, as a share of learning_rate"""
     warmup_ratio: Fraction = 0.03
     """share of all steps over which the rate rises from 0"""
     warmup_steps: NonNegative | None = None
-    """the same in steps; where it is given it decides"""
+    """the warm-up in steps; if it is set, warmup_ratio has no effect"""
     betas: Betas = Field(default=[0.9, 0.95])
     """AdamW's"""
     weight_decay: NonNegativeFloat = 0.0
@@ -173,9 +173,10 @@ class HyperparametersSection(BestModelSection):
     optimizer_offload: bool = False
     """keep the moments in main memory, and bring them to the GPU for each update, some at a time"""
     checkpoint_every: Positive | None = None
-    """steps between two resume points; not said: 100, more for a large model"""
+    """steps between two resume points; default: 100, more for a large model"""
     keep_checkpoints: Positive = 3
-    """checkpoints that stay to be served and evaluated, of evaluated steps where there are any"""
+    """how many checkpoints stay to be served and evaluated: the last ones whose step was evaluated; without an
+    evaluation, the last of all"""
     seed: Seed = 0
     """of everything random: order of rows, initial adapter, dropout"""
     lora_rank: Positive | None = None
@@ -187,26 +188,26 @@ class HyperparametersSection(BestModelSection):
     lora_target_modules: Names | None = None
     """the same as `[lora] target_modules`"""
     world_size: Positive | None = None
-    """GPUs that train; all that the trainer has when not said, more than that ends the job; no effect on CPU"""
+    """GPUs that train; default: all of the trainer's; the job ends if the trainer has fewer; no effect on CPU"""
     parallelism: ParallelismSection | None = None
     """how the model is spread over GPUs"""
 
 
 class ModelImagesSection(Section):
-    """`[model]`: the images of a model that sees; `[job] model` says which model is trained."""
+    """`[model]`: the images of a vision model; `[job] model` names the trained model."""
 
     supports_vision: bool | None = None
-    """whether rows may carry images; what is said has to be true of the model"""
+    """whether rows may carry images; the value has to be true of the model"""
     max_images_per_message: Positive | None = None
-    """images that a message keeps, the first ones; the registry knows it"""
+    """images that a message keeps, the first ones; default: from the registry"""
     vision_processor_id: str | None = None
-    """the model whose image processor prepares them; the registry knows it"""
+    """the model whose image processor prepares them; default: from the registry"""
     freeze_vision_tower: bool | None = None
-    """whether a full fine-tune leaves the vision tower as it is and trains its projector alone; true when not said"""
+    """whether a full fine-tune leaves the vision tower unchanged and trains only its projector; default: true"""
 
 
 class ModelConfigSection(ModelImagesSection):
-    """`[model_config]`: the same as `[model]`, and what else a file says of its model."""
+    """`[model_config]`: the keys of `[model]`, and other keys about the model."""
 
     max_model_len: Positive | None = None
     """tokens of prompt and reply together, at most"""
@@ -228,6 +229,6 @@ class SftConfig(Section):
     described_model: ModelConfigSection | None = Field(default=None, alias="model_config")
     model: ModelImagesSection | None = None
     metadata: Free | None = None
-    """what the client keeps beside the job"""
+    """the client's own notes about the job"""
     policy: PolicySection | None = None
     tags: TagsSection = TagsSection()

@@ -1,4 +1,4 @@
-"""`[training.watch]`: what the collapse watch takes for a policy that falls apart, and what it does about it."""
+"""`[training.watch]`: the signs of a collapsing policy that the collapse watch looks for, and its action."""
 
 from __future__ import annotations
 
@@ -11,17 +11,18 @@ class WatchSection(Section):
     """`[training.watch]`: signs of a collapsing policy. Each has a threshold of its own, and 0 turns it off."""
 
     enabled: bool = True
-    """look at every iteration's figures"""
+    """whether every iteration's figures are checked"""
     action: Literal["warn", "pause", "stop"] = "warn"
-    """what a sign leads to, beside its `train.warned`: pause lets go of the job until it is resumed, stop fails it"""
+    """the action on a sign, beside its `train.warned`: pause releases the job until it is resumed, stop fails the
+    job"""
     patience: Positive = 5
     """iterations in a row that a sign must show before it counts, and be absent before it can count again"""
     window: Positive = 5
-    """iterations over which is averaged: the job's first ones, which later ones are compared with, and its reward"""
+    """iterations in an average: of the job's first iterations, which later ones are compared with, and of its reward"""
     entropy_low: NonNegativeFloat = 0.1
-    """entropy of the sampled tokens below this times the first iterations': the policy says but one thing"""
+    """entropy of the sampled tokens below this times the first iterations': the policy repeats one text"""
     entropy_high: NonNegativeFloat = 4.0
-    """entropy above this times the first iterations': the policy babbles"""
+    """entropy above this times the first iterations': the policy samples nonsense"""
     unique_low: NonNegativeFloat = 0.3
     """share of different replies within a group below this times the first iterations'"""
     length_low: NonNegativeFloat = 0.2

@@ -92,7 +92,7 @@ async def test_a_key_that_was_not_sealed_again_before_its_secret_was_dropped_hin
     logged = capfd.readouterr()
     id = keyring(Purpose.ENVIRONMENT_KEYS, OLD).current.id
     assert f"{id} follows from is missing in SYNTH_SECRETS" in logged.out + logged.err
-    assert "does not say which key it was sealed under" in logged.out + logged.err
+    assert "does not name the key that it was sealed under" in logged.out + logged.err
     again = await user.http.post("/api/environment-keys", json={"key": key, "url": URL})
     assert again.status_code == 201
     assert [view["id"] for view in (await user.http.get("/api/environment-keys")).json()["data"]] == [

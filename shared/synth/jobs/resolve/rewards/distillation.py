@@ -1,4 +1,4 @@
-"""A job's teacher: which model it is, and what of the job goes together with it."""
+"""Resolve a job's teacher, and check that the job's other settings suit it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _TABLE: Path = ("distillation",)
 
 
 def taught_loss(config: RlConfig, loss: Loss, context: ResolveContext) -> Loss:
-    """The loss of a job with a teacher, which gives each token an advantage of its own: of gspo, its form by token."""
+    """Return the loss of a job. A teacher's advantages are per token, so a default gspo becomes gspo_token."""
     if config.distillation is None or loss != "gspo":
         return loss
     for table, key, path in (
@@ -35,7 +35,7 @@ def taught_loss(config: RlConfig, loss: Loss, context: ResolveContext) -> Loss:
 def resolve_distillation(
     config: RlConfig, spec: ModelSpec | None, sampling: Sampling, context: ResolveContext
 ) -> DistillationSettings | None:
-    """The teacher and its weights, collecting problems in `context`; None where the job has no teacher."""
+    """Return the teacher and its weights, collecting problems in `context`; None if the job has no teacher."""
     section = config.distillation
     if section is None:
         return context.record("distillation", None, "default")
@@ -43,7 +43,7 @@ def resolve_distillation(
     if sampling.temperature != 1.0:
         context.problem(
             _TABLE,
-            f"the policy samples at temperature {sampling.temperature:g}, and a teacher says its probabilities at 1",
+            f"the policy samples at temperature {sampling.temperature:g}, and a teacher's probabilities are at 1",
             expected="[rollout.policy_config] temperature = 1.0",
             fix="set it, or remove [distillation]",
         )
@@ -80,7 +80,7 @@ def resolve_distillation(
 
 
 def resolve_solved_after(config: RlConfig, context: ResolveContext) -> int:
-    """After how many solved iterations the job is done. With a teacher never: what earns the most still learns."""
+    """Return how many solved iterations end the job. With a teacher none: rollouts with the best reward still learn."""
     solved_after: int = context.take("solved_after", config.training, "solved_after")
     if config.distillation is None or not solved_after:
         return solved_after
@@ -97,10 +97,10 @@ def resolve_solved_after(config: RlConfig, context: ResolveContext) -> int:
 def _check_teacher(teacher: str, context: ResolveContext) -> None:
     where = context.document.where((*_TABLE, "teacher"))
     try:
-        found = context.registry.find(teacher, where=where)
+        spec = context.registry.find(teacher, where=where)
     except UserError as error:
         context.problems += error.problems
         return
-    if found.stand_in is not None:
-        what = f"{found.stand_in!r} stands in for {found.base!r}, whose own weights are not on this cluster"
+    if spec.stand_in is not None:
+        what = f"{spec.stand_in!r} stands in for {spec.base!r}, whose own weights are not on this cluster"
         context.warnings.append(f"{where} {what}")

@@ -18,7 +18,7 @@ _OF_ITS_DATA = ("split", "evaluation_split")
 
 
 def resolve_graded(config: RlConfig, context: ResolveContext, *, uploaded: bool) -> tuple[GradedRows | None, list[str]]:
-    """Resolve the rows and their grader, None in a file without `[grader]`, and the models that the grader asks.
+    """Return the rows and their grader, None in a file without `[grader]`, and the models that the grader calls.
 
     uploaded: False before the upload, when a file may still be a path.
     """
@@ -32,7 +32,7 @@ def resolve_graded(config: RlConfig, context: ResolveContext, *, uploaded: bool)
     if config.data.seeds is None:
         context.problem(
             ("data", "seeds"),
-            "the rows that are trained on are not said",
+            "the rows to train on are missing",
             expected='the numbers of rows of [job].data, from 0, such as "0-99"',
             fix="set it: a file of 100 rows has the seeds 0-99",
         )
@@ -73,11 +73,11 @@ def resolve_graded(config: RlConfig, context: ResolveContext, *, uploaded: bool)
 
 
 def check_graded_rewards(rewards: RewardSettings, context: ResolveContext) -> None:
-    """Report what only a task app could give: rewards of single turns, scores of its own, its rubric."""
+    """Report the settings that only a task app could fulfil: rewards of single turns, scores of its own, its rubric."""
     if rewards.steps is not None:
         context.problem(
             ("training",),
-            "rewards of single steps are asked for, and a graded rollout is one reply",
+            "rewards of single steps are switched on, and a graded rollout is one reply",
             fix="set step_rewards_enabled = false",
         )
     if rewards.scores == "task_app":

@@ -28,7 +28,7 @@ class JudgeTables(NamedTuple):
 
 
 def named_judges(tables: JudgeTables, context: ResolveContext) -> list[JudgeModel]:
-    """The judges that the file names; none where it has switched them off."""
+    """Return the judges that the file names; none if it switches them off."""
     judge, rubric = tables.judge, tables.rubric
     if judge is not None and judge.enabled is False:
         return []
@@ -36,7 +36,7 @@ def named_judges(tables: JudgeTables, context: ResolveContext) -> list[JudgeMode
     by_options = options is not None and options.model is not None
     of_rubric = rubric is not None and rubric.enabled is not False and rubric.model is not None
     if rubric is not None and of_rubric and options is not None and rubric.model == options.model:
-        # One judge, named twice: the address is that of the published platform's judges.
+        # One judge, named twice: the address is the published platform's own.
         of_rubric = False
         for key in ("api_base", "api_key_env"):
             if is_written(rubric, key):
@@ -74,7 +74,7 @@ def named_judges(tables: JudgeTables, context: ResolveContext) -> list[JudgeMode
 
 
 def _warn_of_no_judge(tables: JudgeTables, context: ResolveContext) -> None:
-    """Say which keys would say how judges are asked, if any were named."""
+    """Warn of the keys that would configure the judges, if any were named."""
     options = tables.judge.options if tables.judge is not None else None
     rubric = None if tables.rubric is not None and tables.rubric.enabled is False else tables.rubric
     for table, passed in ((tables.judge, ("options", "reward_blend")), (options, ()), (rubric, ("weights",))):
@@ -102,12 +102,12 @@ def _check_judge(judge: JudgeModel, place: Path, context: ResolveContext) -> Non
 def resolve_judging(
     tables: JudgeTables, judges: list[JudgeModel], weights: RewardWeights, context: ResolveContext
 ) -> Judging:
-    """How these judges are asked, and what."""
+    """Return the settings of these judges: their tasks and the limits on their calls."""
     judge = tables.judge or JudgeSection()
     options = judge.options or JudgeOptionsSection()
     if options.metadata:
         context.problem(
-            (*_OPTIONS, "metadata"), "judges are asked by the cluster, and metadata is sent nowhere", fix="remove it"
+            (*_OPTIONS, "metadata"), "the cluster calls the judges, and metadata is sent nowhere", fix="remove it"
         )
 
     def take(key: str, *named: tuple[BaseModel, str]) -> Any:
@@ -125,7 +125,7 @@ def resolve_judging(
                 expected="one of the two",
             )
     if not event and not outcome:
-        context.problem((*_OPTIONS, "event"), "the judges are asked for nothing", expected="event or outcome true")
+        context.problem((*_OPTIONS, "event"), "the judges have nothing to score", expected="event or outcome true")
     if judge.ranking and not tables.groups:
         context.problem(
             ("judge", "ranking"), "an evaluation plays each seed once, so there is no group to rank", fix="remove it"
@@ -143,7 +143,7 @@ def resolve_judging(
 
 
 def resolve_limits(tables: JudgeTables, judges: list[JudgeModel], context: ResolveContext) -> dict[str, Any]:
-    """How often these judges are asked, and for how long: the fields of `Judging` of these names."""
+    """Return the limits on the number and the time of calls: the fields of `Judging` with these names."""
     judge = tables.judge or JudgeSection()
     options = judge.options or JudgeOptionsSection()
     if judge.max_cost is not None and all(j.url is not None or j.provider == "synth" for j in judges):
@@ -176,7 +176,7 @@ def _rubric(
     event: bool,
     outcome: bool,
 ) -> Rubric | None:
-    """The rubric that the file has; None where the task app's own is applied."""
+    """Return the file's rubric; None if the task app's own is applied."""
     context.record("rewards.judging.rubric", None, "default")
     place: Path = (*_OPTIONS, "rubric_overrides")
     table: dict[str, Any] = dict(options.rubric_overrides or {})
@@ -225,11 +225,11 @@ def _rubric(
 
 
 def _of_tracks(criteria: list[Criterion], options: JudgeOptionsSection) -> list[Criterion]:
-    """The criteria of the tracks that are scored, with the weights of their tracks."""
-    found: list[Criterion] = []
+    """Return the criteria of the tracks that are scored, with the weights of their tracks."""
+    selected: list[Criterion] = []
     for criterion in criteria:
         track = criterion.id.partition(".")[0]
         factor = (options.weights or {}).get(track, 1.0)
         if (options.tracks is None or track in options.tracks) and factor > 0:
-            found.append(msgspec.structs.replace(criterion, weight=criterion.weight * factor))
-    return found
+            selected.append(msgspec.structs.replace(criterion, weight=criterion.weight * factor))
+    return selected

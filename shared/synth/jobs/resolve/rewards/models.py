@@ -1,4 +1,4 @@
-"""The judges that a job's grader asks: each of its models is one that the file names."""
+"""Resolve the judges that a job's grader calls: the file must name each of its models."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _OF_RUBRICS = ("event", "outcome", "rubric_id", "rubric_overrides", "tracks", "w
 
 
 def resolve_grader_judging(models: list[str], config: RlConfig, context: ResolveContext) -> Judging | None:
-    """How the models of `[grader]` are asked; None where no judge is named. models: each once."""
+    """Return how the models of `[grader]` are called; None if no judge is named. models: each once."""
     _check_no_rubric(config, context)
     tables = JudgeTables(config.judge, None, groups=False)
     judges = named_judges(tables, context)
@@ -36,7 +36,7 @@ def resolve_grader_judging(models: list[str], config: RlConfig, context: Resolve
         if judge.model not in models:
             context.problem(
                 place,
-                f"the judge {judge.model[:80]!r} is asked by no grader",
+                f"the judge {judge.model[:80]!r} is called by no grader",
                 expected=f"a judge for each of {', '.join(models)[:200]}",
                 fix="remove it",
             )
@@ -51,7 +51,7 @@ def resolve_grader_judging(models: list[str], config: RlConfig, context: Resolve
 
 
 def _check_no_rubric(config: RlConfig, context: ResolveContext) -> None:
-    """Report what would have the rollouts judged in another way, beside the grader."""
+    """Report settings that would have the rollouts judged by a rubric as well as by the grader."""
     judge, options = config.judge, config.judge.options if config.judge else None
     written: list[tuple[BaseModel | None, str, Path]] = [
         (config, "rubric", ("rubric",)),
@@ -65,7 +65,7 @@ def _check_no_rubric(config: RlConfig, context: ResolveContext) -> None:
         if table is not None and is_written(table, key) and getattr(table, key) is not False:
             context.problem(
                 path,
-                f"{key} says how rollouts are judged by a rubric, and this grader asks the judges itself",
+                f"{key} has the rollouts judged by a rubric, and this grader calls the judges itself",
                 expected="a rubric, or score_model and label_model",
                 fix="remove one of them",
             )

@@ -1,4 +1,4 @@
-"""What a rollout earns: the weights of the sources, and the credit that each turn gets."""
+"""Resolve the rewards of a rollout: the weights of the sources, and the credit of each turn."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _WEIGHTS = ("env", "event", "outcome")
 
 
 def resolve_rewards(config: RlConfig, loss: Loss, models: list[str], context: ResolveContext) -> RewardSettings:
-    """The rewards of an RL job, collecting problems in `context`. models: those that its grader asks."""
+    """Return the rewards of an RL job, collecting problems in `context`. models: the models that its grader calls."""
     steps = resolve_steps(config, context)
     if models:
         weights, scores = _weights(JudgeTables(None, None, groups=True), context), "grader"
@@ -41,7 +41,7 @@ def resolve_rewards(config: RlConfig, loss: Loss, models: list[str], context: Re
 
 
 def resolve_eval_rewards(config: EvalConfig | FlatEvalConfig, context: ResolveContext) -> RewardSettings:
-    """The rewards of an evaluation: the environment's, blended with the judges' scores where there are any."""
+    """Return the rewards of an evaluation: the environment's, blended with the judges' scores if there are judges."""
     judge = config.judge if isinstance(config, EvalConfig) else None
     weights, scores, judging = _sources(JudgeTables(judge, config.rubric, groups=False), config.rollout, context)
     for key in ("steps", "turn_discount"):
@@ -52,7 +52,7 @@ def resolve_eval_rewards(config: EvalConfig | FlatEvalConfig, context: ResolveCo
 def _sources(
     tables: JudgeTables, rollout: RolloutSection | EvalRolloutSection | None, context: ResolveContext
 ) -> tuple[RewardWeights, Literal["none", "task_app", "judges"], Judging | None]:
-    """The weights, who gives the scores, and how judges do."""
+    """Return the weights, the source of the scores, and the settings of the judges."""
     of_the_app = rollout is not None and rollout.task_app_origin_rewards_only is True
     rubric_only = rollout is not None and rollout.rubric_rewards_only is True
     weights = _weights(tables, context)
@@ -105,11 +105,11 @@ def _weights(tables: JudgeTables, context: ResolveContext) -> RewardWeights:
         for key in _WEIGHTS:
             context.record(f"rewards.weights.{key}", getattr(RewardWeights(), key), "default")
         return RewardWeights()
-    found = {key: context.first(f"rewards.weights.{key}", [(table, key) for table in named]) for key in _WEIGHTS}
-    if not any(found.values()):
+    weights = {key: context.first(f"rewards.weights.{key}", [(table, key) for table in named]) for key in _WEIGHTS}
+    if not any(weights.values()):
         context.problem(_weights_place(tables), "every weight is 0, so every reward is", expected="one weight above 0")
         return RewardWeights()
-    return RewardWeights(**{key: float(value) for key, value in found.items()})
+    return RewardWeights(**{key: float(value) for key, value in weights.items()})
 
 
 def _turn_discount(config: RlConfig, loss: Loss, context: ResolveContext, *, per_turn: bool) -> float | None:

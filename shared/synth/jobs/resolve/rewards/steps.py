@@ -1,4 +1,4 @@
-"""What single turns earn, and what the task app is told of it."""
+"""Resolve the rewards of single turns, and the settings that the task app needs for them."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _PER_ACHIEVEMENT = ("per_achievement", "complex")
 
 
 def reward_tables(config: RlConfig) -> list[RewardsSection]:
-    """The tables that may have the keys of `[training.rewards]`, in the order in which they count."""
+    """Return the tables that may have the keys of `[training.rewards]`; the first ones take precedence."""
     nested = config.training.rewards
     return [config.training, *([nested] if nested is not None else [])]
 
 
 def resolve_steps(config: RlConfig, context: ResolveContext) -> StepRewards | None:
-    """The rewards of single steps; None where they are off."""
+    """Return the rewards of single steps; None if they are off."""
     tables = reward_tables(config)
 
     def take(field: str, key: str) -> Any:
@@ -73,7 +73,7 @@ def _steps_are_on(enabled: bool | None, mode: str | None) -> bool:
 
 
 def _refuse_details(tables: list[RewardsSection], context: ResolveContext) -> None:
-    """Keys of step rewards that nobody has switched on. One that only names the default says nothing."""
+    """Report keys of step rewards that are switched off. A key that only repeats the default is not reported."""
     for key in (*_OF_THE_APP, "step_rewards_beta", "event_rewards_kind"):
         for table in tables:
             value = getattr(table, key, None)
@@ -90,24 +90,24 @@ def _refuse_details(tables: list[RewardsSection], context: ResolveContext) -> No
 def given_step_rewards(
     config: RlConfig, policy: dict[str, Any], env: dict[str, Any], context: ResolveContext
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The configurations of policy and environment with what the task app has to know of the job's step rewards.
+    """Return the configurations of policy and environment with the job's step rewards, as the task app needs them.
 
-    It goes into the table `step_rewards` that the file has for the app, else into that of the policy. A key that both
-    have with two values is a problem.
+    They go into the file's own table `step_rewards` for the app, else into a new one for the policy. A key to which
+    both give another value is a problem.
     """
     tables = reward_tables(config)
     enabled = next((t.step_rewards_enabled for t in tables if t.step_rewards_enabled is not None), None)
     mode = next((t.step_rewards_mode for t in tables if t.step_rewards_mode is not None), None)
     if not _steps_are_on(enabled, mode):
         return policy, env
-    wanted: dict[str, Any] = {"enabled": True, "mode": mode or "decision_stepwise"}
+    settings: dict[str, Any] = {"enabled": True, "mode": mode or "decision_stepwise"}
     for key, name in _OF_THE_APP.items():
         value = next((v for t in tables if (v := getattr(t, key, None)) is not None), None)
         if value is not None:
-            wanted[name] = value
+            settings[name] = value
     own = {"policy": policy.get("step_rewards"), "env": env.get("step_rewards")}
     for place, table in own.items():
-        for name, value in wanted.items():
+        for name, value in settings.items():
             other = cast(dict[str, Any], table).get(name, value) if isinstance(table, dict) else value
             if other != value and not _same_strategy(name, value, other):
                 context.problem(
@@ -117,17 +117,17 @@ def given_step_rewards(
                     fix="remove one of the two",
                 )
     if isinstance(own["policy"], dict):
-        return policy | {"step_rewards": wanted | cast(dict[str, Any], own["policy"])}, env
+        return policy | {"step_rewards": settings | cast(dict[str, Any], own["policy"])}, env
     if isinstance(own["env"], dict):
-        return policy, env | {"step_rewards": wanted | cast(dict[str, Any], own["env"])}
-    return policy | {"step_rewards": wanted}, env
+        return policy, env | {"step_rewards": settings | cast(dict[str, Any], own["env"])}
+    return policy | {"step_rewards": settings}, env
 
 
 def _same_strategy(name: str, a: Any, b: Any) -> bool:
-    """Whether two words for a strategy mean the same one."""
+    """Return whether two words for a strategy mean the same one."""
     return name == "strategy" and (a in _PER_ACHIEVEMENT) == (b in _PER_ACHIEVEMENT)
 
 
 def written_at(tables: list[RewardsSection], key: str, context: ResolveContext) -> Path:
-    """Where a key stands, in the first of the tables that has it."""
+    """Return the place of a key, in the first of the tables that has it."""
     return context.at(next((t for t in tables if is_written(t, key)), tables[0]), key)
