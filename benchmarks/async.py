@@ -65,7 +65,7 @@ class Variant:
 
 @dataclass
 class Ran:
-    """A run as its log tells it. seconds: from the first request to the last step.
+    """The measurements of a run, from its log. seconds: from the first request to the last step.
 
     lags: of each rollout, versions from its oldest token to its training. ahead: rollouts done, not trained, at most.
     """
@@ -97,14 +97,14 @@ class Ran:
         return mean(self.rewards[-5:])
 
     def problems(self) -> list[str]:
-        """What must not be, whatever was measured: old tokens, a backlog beyond what was asked for, a collapse."""
+        """Return the faults of the run: old tokens, a backlog beyond the requested one, a collapse."""
         level = self.variant.async_level
         stale = max(self.lags), max(step.get("staleness_max", 0) for step in self.steps)
         found: list[str] = []
         if max(stale) > level:
             found.append(f"async_level {level}: tokens {stale} versions old, the bound is {level}")
         if self.ahead > (level + 1) * _ROLLOUTS:
-            found.append(f"async_level {level}: {self.ahead} rollouts ahead, asked for were {(level + 1) * _ROLLOUTS}")
+            found.append(f"async_level {level}: {self.ahead} rollouts ahead, requested were {(level + 1) * _ROLLOUTS}")
         if self.last < self.first - REWARD_LOSS:
             found.append(f"async_level {level}: the reward falls from {self.first:.2f} to {self.last:.2f}")
         return found
@@ -154,7 +154,7 @@ def sft_model(cluster: Cluster, steps: int) -> str:
 def slow_app(cluster: Cluster, model: str, steps: int) -> list[str]:
     """Rollouts that idle as long as a step trains, or longer: on-policy, one iteration ahead, two ahead."""
     runs = [run(cluster, model, Variant(level, steps, idle_s=_IDLE_S, tokens=128)) for level in (0, 1, 2)]
-    # Other programs may have come or gone meanwhile: on-policy is what it takes before and after, on average.
+    # The machine's load may change between runs, so on-policy is measured before and after, and averaged.
     again = run(cluster, model, Variant(0, max(5, steps // 3), idle_s=_IDLE_S, tokens=128))
     sync, drift = runs[0], again.step_s / runs[0].step_s
     on_policy = mean([sync.step_s, again.step_s])

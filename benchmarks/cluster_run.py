@@ -31,12 +31,12 @@ ROOT = Path(__file__).parents[1]
 _JOB_DEADLINE_S = 420.0
 _START_S = 30.0
 _ENGINE_CPU = re.compile(rb"^synth_engine_cpu_seconds_total\{.*\} (\S+)$", re.MULTILINE)
-# These run the model; the rest is what the platform costs.
+# These parts run the model; the others are the platform's cost.
 MODEL_PARTS = ("engine", "training")
 
 
 class RunFailed(Exception):
-    """The job, or a process that it needs, did not do what is measured here."""
+    """The job, or a process that it needs, failed, so that nothing was measured."""
 
 
 @dataclass
@@ -105,7 +105,7 @@ def running_cluster(folder: Path, *app_command: str, engine: str = "transformers
 
 
 def synthctl(folder: Path, *arguments: str) -> bytes:
-    """Run `synthctl …` in a directory; returns what it prints. Raises `RunFailed` with its last words."""
+    """Run `synthctl …` in a directory; returns its output. Raises `RunFailed` with its last lines."""
     command = [str(Path(sys.executable).parent / "synthctl"), *arguments]
     done = subprocess.run(command, cwd=folder, env=clean_environment(), capture_output=True, check=False)
     if done.returncode != 0:

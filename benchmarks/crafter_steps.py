@@ -32,7 +32,7 @@ from task_apps.crafter.env import ACTIONS, Game
 
 STEPS_PER_CPU_S_LIMIT = 50.0
 _EPISODES, _STEPS, _ACTIONS = 8, 200, 5
-#: Of other worlds for each way to play: what is kept of the last one's would be free.
+#: Each way to play uses other worlds, since the last one's are cached.
 _FAR = 1000
 
 

@@ -1,6 +1,6 @@
-"""A task app of several turns whose rewards come late: what a reply is worth is paid in the next turn's step.
+"""A task app of several turns whose rewards come late: a reply is paid in the next turn's step.
 
-A job may ask for fewer turns.
+A job may set fewer turns.
 """
 
 from __future__ import annotations

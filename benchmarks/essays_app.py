@@ -1,4 +1,4 @@
-"""A task app of one turn: every other rollout of a seed asks for a few words, the others for all that they get."""
+"""A task app of one turn: every other rollout of a seed requests few words, the others all that the budget allows."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ _played: defaultdict[int, Iterator[int]] = defaultdict(itertools.count)
 async def play(ep: Episode) -> None:
     """Ask once. A try again counts on, so it shows as one more episode of its seed."""
     number = next(_played[ep.seed])
-    asked = {"max_tokens": SHORT} if number % 2 else {}
-    reply = await ep.chat([{"role": "user", "content": f"Write of {ep.seed % 10}"}], **asked)
+    limits = {"max_tokens": SHORT} if number % 2 else {}
+    reply = await ep.chat([{"role": "user", "content": f"Write of {ep.seed % 10}"}], **limits)
     ep.step(obs={"episode": number}, reward=reward_of(reply.content), done=True)
 
 

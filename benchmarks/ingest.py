@@ -204,9 +204,9 @@ def measure_upload(dataset: Path, folder: Path) -> tuple[dict[str, Peak], float,
                 stderr=subprocess.PIPE,
             )
             watch.add("synthctl (whole)", psutil.Process(client.pid))
-            _, said = client.communicate(timeout=_UPLOAD_DEADLINE_S)
+            _, report = client.communicate(timeout=_UPLOAD_DEADLINE_S)
         if client.returncode != 0:
-            raise RunFailed(f"the upload ended with {client.returncode}: {said.decode()}")
+            raise RunFailed(f"the upload ended with {client.returncode}: {report.decode()}")
         seconds = time.monotonic() - begun
         return watch.peaks, seconds, {name: _cpu(p) - before[name] for name, p in processes.items()}
 

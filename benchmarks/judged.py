@@ -1,9 +1,9 @@
-"""Ten thousand judged rollouts against a judge with a limit: what reaches it in a second, what is lost, what overlaps.
+"""Ten thousand judged rollouts against a judge with a limit: calls a second, lost rollouts, overlap.
 
 `python -m benchmarks.judged [--rollouts 10000] [--rate 50] [--outage 60]`. One iteration of RL whose outcome a scripted
 judge scores, at so many calls a second; then, with --outage, jobs of 40 iterations whose judge is gone for as many
 seconds in the middle. Exit code 1: more calls in a second than the limit, a rollout without its score, a step lost, or
-nothing learned of what the judge pays and the environment does not.
+no learning from a score that only the judge gives.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ _AT_ONCE = 64
 
 
 def digits(call: JudgeCall) -> float:
-    """The share of digits in what the policy said; the environment pays for vowels."""
-    said = "".join(event["reply"].get("content") or "" for event in call.data["events"] if "reply" in event)
-    return sum(c.isdigit() for c in said) / max(len(said), 1)
+    """Return the share of digits in the policy's text; the environment pays for vowels."""
+    text = "".join(event["reply"].get("content") or "" for event in call.data["events"] if "reply" in event)
+    return sum(c.isdigit() for c in text) / max(len(text), 1)
 
 
 def job(url: str, judge: JudgeServer, *, iterations: int, groups: int, rate: float, seed: int = 0) -> str:
@@ -93,13 +93,13 @@ def limited(cluster: Cluster, rollouts: int, rate: float) -> bool:
         played = [e["seconds"] for e in events(cluster, job_id, "rollout.completed")]
         calls = [call.at for call in judge.calls]
         [step] = events(cluster, job_id, "train.step")
-        found = json.loads(synthctl(cluster.folder, "jobs", "get", job_id, "-o", "json"))
+        ended = json.loads(synthctl(cluster.folder, "jobs", "get", job_id, "-o", "json"))
     judging, wall = max(calls) - min(calls), step["values"]["collect_seconds"]
     playing = sum(played) / _AT_ONCE
     console.print(
         f"{len(judged)} of {rollouts} rollouts judged, {len(calls)} calls in {judging:.0f} s, at most "
         f"{judge.busiest_second()} in any second (limit {rate:g}); collection {wall:.0f} s, of which playing alone "
-        f"would take {playing:.0f} s; {found['judge']['calls_per_rollout']:g} calls a rollout"
+        f"would take {playing:.0f} s; {ended['judge']['calls_per_rollout']:g} calls a rollout"
     )
     lost = [e for e in judged if e["problem"] is not None or e["reward"] is None]
     return len(judged) == rollouts and not lost and judge.busiest_second() <= rate
@@ -107,7 +107,7 @@ def limited(cluster: Cluster, rollouts: int, rate: float) -> bool:
 
 def outage(cluster: Cluster, seconds: float, seeds: int) -> bool:
     """Jobs whose judge is gone in the middle. Returns whether each took all of its steps, and learned."""
-    held = True
+    passed = True
     for seed in range(seeds):
         with JudgeServer(scored(digits)) as judge:
             toml = cluster.folder / f"outage-{seed}.toml"
@@ -127,8 +127,8 @@ def outage(cluster: Cluster, seconds: float, seeds: int) -> bool:
             f"seed {seed}: judge gone for {seconds:g} s: {steps} steps of 40, {unscored} of {len(judged)} rollouts "
             f"without a score, held out {before:.3f} → {after:.3f}, environment's reward 0 in the weights"
         )
-        held = held and steps == 40 and not unscored and after > before
-    return held
+        passed = passed and steps == 40 and not unscored and after > before
+    return passed
 
 
 def main() -> int:
@@ -143,9 +143,9 @@ def main() -> int:
         running_cluster(Path(folder), "benchmarks.delayed_app") as cluster,
     ):
         synthctl(cluster.folder, "models", "make", "tiny-qwen3")
-        held = limited(cluster, arguments.rollouts, arguments.rate) if arguments.rollouts else True
-        held = (outage(cluster, arguments.outage, arguments.seeds) if arguments.outage else True) and held
-    return int(not held)
+        passed = limited(cluster, arguments.rollouts, arguments.rate) if arguments.rollouts else True
+        passed = (outage(cluster, arguments.outage, arguments.seeds) if arguments.outage else True) and passed
+    return int(not passed)
 
 
 if __name__ == "__main__":

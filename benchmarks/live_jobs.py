@@ -1,8 +1,8 @@
 """How long a gateway's event loop is blocked while many jobs are live: the longest step that it takes at one time.
 
 .venv/bin/python -m benchmarks.live_jobs [--jobs 20000] [--seconds 30] [--watchers 200]. One job in ten has started, the
-others wait for a validator; none says anything. Another process lists, submits and watches meanwhile. Exit code 1: the
-limit is passed.
+others wait for a validator; none appends an event. Another process lists, submits and watches meanwhile. Exit code 1:
+the limit is passed.
 """
 
 from __future__ import annotations
@@ -67,19 +67,19 @@ def main() -> int:
     options.add_argument("--seconds", type=float, default=30.0)
     options.add_argument("--watchers", type=int, default=200)
     options.add_argument("--client", nargs=2, metavar=("URL", "KEY"), help=argparse.SUPPRESS)
-    given = options.parse_args()
-    if given.client:
-        asyncio.run(use(*given.client, seconds=given.seconds, watchers=given.watchers))
+    arguments = options.parse_args()
+    if arguments.client:
+        asyncio.run(use(*arguments.client, seconds=arguments.seconds, watchers=arguments.watchers))
         return 0
     with tempfile.TemporaryDirectory(prefix="live-jobs-") as folder:
-        steps, used = asyncio.run(measure(Path(folder), given.jobs, given.seconds, given.watchers))
+        steps, used = asyncio.run(measure(Path(folder), arguments.jobs, arguments.seconds, arguments.watchers))
     console = Console()
-    console.print(_table(steps, used, given.jobs))
+    console.print(_table(steps, used, arguments.jobs))
     return int(max(step.cpu_s for step in steps) * 1e3 > LIMIT_MS)
 
 
 async def measure(home: Path, jobs: int, seconds: float, watchers: int) -> tuple[list[Step], dict[str, float]]:
-    """The steps of the gateway's loop while it catches up and a client uses it, longest first; what the client says."""
+    """Return the steps of the gateway's loop while it starts and serves, longest first; and the client's figures."""
     config = ServerConfig(port=free_port(), http_port=free_port(), store=home / "store", users=new_users())
     server = start(config, home / "nats.conf", home / "nats.log")
     try:
@@ -95,11 +95,11 @@ async def measure(home: Path, jobs: int, seconds: float, watchers: int) -> tuple
                 client = [sys.executable, "-m", "benchmarks.live_jobs", "--client", url, key]
                 client += ["--seconds", str(seconds), "--watchers", str(watchers)]
                 # Starting it is no work of the gateway: a thread does it.
-                said = (await asyncio.to_thread(subprocess.run, client, check=True, stdout=subprocess.PIPE)).stdout
+                printed = (await asyncio.to_thread(subprocess.run, client, check=True, stdout=subprocess.PIPE)).stdout
         last = (await admin.js.stream_info("EVENTS")).state.last_seq
         beats = (await admin.js.stream_info("EVENTS", subjects_filter="watch.heartbeat.>")).state.subjects or {}
         await admin.close()
-        used = json.loads(said) | {"events in the log": last, "heartbeats": sum(beats.values())}
+        used = json.loads(printed) | {"events in the log": last, "heartbeats": sum(beats.values())}
         return sorted(steps, key=lambda step: -step.cpu_s), used
     finally:
         server.terminate()
@@ -194,7 +194,7 @@ def _recorded_steps():
 
 
 def _named(handle: Handle) -> str:
-    """What a handle of the loop has run: of a task its coroutines down to where it stands; else the callback."""
+    """Return the name of a handle's work: of a task its coroutines down to the running one; else the callback."""
     callback = handle._callback  # pyright: ignore
     task = getattr(callback, "__self__", None)
     if not isinstance(task, asyncio.Task):
@@ -220,8 +220,8 @@ async def use(url: str, key: str, *, seconds: float, watchers: int) -> None:
             task.cancel()
         ended = await asyncio.gather(*watching, return_exceptions=True)
     broken = [error for error in ended if not isinstance(error, asyncio.CancelledError)]
-    said = {name: value for part in took for name, value in part.items()}
-    sys.stdout.write(json.dumps(said | {"watchers that broke": len(broken)}))
+    figures = {name: value for part in took for name, value in part.items()}
+    sys.stdout.write(json.dumps(figures | {"watchers that broke": len(broken)}))
 
 
 async def _watch(http: httpx.AsyncClient, id: str) -> None:

@@ -89,10 +89,10 @@ def make_endless(folder: Path) -> None:
 
 
 class Watch(threading.Thread):
-    """What can be read only while a job runs.
+    """Measurements that are possible only while a job runs.
 
-    sampled: the tokens that the engine says it has sampled; its series ends with it. memory: bytes of the training
-    process, the most that were seen.
+    sampled: the tokens that the engine reports as sampled; its series ends with it. memory: bytes of the training
+    process, at most.
     """
 
     def __init__(self, cluster: Cluster) -> None:
@@ -111,10 +111,10 @@ class Watch(threading.Thread):
                 self.memory = max(self.memory, *used, 0)
             try:
                 with urllib.request.urlopen(self._url, timeout=5) as reply:
-                    found = [float(value) for value in _SAMPLED.findall(reply.read())]
+                    counts = [float(value) for value in _SAMPLED.findall(reply.read())]
             except (urllib.error.URLError, TimeoutError):
                 continue
-            self.sampled = max(self.sampled, int(sum(found)))
+            self.sampled = max(self.sampled, int(sum(counts)))
 
     def end(self) -> None:
         """Stop reading."""
@@ -142,7 +142,7 @@ def main() -> int:
     parser.add_argument("--tokens", type=int, default=20_000)
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--iterations", type=int, default=1)
-    parser.add_argument("--call-seconds", type=float, default=110.0, help="what the longest call must last")
+    parser.add_argument("--call-seconds", type=float, default=110.0, help="the least length of the longest call")
     parser.add_argument("--budget", type=float, default=7200.0, help="seconds that a rollout has")
     arguments = parser.parse_args()
     with (
@@ -181,7 +181,7 @@ def report(
     steps: list[dict[str, float]],
     watch: Watch,
 ) -> int:
-    """Say what was measured; returns the exit code."""
+    """Print the measurements; returns the exit code."""
     recorded = sorted(r["completion_tokens"] for r in rollouts)
     long = [r for r in rollouts if r["completion_tokens"] > SHORT]
     seconds = sorted(r["seconds"] for r in long)

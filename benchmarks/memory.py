@@ -2,7 +2,7 @@
 
     .venv/bin/python -m benchmarks.memory [--only NAME] [--device cuda]
 
-Predicted: what `synthctl config explain` says, by `synth.jobs.memory` from the job and the config.json of its model.
+Predicted: the result of `synthctl config explain`, by `synth.jobs.memory` from the job and its model's config.json.
 Measured: the most bytes that torch's allocator had given out at one time, over two steps of the trainer's own, in which
 each optimizer step has two micro-batches. The models have random weights: bytes do not depend on them.
 """
@@ -151,7 +151,7 @@ CASES = (
 
 @dataclass(frozen=True)
 class Compared:
-    """Bytes: what the arithmetic says, and the peak that was measured."""
+    """Bytes: the predicted ones, and the measured peak."""
 
     predicted: TrainingMemory
     measured: int
@@ -262,7 +262,7 @@ def _held(model: Any) -> int:
 
 
 def _peak(train: Any, policy: Policy) -> int:
-    """The most bytes that were given out at one time; on a CPU beyond those that were held before."""
+    """Return the peak of allocated bytes; on a CPU beyond the bytes that were allocated before."""
     if policy.device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
         train()
@@ -270,10 +270,10 @@ def _peak(train: Any, policy: Policy) -> int:
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
         train()
     events: Any = profile.profiler.kineto_results.events()  # pyright: ignore[reportOptionalMemberAccess]
-    held = most = 0
+    current = most = 0
     for event in sorted((e for e in events if e.name() == "[memory]"), key=lambda e: e.start_ns()):
-        held += event.nbytes()
-        most = max(most, held)
+        current += event.nbytes()
+        most = max(most, current)
     return most
 
 
@@ -282,15 +282,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--only", default="", help="cases whose name has this in it")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    wanted = parser.parse_args()
+    options = parser.parse_args()
     print("| model, job | predicted, MiB | measured, MiB | ratio |\n|---|--:|--:|--:|")
     for case in CASES:
-        if wanted.only not in case.name:
+        if options.only not in case.name:
             continue
         with tempfile.TemporaryDirectory() as folder:
-            found = compare(case, Path(folder), device=wanted.device)
-        off = "" if abs(found.ratio - 1) <= 0.15 else " !"
-        sizes = f"{found.predicted.total / 2**20:.1f} | {found.measured / 2**20:.1f} | {found.ratio:.2f}{off}"
+            compared = compare(case, Path(folder), device=options.device)
+        off = "" if abs(compared.ratio - 1) <= 0.15 else " !"
+        sizes = f"{compared.predicted.total / 2**20:.1f} | {compared.measured / 2**20:.1f} | {compared.ratio:.2f}{off}"
         print(f"| {case.name} | {sizes} |", flush=True)
 
 

@@ -1,6 +1,6 @@
 """The RL run as one plain process, timed: `examples/one_process.py` with the numbers of a resolved job.
 
-`python -m benchmarks.one_process START_JSON`; prints one JSON line a step: where its seconds went.
+`python -m benchmarks.one_process START_JSON`; prints one JSON line a step with the seconds of its parts.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What saving costs a step: weights first and the checkpoint beside training, or all of it between two steps.
 
 `python -m benchmarks.saving [--hidden 1024] [--layers 8] [--tokens 4096] [--steps 4]`: one process trains a model of
-random weights on random batches, in both orders, and stores what it makes in a blob store on this disk. Exit code 1:
+random weights on random batches, in both orders, and stores its files in a blob store on this disk. Exit code 1:
 saving beside training blocks more than 5 % of a step.
 """
 
@@ -33,7 +33,7 @@ from synth.trajectories import BatchMeta, Branch, RolloutBatch, RolloutMeta
 from synth.weights.tensor_file import FileDigest
 
 console = Console(width=110)
-#: Of a step, that saving may block.
+#: The share of a step that saving may block.
 _MOST = 0.05
 _LENGTH = 256
 
@@ -51,7 +51,7 @@ class Saved:
 
     @property
     def share(self) -> float:
-        """Of the step, that saving blocked."""
+        """The share of the step that saving blocked."""
         return self.blocked / (self.train + self.published + self.blocked)
 
 
@@ -150,8 +150,8 @@ def _batch(k: int, tokens: int) -> RolloutBatch:
 
 def _measure(save: Callable[[int], Saved], steps: int) -> Saved:
     """The median of every figure over the steps after the first, which allocates."""
-    found = [save(k) for k in range(1, steps + 2)][1:]
-    return Saved(*(median(getattr(one, name) for one in found) for name in ("train", "published", "blocked")))
+    saved = [save(k) for k in range(1, steps + 2)][1:]
+    return Saved(*(median(getattr(one, name) for one in saved) for name in ("train", "published", "blocked")))
 
 
 def main() -> int:
@@ -161,25 +161,25 @@ def main() -> int:
     parser.add_argument("--layers", type=int, default=8)
     parser.add_argument("--tokens", type=int, default=4096)
     parser.add_argument("--steps", type=int, default=4)
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         work = Path(temporary)
-        heads = given.hidden // 64
+        heads = arguments.hidden // 64
         make_tiny_qwen3(
             work / "model",
-            hidden=given.hidden,
-            layers=given.layers,
+            hidden=arguments.hidden,
+            layers=arguments.layers,
             heads=heads,
             kv_heads=heads // 2,
             context=512,
         )
-        between = Run(work / "model", work / "between", tokens=given.tokens)
-        before = _measure(between.save_between, given.steps)
+        between = Run(work / "model", work / "between", tokens=arguments.tokens)
+        before = _measure(between.save_between, arguments.steps)
         del between
-        beside = Run(work / "model", work / "beside", tokens=given.tokens)
-        after = _measure(beside.save_beside, given.steps)
+        beside = Run(work / "model", work / "beside", tokens=arguments.tokens)
+        after = _measure(beside.save_beside, arguments.steps)
         beside.close()
-    table = Table(title=f"{beside.state_bytes / 1e9:.2f} GB of state, {given.tokens} tokens a step")
+    table = Table(title=f"{beside.state_bytes / 1e9:.2f} GB of state, {arguments.tokens} tokens a step")
     for column in ("", "in between", "beside training", "ratio"):
         table.add_column(column, justify="left" if not column else "right")
     for title, name in (

@@ -1,11 +1,11 @@
-"""What it takes to begin fine-tuning on a large file: tokens a CPU second, memory, seconds, and what a kill costs.
+"""The cost of beginning fine-tuning on a large file: tokens a CPU second, memory, seconds, and the cost of a kill.
 
 .venv/bin/python -m benchmarks.sft_data [--gb 3] [--processes N] [--vocabulary 4096] [--folder DIR]
 
 A JSONL file and a tokenizer are made on the spot. One training process (the learner, as the trainer starts it) trains
 three steps on a megabyte, which is the model's memory and time. Another one begins on the whole file and is killed
 (SIGKILL) in the middle of tokenising; a third goes on, and trains three steps. Memory is the proportional share (PSS)
-of the process and all that it starts. Exit code 1: more than 1 GB beyond the model's, or more than a chunk a process
+of the process and its children. Exit code 1: more than 1 GB beyond the model's, or more than a chunk a process
 made again.
 """
 
@@ -42,7 +42,7 @@ _STEPS = 3
 class Measured:
     """A training process from its start. seconds, cpu_s: until the first step was done. peak: bytes, at most.
 
-    progress: the bytes that were said to be tokenised, and when. tokenise_s: until the last of them.
+    progress: the bytes that were reported as tokenised, and when. tokenise_s: until the last of them.
     """
 
     seconds: float = 0.0
@@ -85,7 +85,7 @@ def _measure_all(folder: Path, size: int, processes: int, vocabulary: int) -> in
     table.add_column("")
     table.add_column("measured", justify="right")
     for name, value in (
-        ("tokens per CPU s (both attempts, less what a small file takes)", f"{tokens / cpu_s:,.0f}"),
+        ("tokens per CPU s (both attempts, without a small file's)", f"{tokens / cpu_s:,.0f}"),
         ("MB of JSONL per CPU s", f"{size / _MB / cpu_s:.2f}"),
         ("memory of the training process on 1 MB, MB (PSS)", f"{base.peak / _MB:.0f}"),
         ("memory at most, beyond that, MB", f"{extra / _MB:.0f}"),
@@ -189,7 +189,7 @@ def train(model: Path, dataset: Path, work: Path, processes: int, *, kill_at: in
 
 
 class _Watch:
-    """Samples the memory and the CPU time of a process and of all that it starts, from a thread of its own."""
+    """Samples the memory and the CPU time of a process and its children, from a thread of its own."""
 
     def __init__(self, process: psutil.Process) -> None:
         self.peak = 0
@@ -235,9 +235,9 @@ def _made(folder: Path) -> Path:
 
 
 def _chunks(work: Path) -> dict[str, tuple[int, float]]:
-    """The chunks that are whole: by their name, what tells whether they are made again."""
-    found = sorted((work / "tokens").glob("*/[0-9]*.tokens"))
-    return {path.name: (path.stat().st_ino, path.stat().st_mtime) for path in found}
+    """Return the complete chunks by name, with an inode and time that change if one is made again."""
+    paths = sorted((work / "tokens").glob("*/[0-9]*.tokens"))
+    return {path.name: (path.stat().st_ino, path.stat().st_mtime) for path in paths}
 
 
 def _made_again(killed: Measured, kept: dict[str, tuple[int, float]]) -> float:

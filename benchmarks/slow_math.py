@@ -1,6 +1,6 @@
-"""The Math task app behind an environment that takes its time: idle before it asks, as a sandbox that starts is.
+"""The Math task app behind a slow environment: idle before each request, like a sandbox that starts.
 
-`python -m benchmarks.slow_math --port 8801`; the job says how long: `[rollout.env_config] idle_s = 1.0`.
+`python -m benchmarks.slow_math --port 8801`; the job sets the seconds: `[rollout.env_config] idle_s = 1.0`.
 """
 
 from __future__ import annotations

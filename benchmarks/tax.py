@@ -1,7 +1,7 @@
-"""What the platform costs: the same RL run as one plain process and through a cluster, on this machine.
+"""The platform's cost: the same RL run as one plain process and through a cluster, on this machine.
 
 `python -m benchmarks.tax [--quick] [--only large|demo]`. Two measures: on a model whose step takes seconds, the ratio
-of the step times; on the demo's model, where the platform is all that is left, CPU milliseconds a rollout by hop.
+of the step times; on the demo's model, whose cost is nearly all the platform's, CPU milliseconds a rollout by hop.
 Exit code 1: a limit is passed.
 """
 
@@ -51,7 +51,7 @@ class Comparison:
 
     @property
     def counted_rollouts(self) -> int:
-        """Of the steps over which CPU time was taken."""
+        """The rollouts of the steps whose CPU time was measured."""
         return self.workload.rollouts * (self.workload.steps - 1 - self.workload.warmup)
 
     @property
@@ -61,7 +61,7 @@ class Comparison:
 
     @property
     def platform_cpu_ms(self) -> float:
-        """Without the model's own."""
+        """CPU milliseconds a rollout, without the parts that run the model."""
         return sum(ms for part, ms in self.cpu_ms.items() if part not in MODEL_PARTS)
 
 
@@ -75,17 +75,17 @@ def main() -> int:
     workloads = [w for name, w in chosen.items() if options.only in (None, name)]
     started, load = time.monotonic(), os.getloadavg()
     try:
-        found = [compare(shortened(w) if options.quick else w) for w in workloads]
+        comparisons = [compare(shortened(w) if options.quick else w) for w in workloads]
     except RunFailed as error:
         console.print(f"[red]not measured:[/] {error}", highlight=False)
         return 1
-    for comparison in found:
+    for comparison in comparisons:
         report(comparison)
     console.print(
         f"[dim]{os.cpu_count()} cores, load {load[0]:.1f} before · Python {platform.python_version()}, "
         f"torch {version('torch')}, transformers {version('transformers')} · {time.monotonic() - started:.0f} s[/]"
     )
-    return 0 if all(within_limits(c) for c in found) else 1
+    return 0 if all(within_limits(c) for c in comparisons) else 1
 
 
 def within_limits(c: Comparison) -> bool:

@@ -14,7 +14,7 @@ tax = TaskApp("tax", name="Any text", description="Pays for a property of the re
 
 
 def question(seed: int) -> str:
-    """What the model is asked."""
+    """Return the user's question."""
     return f"What is {seed % 90 + 10} + {seed // 90 % 90 + 10}?"
 
 

@@ -162,7 +162,7 @@ class Watcher:
             writer.close()
 
     def _note(self, text: bytes) -> bytes:
-        """Take the whole events from the front; returns what is left."""
+        """Take the complete events from the front; returns the rest."""
         now = time.time()
         whole, end, rest = text.rpartition(b"\n\n")
         for found in _EVENT.finditer(whole):
@@ -308,15 +308,15 @@ async def run(folder: Path, *, watchers: int, stalled: int, steps: int, drops: i
         # The machine drifts: without them before and after.
         for stalls in (0, stalled, 0):
             lagged = await under_test.lagged()
-            found = await crowd(under_test, watchers=watchers, stalled=stalls, steps=steps)
-            late = [ms for watcher in found[stalls:] for ms in watcher.late_ms]
+            watched = await crowd(under_test, watchers=watchers, stalled=stalls, steps=steps)
+            late = [ms for watcher in watched[stalls:] for ms in watcher.late_ms]
             p99[stalls].append(_percentile(late, 0.99))
             last = _BULK_STEPS + 1 + steps
-            each = [_faults(w.steps, 1 if n < stalls else _BULK_STEPS + 1, last) for n, w in enumerate(found)]
+            each = [_faults(w.steps, 1 if n < stalls else _BULK_STEPS + 1, last) for n, w in enumerate(watched)]
             missing, repeated = (sum(n) for n in zip(*each, strict=True))
             faults += missing + repeated
-            told = (watchers, stalls, steps, f"{statistics.median(late):.0f}", f"{p99[stalls][-1]:.0f}")
-            table.add_row(*map(str, told), str(missing), str(repeated), f"{await under_test.lagged() - lagged:.0f}")
+            figures = (watchers, stalls, steps, f"{statistics.median(late):.0f}", f"{p99[stalls][-1]:.0f}")
+            table.add_row(*map(str, figures), str(missing), str(repeated), f"{await under_test.lagged() - lagged:.0f}")
         seen, published = await dropped(under_test, times=drops)
         missing, repeated = _faults(seen, 1, published)
     console.print(table)
@@ -327,7 +327,7 @@ async def run(folder: Path, *, watchers: int, stalled: int, steps: int, drops: i
 
 
 def main() -> int:
-    """Run; exit code 1 where a limit is passed."""
+    """Run; exit code 1 if a limit is passed."""
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--watchers", type=int, default=1000)
     options.add_argument("--stalled", type=int, default=10)

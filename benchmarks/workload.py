@@ -100,7 +100,7 @@ LARGE = Workload(
     warmup=1,
     async_level=1,
 )
-#: The demo's numbers: the model costs next to nothing, so that what is left is the platform's.
+#: The demo's numbers: the model costs next to nothing, so that the rest is the platform's.
 DEMO = Workload(
     model="tax-demo",
     hidden=64,

@@ -1,4 +1,4 @@
-"""`python -m contracts`: write every generated page of docs/; `--check` only says which are not what the code says."""
+"""`python -m contracts`: write every generated page of docs/; `--check` only lists the pages that differ."""
 
 from __future__ import annotations
 

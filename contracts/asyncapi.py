@@ -1,4 +1,4 @@
-"""The AsyncAPI 3.0 document of the bus: a channel for each event and each kind of task, and who sends and receives."""
+"""The AsyncAPI 3.0 document of the bus: a channel for each event and each kind of task, with senders and receivers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/client-examples.md: what becomes of every TOML that the published client's wheels bring.
+"""docs/client-examples.md: the result of every TOML in the published client's wheels.
 
 `python -m contracts.client_examples 0.2.16=SITE_PACKAGES 0.2.23=SITE_PACKAGES` writes it.
 """
@@ -32,22 +32,22 @@ GIVEN: dict[str, dict[str, Any]] = {
     "--model": {"model": "Qwen/Qwen3-0.6B"},
     "--allow-experimental": {"allow_experimental": True},
 }
-#: For a file that asks for images.
+#: The model for a file that needs images.
 _SEES = "Qwen/Qwen3-VL-4B-Instruct"
-#: The flag that stands in for what a field of the job names, where that is no file here.
+#: The flag that replaces a field of the job, if the field names a file that is not here.
 _FILES = {"[job].data": "--dataset", "[job].data_path": "--dataset", "[data].validation_path": "--validation"}
 _HEAD = """\
 # The published client's examples
 
-Every TOML in the wheels of `synth-ai` 0.2.16 and 0.2.23, and what `synthctl config check` says of it. A file is
-**accepted** as it is or with the flags that it leaves open, a dataset that lies elsewhere among them; **refused** with
-its reason; **checked** where it is a filter, which `synthctl filter` runs; or it is **no job**. Of a model that is no
-hosted base, **the cluster decides**: `config check` warns of it, and refuses it beside a cluster's own data (`--data`),
-where such a model is not. What is accepted is the file: a cluster also needs what it names, and refuses the job without
-it, as a new cluster does: the weights of the base (`synthctl models pull`, or a stand-in by `synthctl models alias`),
-the providers of the judges (`SYNTH_JUDGE_PROVIDERS`), a trainer that computes on as many GPUs. The last column
-also names the keys that are read and have no effect, and the values that are
-changed; `config check` says why of each, with its line.
+Every TOML in the wheels of `synth-ai` 0.2.16 and 0.2.23, and the result of `synthctl config check`. A file is
+**accepted** as it is or with the flags that it leaves open, such as a dataset that lies elsewhere; **refused** with
+its reason; **checked** if it is a filter, which `synthctl filter` runs; or it is **no job**. If its model is no
+hosted base, **the cluster decides**: `config check` warns of it, and refuses it beside the data of a cluster
+(`--data`) without such a model. Only the file is accepted: a cluster also needs the things that it names, and refuses
+the job without them, as a new cluster does: the weights of the base (`synthctl models pull`, or a stand-in by
+`synthctl models alias`), the providers of the judges (`SYNTH_JUDGE_PROVIDERS`), a trainer that computes on as many
+GPUs. The last column also names the keys that are read and have no effect, and the changed values; `config check`
+prints the reason for each, with its line.
 
 This page is generated (`make test-clients` compares it with the wheels).
 
@@ -56,7 +56,7 @@ This page is generated (`make test-clients` compares it with the wheels).
 
 @dataclass(frozen=True)
 class Verdict:
-    """What becomes of one file. problems: why it is refused, once `flags` are given. notes: keys without effect."""
+    """The result of one file. problems: why it is refused, once `flags` are given. notes: keys without effect."""
 
     kind: str
     word: str
@@ -65,8 +65,8 @@ class Verdict:
     notes: str = ""
 
     def cells(self) -> list[str]:
-        said = self.word + (f" with `{' '.join(self.flags)}`" if self.flags else "")
-        return [self.kind, said, "; ".join(self.problems) or self.notes]
+        result = self.word + (f" with `{' '.join(self.flags)}`" if self.flags else "")
+        return [self.kind, result, "; ".join(self.problems) or self.notes]
 
 
 def verdicts(site_packages: Path) -> dict[str, Verdict]:
@@ -76,7 +76,7 @@ def verdicts(site_packages: Path) -> dict[str, Verdict]:
 
 
 def verdict(text: bytes) -> Verdict:
-    """Check one file as it is, then with the flags that it leaves to whoever runs it."""
+    """Check one file as it is, then with the flags that it leaves to the user."""
     try:
         document = read_toml(text, name="job.toml")
     except UserError as error:
@@ -100,19 +100,19 @@ def verdict(text: bytes) -> Verdict:
 
 def _report(text: bytes, flags: list[str]) -> tuple[ValidationReport, list[Problem]]:
     """What `config check` finds far from any cluster's data, and the models that only a cluster can know."""
-    given: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for flag in flags:
-        given |= GIVEN[flag]
+        values |= GIVEN[flag]
     registry = LenientRegistry()
-    _, found = validate_text(text.decode(), name="job.toml", flags=replace(Flags(), **given), registry=registry)
+    _, found = validate_text(text.decode(), name="job.toml", flags=replace(Flags(), **values), registry=registry)
     if "--model" in flags and any("sees no images" in p.what for p in found.problems):
-        seeing = replace(Flags(), **(given | {"model": _SEES}))
+        seeing = replace(Flags(), **(values | {"model": _SEES}))
         _, found = validate_text(text.decode(), name="job.toml", flags=seeing, registry=registry)
     return found, registry.unknown_models
 
 
 def _asked_for(problems: list[Problem]) -> list[str]:
-    """The flags that would help: those that a problem names, --model for a placeholder, and those of missing files."""
+    """Return the flags that would help: named by a problem, --model for a placeholder, and flags of missing files."""
     named = [flag for p in problems for flag in _FLAG.findall(p.fix) if flag in GIVEN]
     named += ["--model" for p in problems if "REPLACE" in p.what]
     return named + [_FILES[_place(p.where).partition(" '")[0]] for p in problems if "no such file" in p.what]

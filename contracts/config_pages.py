@@ -36,23 +36,23 @@ submit` take the place of keys.
 ```sh
 synthctl config init rl --to rl.toml     # a commented file to start from: rl, sft, dpo or eval
 synthctl config check rl.toml --model tiny-qwen3     # every problem at once, each with its file, line and key; exit 2
-synthctl config explain rl.toml --model tiny-qwen3   # every setting, where it came from, what was changed and why
+synthctl config explain rl.toml --model tiny-qwen3   # every setting, its origin, its changes and their reasons
 ```
 
 `init --model` fits the values to the size of a model; without it, the file names a base that the cluster has, or
 Qwen3-0.6B if no cluster answers. All three work without a cluster. `check` reads the
-datasets line by line and asks the cluster for the models and uploaded files that are named; where none answers, it says
-what it could not look up.
+datasets line by line; the cluster checks the models and uploaded files that the file names. If no cluster answers,
+warnings name the values that were not checked.
 
 An unknown key is an error that names the nearest known one. In the JSON that the published client sends, where keys are
 not the user's to mend, only a misspelt key is an error, and any other unknown one a warning. `synthctl jobs get JOB -o
 json` shows a submitted job with every default applied (`resolved`), and where each value came from (`origins`).
 
-Files that run as they are: [configs/demo](../configs/demo). What becomes of the published client's own examples:
+Files that run as they are: [configs/demo](../configs/demo). The published client's own examples, with their results:
 [client-examples.md](client-examples.md). This page is generated from the schemas (`make contracts`).
 
-Keys marked ○ are read and checked and have no effect: a file in which one asks for something gets a warning that says
-why.
+Keys marked ○ are read and checked and have no effect: a file in which one requests something gets a warning with the
+reason.
 """
 _SETTINGS_HEAD = """\
 # Settings
@@ -229,9 +229,9 @@ def _docstrings(cls: type) -> dict[str, str]:
     """The text below each field of a class, by field."""
     body = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0]
     assert isinstance(body, ast.ClassDef)
-    found: dict[str, str] = {}
+    texts: dict[str, str] = {}
     for field, text in zip(body.body, body.body[1:], strict=False):
         if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(text, ast.Expr):
             value = ast.literal_eval(text.value)
-            found[field.target.id] = inspect.cleandoc(value)
-    return found
+            texts[field.target.id] = inspect.cleandoc(value)
+    return texts

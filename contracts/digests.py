@@ -1,8 +1,8 @@
 """Pins images and GitHub actions: `python -m contracts.digests` resolves each tag of `deploy/digests.toml`.
 
 It writes the digests into that file, and from there into every place that names an image or an action: the Compose
-file, the Dockerfile, the workflows. It needs the images' registry and GitHub's API; `--write` only copies what the
-file already has.
+file, the Dockerfile, the workflows. It needs the images' registry and GitHub's API; `--write` only copies the digests
+of the file.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _CHALLENGE = re.compile(r'(\w+)="([^"]*)"')
 
 @dataclass(frozen=True)
 class Named:
-    """An image or an action where a file names it. digest: "" where the file has the tag alone."""
+    """An image or an action that a file names. digest: "" if the file has the tag alone."""
 
     file: Path
     name: str
@@ -132,7 +132,7 @@ def _token(http: httpx.Client, challenge: str) -> str:
     """Get a token for anonymous reading, as the registry's challenge describes it."""
     fields = dict(_CHALLENGE.findall(challenge))
     if not challenge.startswith("Bearer ") or "realm" not in fields:
-        raise UserError(Problem(what=f"the registry asks for {challenge[:80]!r}", expected="a Bearer challenge"))
+        raise UserError(Problem(what=f"the registry requires {challenge[:80]!r}", expected="a Bearer challenge"))
     query = {key: value for key, value in fields.items() if key in ("service", "scope")}
     body = http.get(fields["realm"], params=query).raise_for_status().json()
     return body.get("token") or body["access_token"]
@@ -160,7 +160,7 @@ def write(root: Path = ROOT) -> None:
 def main(arguments: list[str] | None = None) -> int:
     """Resolve the tags and write their digests; return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m contracts.digests", description=__doc__)
-    parser.add_argument("--write", action="store_true", help="copy what the file has, without the network")
+    parser.add_argument("--write", action="store_true", help="copy the digests of the file, without the network")
     parser.add_argument("--registry", default=_REGISTRY, help="of the images (%(default)s)")
     parser.add_argument("--github", default=_GITHUB, help="GitHub's API (%(default)s)")
     parser.add_argument("--root", type=Path, default=ROOT, help="the repository")

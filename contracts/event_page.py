@@ -23,10 +23,10 @@ stream `EVENTS`. The key is the job's id, or the file's for `file.*`. The stream
 reader sees one order, and can go on from any point of it. This page and [asyncapi.yaml](asyncapi.yaml) are generated
 from the catalogue (`make contracts`).
 
-**Publisher**: the one role whose user on the bus may publish it. *owner* is whoever holds the job's attempt: the
+**Publisher**: the only role whose user on the bus may publish it. *owner* is the holder of the job's attempt: the
 trainer of a training job, the collector of an evaluation. **Readers** act on it: *queue*, where one replica of the
-service gets it, or *follow*, where whoever works for that job reads its events in order, past ones too. (The gateway
-projects every event into its read model, and streams it to those who watch.) **Write**, how an append is protected:
+service gets it, or *follow*, where each process that works for that job reads its events in order, past ones too. (The
+gateway projects every event into its read model, and streams it to watchers.) **Write**, how an append is protected:
 
 | write | what it expects |
 |---|---|
@@ -124,7 +124,7 @@ def _tasks() -> str:
     return (
         "\n## Tasks\n\nA task is work, not a fact: exactly one owner does it. Tasks wait in the work-queue stream "
         "`WORK`, at most one a subject,\nso that one cannot be queued twice; an owner that dies loses its task to the "
-        "next one. A task says only whose job it is:\nwhat its owner needs is in that job's log. `<term>` is how often "
+        "next one. A task has only its job's id:\nits owner reads the rest in that job's log. `<term>` is how often "
         "the job had been resumed, from 0; `<i>` is which of the\njob's replicas, from 0.\n\n"
         "| subject | queued by | taken by |\n|---|---|---|\n" + "".join(rows)
     )

@@ -113,10 +113,10 @@ def _shared_names(root: Path) -> Iterator[str]:
 
 
 def main() -> int:
-    found = violations()
-    for line in found:
+    problems = violations()
+    for line in problems:
         sys.stdout.write(f"{line}\n")
-    return 1 if found else 0
+    return 1 if problems else 0
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from synth.models.shape import ModelShape
 
 PAGE = Path(__file__).parents[1] / "docs" / "gpu.md"
 #: GiB that CUDA leaves of cards sold as 16, 24, 48 and 80 GB, and the share of it that the arithmetic may take: CUDA's
-#: own memory and what the allocator loses are not in it.
+#: own memory and the allocator's losses are not in it.
 CARDS = {"16": 15.0, "24": 22.5, "48": 44.5, "80": 79.2}
 SHARE = 0.9
 MODELS = ("0.6B", "1.7B", "4B", "8B", "30B-A3B")
@@ -80,11 +80,11 @@ def vision_table() -> list[str]:
     ]
     for model in SEEING:
         for mode, tower in (("full", "true"), ("full", "false"), ("lora", "true"), ("qlora", "true")):
-            found = _training(model, mode, checkpointing=True, more=f"freeze_vision_tower = {tower}")
+            plan = _training(model, mode, checkpointing=True, more=f"freeze_vision_tower = {tower}")
             trained = {"full": "all but the tower" if tower == "true" else "all", "lora": "LoRA", "qlora": "QLoRA"}
-            sizes = (found.weights + found.casts, found.gradients + found.moments, found.logits)
-            parts = map(_gib, (*sizes, found.activations, found.image_activations, found.total))
-            lines.append(f"| Qwen3-{model} | {trained[mode]} | {' | '.join(parts)} | {_card(found.total)} |")
+            sizes = (plan.weights + plan.casts, plan.gradients + plan.moments, plan.logits)
+            parts = map(_gib, (*sizes, plan.activations, plan.image_activations, plan.total))
+            lines.append(f"| Qwen3-{model} | {trained[mode]} | {' | '.join(parts)} | {_card(plan.total)} |")
     return lines
 
 
@@ -94,11 +94,11 @@ def serving_table() -> list[str]:
     for model in SERVED:
         for card, gib in CARDS.items():
             try:
-                found = engine_memory(_shape(model), int(gib * GIB), kv_share=0.5, max_num_seqs=256)
+                plan = engine_memory(_shape(model), int(gib * GIB), kv_share=0.5, max_num_seqs=256)
             except Permanent:
                 continue  # it does not fit
-            cells = [f"Qwen3-{model}", card, _gib(found.weights), _gib(found.logits), _gib(found.kv_cache)]
-            lines.append(f"| {' | '.join([*cells, f'{found.kv_tokens:,}'])} |")
+            cells = [f"Qwen3-{model}", card, _gib(plan.weights), _gib(plan.logits), _gib(plan.kv_cache)]
+            lines.append(f"| {' | '.join([*cells, f'{plan.kv_tokens:,}'])} |")
     return lines
 
 

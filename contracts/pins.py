@@ -1,8 +1,8 @@
 """Writes the hashes of every pinned Python package: `python -m contracts.pins UV` (`make pins`).
 
 To pin another version, edit its line `name==version` in one of `FILES`, and run it. uv lists the hashes of all files
-that the package index has of that version, for every platform. A local version, as torch's build for CPUs has, is not
-on the public index: it gets the hash of the file that pip takes on this machine, beside those that it had.
+of the version in the package index, for every platform. A local version, as torch's build for CPUs has, is not
+on the public index: it gets the hash of the file that pip takes on this machine, beside its earlier hashes.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def constraints() -> str:
 
 
 def write_hashes(file: Path, uv: Path) -> None:
-    """Write a file again: its comment, its pins, and the hashes that the index has of each, beside those of before.
+    """Rewrite a file: its comment, its pins, and the index's hashes of each pin, beside the earlier ones.
 
     Raises `CalledProcessError` for a pin that the index lacks.
     """
@@ -61,8 +61,8 @@ def write_hashes(file: Path, uv: Path) -> None:
     text = ""
     for name, version, marker in pins:
         pin = f"{name}=={version}"
-        found = before[pin] | (known[_normalised(pin)] if "+" not in version else _hashes_of_pip(pin))
-        text += " \\\n    --hash=".join([pin + marker, *sorted(found)]) + "\n"
+        hashes = before[pin] | (known[_normalised(pin)] if "+" not in version else _hashes_of_pip(pin))
+        text += " \\\n    --hash=".join([pin + marker, *sorted(hashes)]) + "\n"
     file.write_text(comment + text)
 
 
@@ -76,7 +76,7 @@ def _hashes_of_index(pins: list[str], uv: Path) -> dict[str, set[str]]:
 
 
 def _hashes_of_pip(pin: str) -> set[str]:
-    """Return the hash of the file that pip takes; none where its indexes have no such build."""
+    """Return the hash of the file that pip takes; none if its indexes have no such build."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", folder, pin]
         if subprocess.run(command, check=False).returncode != 0:

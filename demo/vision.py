@@ -31,7 +31,7 @@ def main() -> int:
 
 
 def story(demo: Demo, port: int, *, blank: bool) -> None:
-    """From a model that has seen nothing to one that says what it sees."""
+    """Train a model that has seen no picture, until it names the shapes in pictures."""
     seed = ("--seed", str(demo.seed))
     dataset = make_dataset(demo, "task_apps.colours", 4_000, *(["--blank"] if blank else []))
     # vLLM has no attention on a CPU for heads that are narrower.

@@ -1,12 +1,13 @@
-"""The loop that nobody watches: SFT, RL, evaluation, filter, and SFT on what was good, round after round.
+"""A loop that runs unattended: SFT, RL, evaluation, filter, and SFT on the good rows, round after round.
 
     synthctl serve synth.demo.math.app --port 8001 &
     python -m synth.demo.math.dataset --out math.jsonl
     python -m examples.flywheel --name nightly --dataset math.jsonl --task-url http://127.0.0.1:8001
 
-It speaks the HTTP API alone, but for `synthctl filter`. Every job has an idempotency key made of --name, so a flywheel
-that was killed is started again with the same line: what ran is found, what runs is waited for, and the rest follows.
-Another --name begins anew. It reads BACKEND_BASE_URL and SYNTH_API_KEY, which `synthctl up` writes into `.env`.
+It uses only the HTTP API, and `synthctl filter`. Every job has an idempotency key made from --name, so a flywheel that
+was killed is started again with the same line: it finds the jobs that ended, waits for running ones, and submits the
+rest. Another --name begins a new loop. It reads BACKEND_BASE_URL and SYNTH_API_KEY, which `synthctl up` writes into
+`.env`.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from synth.runtime.environment.env_file import read_env_file
 
 
 class Stopped(Exception):
-    """The loop cannot go on, and says why."""
+    """The loop cannot go on, for the reason in its text."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,7 @@ class Api:
     patience: float
 
     def call(self, method: str, path: str, **request: Any) -> dict[str, Any]:
-        """One request, tried again while the platform is away. Raises `Stopped` where it is refused."""
+        """Send a request, again while the platform does not answer. Raises `Stopped` if it is refused."""
         deadline = time.monotonic() + self.patience
         while True:
             try:
@@ -58,13 +59,13 @@ class Api:
     def upload(self, file: Path) -> str:
         """The id of a dataset; the same bytes are the same file."""
         with file.open("rb") as rows:
-            found = self.call("POST", "files", data={"purpose": "fine-tune"}, files={"file": (file.name, rows)})
-        while found["status"] == "processing":
+            stored = self.call("POST", "files", data={"purpose": "fine-tune"}, files={"file": (file.name, rows)})
+        while stored["status"] == "processing":
             time.sleep(0.5)
-            found = self.call("GET", f"files/{found['id']}")
-        if found["status"] != "ready":
-            raise Stopped(f"{file}: {found['problems']}")
-        return found["id"]
+            stored = self.call("GET", f"files/{stored['id']}")
+        if stored["status"] != "ready":
+            raise Stopped(f"{file}: {stored['problems']}")
+        return stored["id"]
 
     def run(self, key: str, config: str, **fields: Any) -> dict[str, Any]:
         """Submit a job under its key, or find the one that has it; wait until it has succeeded."""

@@ -6,10 +6,12 @@ A tiny Qwen3 with random weights learns to add two numbers (`synth.demo.math`). 
 answer: the exact sum, worked out, and a quick estimate. The reward pays for the exact sum alone, and reinforcement
 learning makes the model choose it. It takes half a minute on one core.
 
-Every function that computes is the one that the services call. What is left out here, and where the platform has it:
+Every function that computes is the one that the services call. These parts are left out; the platform has them in the
+named folders:
 
 1. One process takes turns at sampling and training. The platform overlaps them, so that a batch may be some versions
-   behind the policy, and drops or corrects what is too old (`rollouts/concurrency`, `losses/importance_correction`).
+   behind the policy, and drops or corrects tokens that are too old (`rollouts/concurrency`,
+   `losses/importance_correction`).
 2. The environment is a function call. There it is an HTTP server that talks to the model through an OpenAI API, any
    number of turns, and whose calls are recorded token by token (`inference/recording`, `taskapp`).
 3. Nothing fails, so nothing is tried again and no group is dropped for a missing rollout (`rollouts/collection`).
@@ -57,7 +59,7 @@ HELD_OUT = range(HELD_OUT_FROM, HELD_OUT_FROM + 256)
 
 @dataclass(frozen=True)
 class Task:
-    """What a rollout is about, by its seed. question: what the user says. reward: of the reply."""
+    """The task of a rollout, by its seed. question: the user's message. reward: of the reply."""
 
     question: Callable[[int], str]
     reward: Callable[[int, str], float]
@@ -169,7 +171,7 @@ async def sample(
         params = SamplingParams(max_tokens=max_tokens)
         within = SamplingTime(600)
         (reply,) = [d async for d in engine.generate(prompt_ids, params, request_id=f"{index}", time=within)]
-        # What training needs of a call: the ids, and what the policy that sampled them gave each, by its version.
+        # Training needs of a call: the ids, and the log-probability of each under the policy that sampled it.
         record = CompletionRecord(
             prompt_ids=np.asarray(prompt_ids, np.int32),
             sampled_ids=np.asarray(reply.token_ids, np.int32),
@@ -191,9 +193,9 @@ async def sample(
             tries=1,
         )
 
-    asked = [group for group in enumerate(seeds) for _ in range(group_size)]
-    prompts = {seed: prompt(seed) for _, seed in asked}
-    return await asyncio.gather(*(rollout(i, group, seed, prompts[seed]) for i, (group, seed) in enumerate(asked)))
+    members = [group for group in enumerate(seeds) for _ in range(group_size)]
+    prompts = {seed: prompt(seed) for _, seed in members}
+    return await asyncio.gather(*(rollout(i, group, seed, prompts[seed]) for i, (group, seed) in enumerate(members)))
 
 
 if __name__ == "__main__":

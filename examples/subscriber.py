@@ -1,13 +1,13 @@
-"""Follows your organisation's events on the bus, and goes on where it was.
+"""Follow your organisation's events on the bus, and continue after the last stored one.
 
     synthctl keys create --bus                       # prints the key, once
     SYNTH_BUS_KEY=synth_bus_… python -m examples.subscriber --bus nats://127.0.0.1:4222 --place place.txt
 
 With `--ca ca.pem`, or an address of `tls://`, the bus is dialled over TLS or not at all; `--cert` and `--cert-key` are
-for a bus that asks its clients for a certificate.
+for a bus that requires a certificate of its clients.
 
-Each event is a line of JSON. `--place` keeps the `seq` of the last one; who stores events elsewhere stores the `seq`
-with them, in one transaction, and has each of them once. The bus remembers no subscriber.
+Each event is a line of JSON. `--place` keeps the `seq` of the last one. To store each event exactly once elsewhere,
+store its `seq` with it in one transaction. The bus remembers no subscriber.
 """
 
 from __future__ import annotations
@@ -40,23 +40,23 @@ class Event:
 
 
 class _Refused(Exception):
-    """The gateway opened no feed, or the bus has not the TLS that is asked for; asking again changes nothing."""
+    """The gateway opened no feed, or the bus lacks the required TLS; a retry changes nothing."""
 
 
 class _Client(Client):
-    """Sends the key over TLS where that is asked for, or not at all.
+    """Sends the key over TLS if that is required, or not at all.
 
-    By itself nats-py encrypts where the server says so, and goes on in plain text where it does not.
+    By default nats-py encrypts if the server requires it, and otherwise continues in plain text.
     """
 
     def _connect_command(self) -> bytes:
         if "tls" in self.options and not self._server_info.get("tls_required"):
-            raise _Refused("the bus does not speak TLS, and --ca or tls:// asks for it")
+            raise _Refused("the bus does not speak TLS, and --ca or tls:// requires it")
         return super()._connect_command()
 
 
 def tls_of(ca: Path | None, cert: Path | None = None, cert_key: Path | None = None) -> ssl.SSLContext:
-    """The CA that is trusted (None: those that the machine trusts), and the certificate that is shown, with its key."""
+    """Return a context with the trusted CA (None: the machine's own), and with the client's certificate and its key."""
     tls = ssl.create_default_context(cafile=ca)
     if cert is not None:
         tls.load_cert_chain(cert, cert_key)
@@ -66,11 +66,10 @@ def tls_of(ca: Path | None, cert: Path | None = None, cert_key: Path | None = No
 async def follow(
     bus: str, gateway: str, key: str, *, after: int | None, tls: ssl.SSLContext | None = None
 ) -> AsyncGenerator[Event, None]:
-    """Every event behind `after` (None: from now on), in order and each once, across whatever breaks; never ends.
+    """Yield every event after `after` (None: from now on), in order and each once, across lost connections; never ends.
 
-    A session by a bus key is cut after a few minutes, so that breaking is usual. Raises `_Refused` for a key or a place
-    that the gateway does not take, and where `tls` is given and the bus does not have it, or has an untrusted
-    certificate.
+    A bus key's session is cut after a few minutes, so lost connections are usual. Raises `_Refused` if the gateway
+    refuses the key or the place, and if `tls` is given and the bus has none, or has an untrusted certificate.
     """
     login: dict[str, Any] = {"user": "subscriber", "password": key} | ({"tls": tls} if tls else {})
     waits = 0.1
@@ -97,7 +96,7 @@ async def follow(
 
 
 async def _read_feed(nc: Client, gateway: str, key: str, after: int | None) -> AsyncGenerator[Event | int, None]:
-    """First where the feed begins, then its events, until it skips one, is silent or is cut."""
+    """Yield the sequence at which the feed begins, then its events, until it skips one, is silent or is cut."""
     async with httpx.AsyncClient(headers={"Authorization": f"Bearer {key}"}, timeout=30) as http:
         reply = await http.post(f"{gateway}/api/feeds", json={} if after is None else {"after": after})
     if reply.status_code in (401, 403, 409):
@@ -119,7 +118,7 @@ async def _read_feed(nc: Client, gateway: str, key: str, after: int | None) -> A
 
 
 async def _ignore(error: Exception) -> None:
-    """What breaks is told by what waits for it."""
+    """Ignore an error of the connection, which the waiting code raises itself."""
 
 
 async def _print(arguments: argparse.Namespace) -> None:
@@ -140,8 +139,8 @@ def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--bus", default="nats://127.0.0.1:4222", help="nats-server's address")
-    parser.add_argument("--ca", type=Path, help="the CA that signed the bus's certificate (PEM), where it has one")
-    parser.add_argument("--cert", type=Path, help="the subscriber's own certificate (PEM), where the bus asks for one")
+    parser.add_argument("--ca", type=Path, help="the CA that signed the bus's certificate (PEM), if it has one")
+    parser.add_argument("--cert", type=Path, help="the subscriber's own certificate (PEM), if the bus requires one")
     parser.add_argument("--cert-key", type=Path, help="the private key of it; without, it is in the same file")
     parser.add_argument("--gateway", default="http://127.0.0.1:8000", help="the gateway's address")
     parser.add_argument("--place", type=Path, default=Path("place.txt"), help="the file that keeps the place")

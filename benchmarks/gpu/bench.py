@@ -39,7 +39,7 @@ _NOTHING_CUT = {"truncated_rows": 0.0, "truncated_tokens": 0.0, "untrained_rows"
 
 @dataclass(frozen=True)
 class Measured:
-    """Of the median step. mfu: None where the device's peak is not known. attention: its implementation's name."""
+    """The figures of the median step. mfu: None if the device's peak is unknown. attention: its implementation."""
 
     tokens_per_second: float
     seconds: float
@@ -137,14 +137,14 @@ class Bench:
 
     def _compiled(self, policy: Policy) -> Policy:
         if self.options.get("compiled"):
-            # Without a GPU only the tracing is of interest, not minutes of a C++ compiler.
+            # A run on a CPU only tests the tracing, and saves the minutes of a C++ compiler.
             backend = "inductor" if self.device == "cuda" else "aot_eager"
             for block in policy.model.model.layers:
                 block.compile(dynamic=False, backend=backend)
         return policy
 
     def _random_tokens(self, seed: int) -> tuple[np.ndarray, np.ndarray]:
-        """Tokens int32 [T] of all sequences, and the mask bool [T] of what is trained: the second half of each."""
+        """Return tokens int32 [T] of all sequences, and the mask bool [T] of trained ones: the second half of each."""
         load = self.load
         tokens = np.random.default_rng(seed).integers(5, 300, load.tokens).astype(np.int32)
         return tokens, np.tile(np.arange(load.length) >= load.length // 2, load.sequences)

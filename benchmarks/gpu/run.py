@@ -7,10 +7,10 @@ It needs torch, transformers, peft, msgspec and blake3. Weights and batches are 
 throughput does not depend on either. Each row runs in a process of its own, with a deadline: one that runs out of
 memory, or hangs, costs its own line alone.
 
-A row is the median of several steps after two that are not counted. Tokens of training are those of the whole
-sequences, prompt included; tokens of sampling are the sampled ones. MFU counts the FLOPs that the model needs, not
-those that are spent: 6 a parameter and token for full training, 4 for LoRA (a frozen weight has no gradient of its
-own), 2 for sampling, and those of attention; computing activations or log π_old again, and prompts, are overhead.
+A row is the median of several steps after two that are not counted. Training counts all tokens of the sequences,
+prompts included; sampling counts the sampled ones. MFU counts the FLOPs that the model needs, not the FLOPs that are
+spent: 6 a parameter and token for full training, 4 for LoRA (a frozen weight has no gradient of its own), 2 for
+sampling, and the FLOPs of attention; computing activations or log π_old again, and prompts, are overhead.
 """
 
 from __future__ import annotations
@@ -74,14 +74,14 @@ ROWS = [
 
 @dataclass(frozen=True)
 class Result:
-    """measured: None where the row failed, for the reason in `fault`."""
+    """measured: None if the row failed, for the reason in `fault`."""
 
     measured: Measured | None
     fault: str = ""
 
 
 def measure(row: Row, *, device: Device, steps: int, scratch: Path) -> Measured:
-    """Run one row in this process. scratch: where its model is written, and removed."""
+    """Run one row in this process. scratch: the folder in which its model is written, and removed."""
     with tempfile.TemporaryDirectory(dir=scratch) as folder:
         bench = Bench.make(Path(folder), row.shape, row.load, device=device, steps=steps, options=row.options)
         return getattr(bench, row.kind)()
@@ -123,23 +123,23 @@ def in_own_process(index: int, options: argparse.Namespace) -> Result:
 
 
 def _one(index: int, rows: list[Row], options: argparse.Namespace) -> int:
-    """The process of one row: its figures as JSON on the last line, or in words what it failed of."""
+    """Run the process of one row: it prints its figures as JSON on the last line, or the reason of its failure."""
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="%(message)s")
     logging.getLogger("synth").setLevel(logging.INFO)
     try:
-        found = measure(rows[index], device=options.device, steps=options.steps, scratch=_scratch())
+        figures = measure(rows[index], device=options.device, steps=options.steps, scratch=_scratch())
     except (torch.OutOfMemoryError, MemoryError):
         print("out of memory")
         return 1
     except Exception as error:
         print(f"{type(error).__name__}: {str(error).splitlines()[0][:120]}" if str(error) else type(error).__name__)
         raise
-    print(json.dumps(asdict(found)))
+    print(json.dumps(asdict(figures)))
     return 0
 
 
 def _scratch() -> Path:
-    """Memory, where there is enough of it for the largest model; else the disk."""
+    """Return a folder in memory, if it has room for the largest model; else on the disk."""
     memory = Path("/dev/shm")
     roomy = memory.is_dir() and shutil.disk_usage(memory).free > 4 * QWEN3_4B.parameters
     return memory if roomy else Path(tempfile.gettempdir())
@@ -166,7 +166,7 @@ def main() -> int:
     for index, row in enumerate(rows):
         results[index] = in_own_process(index, options)
         print(f"{index + 1} of {len(rows)}: {row.shape.name} {row.name}: {results[index]}", file=sys.stderr, flush=True)
-        # After each row, so that whoever ends us early has what was measured.
+        # After each row, so that an early end of the program loses no finished row.
         text = f"{device}; {versions}; median of {options.steps} steps\n\n{table(results, rows)}\n"
         if options.out is not None:
             options.out.write_text(text)

@@ -49,7 +49,7 @@ class Shape:
 
     @property
     def parameters(self) -> int:
-        """Of the embedding, which is the head too, the blocks and the norms."""
+        """Return the number of parameters of the embedding, which is the head too, the blocks and the norms."""
         attention = self.hidden * self.head_dim * (2 * self.heads + 2 * self.kv_heads) + 2 * self.head_dim
         block = attention + 3 * self.hidden * self.intermediate + 2 * self.hidden
         return self.vocabulary * self.hidden + self.layers * block + self.hidden

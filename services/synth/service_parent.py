@@ -45,7 +45,7 @@ class ServiceProcess(msgspec.Struct):
 
 
 def main() -> None:
-    """Import what the services need, and serve the socket until it closes. If nothing can fork here, end at once."""
+    """Import the modules of the services, and serve the socket until it closes. If nothing can fork here, end."""
     control, heavy, data = socket.socket(fileno=int(sys.argv[1])), sys.argv[2] == "heavy", sys.argv[3]
     setproctitle.setproctitle(f"synthd ({sys.argv[2]} parent) {data}")
     with collector_off():

@@ -1,8 +1,8 @@
 """`synthd NAME`: one service as one process.
 
-`synthd bus init` provisions the bus, `synthd bus check` compares it, `synthd bus config` prints what nats-server needs,
-`synthd bus issuer` the key that lets subscribers from outside in, `synthd bus nkey USER` one by which a user of the bus
-proves itself.
+`synthd bus init` provisions the bus, `synthd bus check` compares it, `synthd bus config` prints the configuration of
+nats-server, `synthd bus issuer` the key that lets subscribers from outside in, `synthd bus nkey USER` a key with which
+a user of the bus logs in.
 `synthd bus backup DIR` saves the log, the keys and the blobs of a running cluster; `synthd bus restore DIR` puts them
 into an empty one. `synthd bus archive DIR ORG [JOB]` copies what there is of an organisation or of a job that has ended
 into a folder, to be kept; `synthd bus erase ORG [JOB]` erases from the log what was deleted, `synthd bus sweep`
@@ -36,7 +36,7 @@ def program() -> NoReturn:
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Run what the command line names; exits with its code."""
+    """Run the command of the command line; exits with its code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
         sys.exit(_run(arguments))

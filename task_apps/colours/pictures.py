@@ -1,4 +1,4 @@
-"""Pictures of one square, by seed: four colours, anywhere in a quadrant; and what may be said of each."""
+"""Pictures of one square, by seed: four colours, anywhere in a quadrant; and the right answer for each."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ def picture(seed: int, *, blank: bool = False) -> str:
 
 
 def messages(seed: int, *, blank: bool = False) -> list[dict[str, object]]:
-    """What the model is asked: the picture, then the question."""
+    """Return the user's message: the picture, then the question."""
     shown = {"type": "image_url", "image_url": {"url": picture(seed, blank=blank)}}
     return [{"role": "user", "content": [shown, {"type": "text", "text": QUESTION}]}]
 
 
 def is_right(text: str, seed: int) -> bool:
-    """Whether the text says the square's colour, and nothing else."""
+    """Return whether the text names the square's colour, and nothing else."""
     return text.strip().rstrip(".").lower() == f"{colour_of(seed)} square"

@@ -13,9 +13,9 @@ from task_apps.crafter.rewards import StepCredit
 from task_apps.crafter.settings import HELD_OUT_FROM, EnvSettings, PolicySettings, read_settings
 from task_apps.crafter.view import COLUMNS, ROWS
 
-#: Of a game of 10000 steps each turn takes one at least.
+#: A game has 10000 steps, and each turn takes at least one.
 _MOST_TURNS = 10_000
-#: What ends a game that has begun, and takes nothing of what it has earned.
+#: Errors that end a game that has begun; the game keeps its reward.
 _NO_ROOM = ("context_length", "call_budget")
 
 crafter = TaskApp(
@@ -70,14 +70,14 @@ async def play(ep: Episode) -> None:
     # A new world takes 0.2 s, in which the others would wait.
     game = await asyncio.to_thread(begin, ep.seed, env, policy)
     conversation = Conversation(env, policy, game.look())
-    asked = {"tools": tools(env), "tool_choice": policy.tool_choice or "required"} if policy.calls_tools else {}
+    extra = {"tools": tools(env), "tool_choice": policy.tool_choice or "required"} if policy.calls_tools else {}
     credit = StepCredit(env.step_rewards)
     turns = min(ep.max_turns, env.max_steps_per_episode or ep.max_turns)
     unlocking = invalid = 0
     ended = "max_turns"
     for number in range(turns):
         try:
-            reply = await ep.chat(conversation.messages(), **asked)
+            reply = await ep.chat(conversation.messages(), **extra)
         except PolicyFailure as full:
             if full.code not in _NO_ROOM or not ep.steps:
                 raise
@@ -86,7 +86,7 @@ async def play(ep: Episode) -> None:
             break
         decision = read_reply(reply, env, policy)
         invalid = invalid + 1 if decision.problem else 0
-        # The game does not wait for who says nothing.
+        # A turn without a valid reply passes in the game, too.
         turn = game.play(decision.actions or ["noop"])
         unlocking += bool(turn.unlocked)
         ended = _ended(turn, given_up=invalid >= env.max_invalid_turns)
@@ -128,7 +128,7 @@ def _ended(turn: Turn, *, given_up: bool) -> str:
 
 
 def _info(turn: Turn, decision: Decision, reply: Reply) -> dict[str, Any]:
-    """What the turn did, whatever it was worth."""
+    """Return the `info` of a turn, which does not depend on its reward."""
     return {
         "actions": turn.played,
         "reward": turn.reward,

@@ -25,7 +25,7 @@ def rows(
 ) -> Iterator[dict[str, Any]]:
     """A conversation for each seed, of `turns` replies or fewer, the same for the same settings.
 
-    env_config, policy_config: as of a job. Raises UserError for what the task app would refuse.
+    env_config, policy_config: as of a job. Raises UserError for a config that the task app would refuse.
     """
     for seed in seeds:
         env, policy = read_settings(env_config, policy_config, seed=seed)
@@ -42,11 +42,11 @@ def _play(seed: int, turns: int, env: EnvSettings, policy: PolicySettings) -> li
     expert = Expert(game)
     conversation = Conversation(env, policy, game.look())
     for number in range(turns):
-        asked = conversation.messages()
+        shown = conversation.messages()
         turn = game.play(expert.turn(env.max_actions))
         reply = assistant_message(turn.played, policy, number=number)
         if turn.done or number + 1 == turns:
-            return [*asked, reply]
+            return [*shown, reply]
         conversation.played(reply, Decision(turn.played), turn.observation)
     raise ValueError(f"{turns} turns: a row needs one at least")
 

@@ -19,7 +19,7 @@ _TREE = 1 + RULES.materials.index("tree")
 
 @dataclass(frozen=True)
 class Bounds:
-    """What lies within RADIUS steps of where the player begins."""
+    """Limits on the neighbourhood: everything within RADIUS steps of the player's start."""
 
     least_trees: int
     most_hostiles: int
@@ -29,7 +29,7 @@ BOUNDS: dict[Difficulty, Bounds] = {"easy": Bounds(4, 0), "medium": Bounds(2, 2)
 
 
 def episode_of(seed: int, area: tuple[int, int], difficulty: Difficulty) -> int:
-    """The number, from 1, of the first of the seed's episodes that begins within the tier; 1 where it is "normal".
+    """Return the number, from 1, of the seed's first episode that begins within the tier; 1 for "normal".
 
     The game itself numbers a seed's episodes, and each has a world of its own. Of the worlds of any area about 5 in 6
     are easy, so the search is short.
@@ -41,7 +41,7 @@ def episode_of(seed: int, area: tuple[int, int], difficulty: Difficulty) -> int:
 
 
 def nearby(seed: int, area: tuple[int, int], *, episode: int = 1) -> tuple[int, int]:
-    """How many trees and how many zombies and skeletons are within RADIUS steps of where the player begins."""
+    """Count the trees, and the zombies and skeletons, within RADIUS steps of the player's start."""
     begun, (x0, y0) = beginning(seed, area, episode), center(area)
     x, y = np.ogrid[: area[0], : area[1]]
     trees = (begun.materials == _TREE) & (abs(x - x0) + abs(y - y0) <= RADIUS)

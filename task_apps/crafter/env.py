@@ -33,13 +33,13 @@ class Picture:
         return f"data:image/png;base64,{base64.b64encode(self.png).decode()}"
 
     def digest(self) -> dict[str, Any]:
-        """What stands for the picture where its bytes would be too many."""
+        """Return a summary to store in place of the picture's bytes."""
         return {"sha256": hashlib.sha256(self.png).hexdigest(), "size": self.size, "bytes": len(self.png)}
 
 
 @dataclass(frozen=True)
 class Observation:
-    """What the player is shown. pictures: the latest last; none where nobody asks for them."""
+    """The player's view. pictures: the latest last; none unless they are shown."""
 
     text: str
     pictures: list[Picture] = field(default_factory=list[Picture])
@@ -51,11 +51,11 @@ class Observation:
 
 @dataclass(frozen=True)
 class Turn:
-    """What a turn's actions did.
+    """The results of a turn's actions.
 
-    played: the actions that the game took: fewer than were given where the episode ended on the way. reward: the game's
+    played: the actions that the game took; fewer than requested if the episode ended on the way. reward: the game's
     own, summed: 1 for a step that unlocks something, a tenth of each point of health that is won or lost. events: the
-    achievements of the turn, each as often as it came about; unlocked: those that are the episode's first.
+    achievements of the turn, each as often as it occurred; unlocked: the episode's first ones among them.
     dead, truncated: why the episode is over, if it is.
     """
 
@@ -73,7 +73,7 @@ class Turn:
 
 
 class Game:
-    """One episode. The same seed, area, difficulty and actions give the same episode, whatever is shown of it."""
+    """One episode. Equal seed, area, difficulty and actions give an equal episode, with pictures or without."""
 
     def __init__(
         self,

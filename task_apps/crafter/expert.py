@@ -1,4 +1,4 @@
-"""A scripted player, for examples to learn from: it knows the rules, and of the world what it has seen so far."""
+"""A scripted player that makes training examples: it knows the rules, and the part of the world it has seen."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Expert:
 
     def _look(self) -> None:
         x0, y0 = self._at
-        # What moves is where it is seen, and nowhere else.
+        # Creatures move, so earlier sightings are forgotten.
         for cell, thing in self._known.items():
             if thing in ("cow", "zombie", "skeleton", "arrow"):
                 self._known[cell] = "grass"
@@ -88,20 +88,22 @@ class Expert:
         return "explore", self._explore() or self._any_move()
 
     def _goals(self) -> Iterator[tuple[str, str | None]]:
-        """Goals with their next action, the most urgent first; None where there is nothing to be done for one now."""
-        held = self._player.inventory
+        """Yield goals with their next action, the most urgent first; None if nothing can be done for one now."""
+        owned = self._player.inventory
         for enemy in ("zombie", "skeleton"):
             if self._near(enemy, 2):
                 yield "fight", self._reach((enemy,), "do", within=4)
-        if held["drink"] <= _LOW:
+        if owned["drink"] <= _LOW:
             yield "drink", self._reach(("water",), "do") or self._explore()
-        if held["food"] <= _LOW:
+        if owned["food"] <= _LOW:
             yield "eat", self._reach(("ripe plant", "cow"), "do") or self._explore()
         calm = not any(self._near(enemy, 8) for enemy in ("zombie", "skeleton"))
-        tired = held["energy"] < _LOW or (held["energy"] < 9 and not self._has("wake_up") and not self._game.world.dark)
+        tired = owned["energy"] < _LOW or (
+            owned["energy"] < 9 and not self._has("wake_up") and not self._game.world.dark
+        )
         if tired and calm:
             yield "sleep", "sleep"
-        yield from self._on_the_way(held)
+        yield from self._on_the_way(owned)
         if not self._has("place_plant"):
             yield "plant", self._plant()
         for tool in ("wood_pickaxe", "wood_sword"):
@@ -165,7 +167,7 @@ class Expert:
         return all(self._player.inventory[tool] for tool in RULES.collect[_TAKEN_FROM[item]]["require"])
 
     def _take(self, item: str) -> str | None:
-        """Towards one more of an item; None where none is known of."""
+        """Return an action towards one more of an item; None if no place of one is known."""
         for tool in RULES.collect[_TAKEN_FROM[item]]["require"]:
             if not self._player.inventory[tool]:
                 return self._make(tool)
@@ -187,7 +189,7 @@ class Expert:
         return self._missing(RULES.place[thing]["uses"]) or self._reach(ground, f"place_{thing}")
 
     def _beside(self, cell: Cell, thing: str) -> bool:
-        """Whether it is among the nine cells, as the game asks for tools."""
+        """Return whether it is among the nine cells around, the game's own rule for tools."""
         x, y = cell
         return any(self._known.get((x + i, y + j)) == thing for i in (-1, 0, 1) for j in (-1, 0, 1))
 
@@ -203,10 +205,10 @@ class Expert:
         """Act on one of these things once it is faced; before that the next step to the nearest of those known."""
         if self._known.get(facing(self._player)) in things:
             return act
-        wanted = {cell for cell, thing in self._known.items() if thing in things}
-        if not wanted:
+        targets = {cell for cell, thing in self._known.items() if thing in things}
+        if not targets:
             return None
-        return self._search(lambda c: any(n in wanted for n in _around(c)), within=within, then=wanted)
+        return self._search(lambda c: any(n in targets for n in _around(c)), within=within, then=targets)
 
     def _explore(self) -> str | None:
         """The next step to the nearest cell that is not known."""
@@ -235,7 +237,7 @@ class Expert:
         return None
 
     def _price(self, cell: Cell) -> int | None:
-        """Steps to go on to a neighbouring cell; None where there is no way."""
+        """Return the steps to a neighbouring cell; None if it cannot be entered."""
         thing = self._known.get(cell)
         if thing in RULES.walkable:
             return 1
@@ -244,7 +246,7 @@ class Expert:
         return None
 
     def _towards(self, cell: Cell) -> str:
-        """A step on to a neighbouring cell, or a turn to what is there; what stands in the way is taken."""
+        """Return a step to a neighbouring cell, or a turn towards it; an obstacle in the way is removed."""
         if self._known.get(cell) in _DUG and facing(self._player) == cell:
             return "do"
         x, y = self._at

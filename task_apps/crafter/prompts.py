@@ -1,4 +1,4 @@
-"""What is said between the game and a model: the system message, the turns, the tool, and how a reply is read."""
+"""The messages between the game and a model: system message, turns, tool; and the parsing of a reply."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def tools(env: EnvSettings) -> list[dict[str, Any]]:
 
 @dataclass(frozen=True)
 class Decision:
-    """What a reply asks for. problem: why it is not valid, as the model is told, and then there are no actions."""
+    """The actions of a reply. problem: why it is not valid, in the words for the model; there are then no actions."""
 
     actions: list[str] = field(default_factory=list[str])
     problem: str = ""
@@ -128,7 +128,7 @@ def _called(reply: Reply) -> list[Any]:
 
 
 def _written(text: str) -> list[str]:
-    """The names of the last line `actions: …`; of the whole reply where it is nothing but names."""
+    """Return the names of the last line `actions: …`; of the whole reply if it consists of names only."""
     lines = _ACTIONS_LINE.findall(text)
     named = [word for word in _BETWEEN.split(lines[-1] if lines else text) if word]
     if not lines and not all(word in ACTIONS for word in named):
@@ -159,7 +159,7 @@ class Conversation:
         return [self._system, *(message for turn in kept for message in turn)]
 
     def played(self, reply: Message, decision: Decision, observation: Observation) -> None:
-        """Go on with a reply and what came of it. An invalid one is told why in place of a tool's result."""
+        """Add a reply and its result to the conversation. A tool's result has the problem of an invalid reply."""
         result = f"Not played: {decision.problem}." if decision.problem else f"Played: {', '.join(decision.actions)}."
         calls = reply.get("tool_calls") or []
         results = [{"role": "tool", "tool_call_id": call.get("id"), "content": result} for call in calls]

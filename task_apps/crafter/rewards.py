@@ -54,7 +54,7 @@ class StepRewards(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
-    enabled: bool = Field(default=True, description="true or false: whether the answer says what each turn was worth")
+    enabled: bool = Field(default=True, description="true or false: whether the answer reports each turn's reward")
     mode: Literal["decision_stepwise", "env_sparse", "off"] = Field(
         default="decision_stepwise",
         description='"decision_stepwise", or "env_sparse" or "off" for the game\'s own rewards alone',
@@ -75,7 +75,7 @@ class StepRewards(BaseModel):
 
     @property
     def reported(self) -> bool:
-        """Whether the answer says what each turn was worth."""
+        """Whether the answer reports each turn's reward."""
         return self.enabled and self.mode == "decision_stepwise"
 
 
@@ -88,7 +88,7 @@ class StepCredit:
         self._indicators, self._sum, self._unlocked = 0, 0.0, list[str]()
 
     def turn(self, number: int, turn: Turn) -> dict[str, Any]:
-        """Of a turn's `info`, what it was worth; number: from 0. Nothing where nobody asks for it."""
+        """Return the reward fields of a turn's `info`; number: from 0. Empty unless they are reported."""
         if not self._rewards.reported:
             return {}
         worth, credited = self._worth(turn)
@@ -116,7 +116,7 @@ class StepCredit:
         return {"meta": {"decision_rewards": decided}, "stepwise": stepwise}
 
     def summary(self) -> dict[str, Any]:
-        """Of the answer's `details`, the sums of the episode. Nothing where nobody asks for them."""
+        """Return the episode's sums for the answer's `details`. Empty unless they are reported."""
         if not self._rewards.reported:
             return {}
         rewards = self._rewards

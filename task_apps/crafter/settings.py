@@ -53,7 +53,7 @@ class EnvSettings(BaseModel):
         64, description="pixels of each side of a picture, a multiple of 32: a vision model sees squares of that size"
     )
     history: int | None = Field(
-        None, ge=0, description="earlier turns in the conversation, 0 or more; all of them when not said"
+        None, ge=0, description="earlier turns in the conversation, 0 or more; all of them by default"
     )
     max_invalid_turns: int = Field(
         3, ge=1, description="turns in a row without a valid action, 1 or more, after which the episode is truncated"
@@ -62,7 +62,7 @@ class EnvSettings(BaseModel):
         None, description='"train" or "held_out": which seeds are meant, others are refused'
     )
     step_rewards: StepRewards = Field(
-        default=StepRewards(), description="a table: what the answer says of each turn's worth"
+        default=StepRewards(), description="a table: how the answer reports each turn's reward"
     )
 
 
@@ -83,7 +83,7 @@ class PolicySettings(BaseModel):
 
     @property
     def shows_pictures(self) -> bool:
-        """What is said, else whether the model sees, as far as that is said or its name tells it."""
+        """Whether pictures are shown: as set, else if the model is set to see, or its name shows that it does."""
         if self.use_vision is not None or self.image_only_mode:
             return self.use_vision is not False
         if self.supports_vision is not None:
@@ -123,23 +123,23 @@ def read_settings(
 
 
 def _one_name(config: dict[str, Any], problems: list[Problem]) -> dict[str, Any]:
-    """The config without `env_params`, where the published Crafter app has `max_steps_per_episode`."""
+    """Return the config without `env_params`, which holds `max_steps_per_episode` in the published Crafter app."""
     config, name = dict(config), "max_steps_per_episode"
     params = config.pop("env_params", None) or {}
     if not isinstance(params, dict):
         return config | {"env_params": params}
     inner = cast(dict[str, Any], params)
-    given, nested = config.get(name), inner.get(name)
-    if None not in (given, nested) and given != nested:
-        said = f"{name} = {given!r} and env_params.{name} = {nested!r}"
-        problems.append(Problem(where="env.config", what=said, expected="one number of turns", fix="keep one of them"))
+    direct, nested = config.get(name), inner.get(name)
+    if None not in (direct, nested) and direct != nested:
+        both = f"{name} = {direct!r} and env_params.{name} = {nested!r}"
+        problems.append(Problem(where="env.config", what=both, expected="one number of turns", fix="keep one of them"))
     config |= {f"env_params.{k}": value for k, value in inner.items() if k != name}
-    return config | ({name: nested} if given is None and nested is not None else {})
+    return config | ({name: nested} if direct is None and nested is not None else {})
 
 
 def _step_rewards(env_config: dict[str, Any], policy_config: dict[str, Any], problems: list[Problem]) -> dict[str, Any]:
-    """`step_rewards`, which the published Crafter app reads from either config; {} where none has it."""
-    found: list[StepRewards] = []
+    """Return `step_rewards`, which the published Crafter app reads from either config; {} if neither has it."""
+    read_tables: list[StepRewards] = []
     for where, config in (("env.config", env_config), ("policy.config", policy_config)):
         table = config.get("step_rewards")
         if table is None:
@@ -161,8 +161,8 @@ def _step_rewards(env_config: dict[str, Any], policy_config: dict[str, Any], pro
                     fix="say it, or remove the two tables",
                 )
             )
-        found.append(read)
-    if len(found) > 1 and found[0] != found[1]:
+        read_tables.append(read)
+    if len(read_tables) > 1 and read_tables[0] != read_tables[1]:
         problems.append(
             Problem(
                 where="policy.config.step_rewards",
@@ -171,7 +171,7 @@ def _step_rewards(env_config: dict[str, Any], policy_config: dict[str, Any], pro
                 fix="remove one of the two",
             )
         )
-    return {"step_rewards": found[0]} if found else {}
+    return {"step_rewards": read_tables[0]} if read_tables else {}
 
 
 def _read(model: type[_M], config: dict[str, Any], where: str, problems: list[Problem]) -> _M | None:
@@ -189,9 +189,9 @@ def _read(model: type[_M], config: dict[str, Any], where: str, problems: list[Pr
 
 
 def _contradictions(policy: PolicySettings) -> list[Problem]:
-    found: list[Problem] = []
+    problems: list[Problem] = []
     if policy.use_vision is False and policy.image_only_mode:
-        found.append(
+        problems.append(
             Problem(
                 where="policy.config.image_only_mode",
                 what="true, and use_vision is false: nothing would be shown",
@@ -200,16 +200,16 @@ def _contradictions(policy: PolicySettings) -> list[Problem]:
             )
         )
     if policy.supports_vision is False and (policy.use_vision or policy.image_only_mode):
-        found.append(
+        problems.append(
             Problem(
                 where="policy.config.supports_vision",
-                what="false, and pictures are asked for",
+                what="false, and pictures are requested",
                 expected="a model that sees, or text alone",
                 fix="remove use_vision and image_only_mode, or name a vision model",
             )
         )
     if policy.action_format == ("text" if policy.use_tools else "tool") and policy.use_tools is not None:
-        found.append(
+        problems.append(
             Problem(
                 where="policy.config.action_format",
                 what=f"{policy.action_format!r}, and use_tools is {str(policy.use_tools).lower()}",
@@ -217,4 +217,4 @@ def _contradictions(policy: PolicySettings) -> list[Problem]:
                 fix="remove one of the two",
             )
         )
-    return found
+    return problems

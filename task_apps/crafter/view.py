@@ -1,4 +1,4 @@
-"""What the player sees, in words: the 9 x 7 cells around it, what it carries, and what has changed."""
+"""The player's view in words: the 9 x 7 cells around it, its inventory, and the changes."""
 
 from __future__ import annotations
 
@@ -57,10 +57,10 @@ def facing(player: Any) -> tuple[int, int]:
 
 
 def describe(world: Any, player: Any, *, dark: bool) -> str:
-    """The observation in lines: vitals and inventory, what is faced, the map, and the nearest of each kind."""
-    held = player.inventory
-    vitals = ", ".join(f"{name} {held[name]}" for name in _VITALS)
-    carried = ", ".join(f"{count} {name}" for name, count in held.items() if name not in _VITALS and count)
+    """Return the observation in lines: vitals and inventory, the faced cell, the map, and the nearest of each kind."""
+    inventory = player.inventory
+    vitals = ", ".join(f"{name} {inventory[name]}" for name in _VITALS)
+    carried = ", ".join(f"{count} {name}" for name, count in inventory.items() if name not in _VITALS and count)
     seen = dict(_seen(world, player))
     grid = [
         " ".join(YOU if (x, y) == (0, 0) else SIGNS[seen[x, y]] for x in range(-(COLUMNS // 2), COLUMNS // 2 + 1))
@@ -89,11 +89,11 @@ def _seen(world: Any, player: Any) -> Iterator[tuple[tuple[int, int], str]]:
 
 def _nearest(seen: dict[tuple[int, int], str]) -> dict[str, tuple[int, int]]:
     """By kind, the nearest offset from the player, the nearest kind first."""
-    found: dict[str, tuple[int, int]] = {}
+    nearest: dict[str, tuple[int, int]] = {}
     for offset in sorted(seen, key=lambda o: (abs(o[0]) + abs(o[1]), o)):
         if offset != (0, 0) and seen[offset] not in _GROUND:
-            found.setdefault(seen[offset], offset)
-    return found
+            nearest.setdefault(seen[offset], offset)
+    return nearest
 
 
 def _way(offset: tuple[int, int]) -> str:

@@ -6,8 +6,8 @@ Three things differ from `crafter.Env`, and none of them changes what can happen
   remove. Here they are kept in the order in which they came.
 - Its noise is computed over numpy arrays, element by element: 0.7 s for a world. Here the same code of `opensimplex`
   runs over lists, with the same bits as its result, and the worlds of the last seeds are kept.
-- It draws a picture at each step, wanted or not, and the picture of a dark step draws from the game's random numbers.
-  Here the numbers are drawn and the picture is only made when asked for: text and images of any size, the same game.
+- It draws a picture at each step, shown or not, and the picture of a dark step draws from the game's random numbers.
+  Here the numbers are drawn and the picture is made only on request: text and images of any size, the same game.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import numpy as np
 from crafter import constants, engine, objects, worldgen
 from opensimplex import OpenSimplex, internals
 
-#: What the game's own tables say: actions, achievements, what is taken, placed and made of what.
+#: The game's own tables: actions, achievements, and the materials for taking, placing and making each thing.
 RULES: Any = constants
 #: Columns and rows of the picture: 9 x 7 cells of the world above 9 x 2 of the inventory.
 VIEW = (9, 9)
@@ -106,7 +106,7 @@ class CrafterWorld(crafter.Env):
         return self._world.daylight < _DARK
 
     def picture(self, size: int) -> np.ndarray:
-        """What the player sees now, and carries: (size, size, 3), uint8. The game goes on as if it was not asked."""
+        """Return the player's view and inventory: (size, size, 3), uint8. The call does not change the game."""
         after = self._world.random.get_state()
         if self._before_picture is not None:
             self._world.random.set_state(self._before_picture)
@@ -130,7 +130,7 @@ def _textures() -> engine.Textures:
 
 
 def center(area: tuple[int, int]) -> tuple[int, int]:
-    """Where the player begins."""
+    """Return the cell of the player's start."""
     return area[0] // 2, area[1] // 2
 
 

@@ -52,7 +52,7 @@ def test_the_command_says_the_same_wherever_it_is_run(
                 refused = refused or (found.word == "the cluster decides" and beside != "nothing")
                 assert bool(report["problems"]) == refused, (file, found, report)
                 if found.word == "the cluster decides" and beside == "nothing":
-                    said = ("the cluster decides", "the cluster was not asked")
+                    said = ("the cluster decides", "was not checked by the cluster")
                     assert any(words in warning for words in said for warning in report["warnings"]), (file, report)
 
 

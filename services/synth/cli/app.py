@@ -31,13 +31,13 @@ from synth.runtime.process_end import run_and_end
 _HELP = "\n\n".join(
     (
         "Train language models on a Synth cluster: a TOML in, a served model out.",
-        "Data goes to stdout, messages to stderr; `-o json` prints what a program can read.",
+        "Data goes to stdout, messages to stderr; `-o json` prints JSON for programs.",
         "Exit codes: 0 ok, 1 error, 2 wrong usage or configuration, 3 job failed or rejected, 4 API key missing or"
         " refused, 5 job cancelled, 6 not found, 7 backend unreachable, 124 timeout, 130 interrupted (a followed job"
         " goes on).",
         "Settings: flags, then SYNTH_API_KEY, BACKEND_BASE_URL (or BACKEND_OVERRIDE), ENVIRONMENT_API_KEY and"
         " TASK_APP_URL from the environment, then from the nearest .env (here or in a folder above, up to git's root or"
-        " your home), or from each --env-file: a later one says what the earlier ones do not.",
+        " your home), or from each --env-file: a later file sets only the names that earlier ones do not set.",
     )
 )
 
@@ -85,8 +85,8 @@ def options(
             "--request-timeout",
             metavar="S",
             min=0.1,
-            help="Seconds that the backend may take to answer a request; without it 30, and longer where it has much to"
-            " read. A chat may take as long as the backend allows.",
+            help="Seconds that the backend may take to answer a request; 30 by default, and longer for requests that"
+            " read much. A chat may take as long as the backend allows.",
             show_default=False,
         ),
     ] = None,
@@ -186,12 +186,12 @@ def main() -> None:
 
 
 def _run() -> Any:
-    """Run the command line. Returns an exit code, or what the command returns, which is nothing."""
+    """Run the command line. Returns an exit code, or the command's return value, which is None."""
     from synth.cli.tui.bash_words import ASKED, complete_in_bash
 
     command = build()
-    variable, asked = ASKED
-    if os.environ.get(variable) == asked:
+    variable, complete = ASKED
+    if os.environ.get(variable) == complete:
         complete_in_bash(lambda: command(prog_name="synthctl"))
     return command(prog_name="synthctl", standalone_mode=False)
 
@@ -266,7 +266,7 @@ def _explain(error: Exception) -> int:
         show_problems([Problem(what=f"the connection to the backend broke ({error})", fix=fix)])
         return ExitCode.UNREACHABLE
     what = f"unexpected {type(error).__name__}: {error}"
-    fix = "this is a fault of synthctl; `synthctl --debug …` shows where it happened"
+    fix = "this is a fault of synthctl; `synthctl --debug …` shows its traceback"
     show_problems([Problem(what=what, fix=fix)])
     return ExitCode.ERROR
 

@@ -1,4 +1,4 @@
-"""The checks of `synthctl doctor`: each looks at one thing and says what to do about it."""
+"""The checks of `synthctl doctor`: each checks one thing, and its result includes the fix."""
 
 from __future__ import annotations
 
@@ -61,8 +61,8 @@ def _disk(data: Path) -> CheckResult:
     place = next(p for p in (data, *data.parents) if p.exists())
     free = shutil.disk_usage(place).free
     result = "ok" if free > _LITTLE_DISK else "warn"
-    found = f"{free / 1e9:.0f} GB free at {place}"
-    return CheckResult(check="disk", result=result, found=found, fix="checkpoints need room: free some, or use --data")
+    text = f"{free / 1e9:.0f} GB free at {place}"
+    return CheckResult(check="disk", result=result, found=text, fix="checkpoints need room: free some, or use --data")
 
 
 def _nats() -> CheckResult:
@@ -83,7 +83,7 @@ def _nats() -> CheckResult:
 def _torch() -> CheckResult:
     if importlib.util.find_spec("torch") is None:
         return CheckResult(check="torch", result="warn", found="not here", fix=f"to train here: {_CLUSTER_EXTRA}")
-    # In a process of its own: a broken build may take its process with it.
+    # torch is imported in its own process, since a broken build may crash it.
     code = "import torch; print(torch.__version__, 'cuda' if torch.cuda.is_available() else 'cpu')"
     try:
         run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
@@ -98,8 +98,8 @@ def _torch() -> CheckResult:
 
 
 def _env_files(files: tuple[Path, ...]) -> CheckResult:
-    found = [str(file) for file in files if file.is_file()]
-    return CheckResult(check=".env", result="ok", found=", ".join(found) or "none here, and none in a folder above")
+    existing = [str(file) for file in files if file.is_file()]
+    return CheckResult(check=".env", result="ok", found=", ".join(existing) or "none here, and none in a folder above")
 
 
 def _gpus(data: Path) -> CheckResult:
@@ -115,24 +115,24 @@ def _gpus(data: Path) -> CheckResult:
     listed = read_gpus()
     try:
         state = StateFile(data).read()
-        # A running cluster's GPUs are in use: what it was given holds.
+        # A running cluster occupies its GPUs, so a new plan would be wrong: show the plan that it started with.
         plan = running_plan(state) or plan_devices(
             read_inventory(find_vllm_python(), listed=listed), read_wishes(os.environ)
         )
     except CliError as error:
         return CheckResult(check="GPUs", result="warn", found=error.problems[0].what, fix=error.problems[0].fix)
     gpus = report_gpus(state, data, listed)
-    found = "; ".join(f"{gpu.id} {gpu.name}, {gpu.memory}, {gpu.holder}" for gpu in gpus)
+    listing = "; ".join(f"{gpu.id} {gpu.name}, {gpu.memory}, {gpu.holder}" for gpu in gpus)
     fix = "run nvidia-smi by itself; a reload of the driver, or a restart of the machine, is what usually helps"
     if plan.device == "cuda":
         result = "ok" if gpus else "warn"
-        return CheckResult(check="GPUs", result=result, found=found or listed.problem, fix=fix)
+        return CheckResult(check="GPUs", result=result, found=listing or listed.problem, fix=fix)
     note, *fixes = plan.notes or ("the cluster computes on the CPU",)
     if listed.problem:
         return CheckResult(check="GPUs", result="warn", found=note, fix=fix)
     if not gpus:
         return CheckResult(check="GPUs", result="ok", found=note)
-    return CheckResult(check="GPUs", result="warn", found=f"{found}; {note}", fix=" ".join(fixes) or note)
+    return CheckResult(check="GPUs", result="warn", found=f"{listing}; {note}", fix=" ".join(fixes) or note)
 
 
 def _cluster(data: Path, port: int | None) -> CheckResult:
@@ -157,7 +157,7 @@ def _cluster(data: Path, port: int | None) -> CheckResult:
             return CheckResult(check="cluster", result="warn", found=f"not running; port {port} is in use", fix=fix)
         case state:
             unhealthy = ", ".join(p.name for p in report.processes if p.health != "healthy") or "its supervisor"
-            fix = f"see {data / 'logs'}; `synthctl down` and `up` start anew"
+            fix = f"see {data / 'logs'}; `synthctl down` and `up` restart it"
             return CheckResult(check="cluster", result="fail", found=f"{state}: {unhealthy}", fix=fix)
 
 
@@ -181,7 +181,7 @@ def _environment_key(config: Config) -> CheckResult:
 def _backend(config: Config) -> CheckResult:
     place = f"{config.backend.text} ({config.backend.origin})"
     if config.api_key is None:
-        return CheckResult(check="backend", result="warn", found=f"{place}: not asked, without a key")
+        return CheckResult(check="backend", result="warn", found=f"{place}: not checked, without a key")
     try:
         with Client(config, retry_budget=1.0) as client:
             account = client.account()

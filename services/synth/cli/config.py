@@ -63,10 +63,10 @@ class Config:
 
 
 def find_env_file(folder: Path, *, home: Path) -> Path:
-    """The `.env` of a folder or of the nearest folder above it that has one; the folder's own where none has.
+    """Return the `.env` of the folder or of the nearest folder above it that has one; else the folder's own path.
 
-    It looks as far as the folder that git's repository begins in, else as far as `home`; outside of both nowhere else,
-    since a folder that others write in must not say where keys are sent.
+    The search ends at the root of the git repository, else at `home`. Outside of both only the folder itself is
+    searched, since a folder that others can write to must not decide where keys are sent.
     """
     above = [folder, *folder.parents]
     last = next((f for f in above if (f / ".git").exists()), home if home in above else folder)
@@ -75,7 +75,7 @@ def find_env_file(folder: Path, *, home: Path) -> Path:
 
 
 def resolve(*, backend: str | None, env_files: Sequence[Path], optional: Collection[Path] = (Path(".env"),)) -> Config:
-    """Read the configuration: of two files, the first that has a key says what it is.
+    """Read the configuration. The first file that has a key sets it.
 
     backend: the flag. optional: the files that need not be there. Raises `UsageProblem` for a file that is missing, and
     for an address that is not a URL.
@@ -110,8 +110,8 @@ def user_environment() -> dict[str, str]:
 def extend_environment(values: Mapping[str, str]) -> None:
     """Set the variables that the environment lacks, for the task app that is loaded here.
 
-    They come from env files. Nothing that decides where a key is sent, or through which proxy, may read them as the
-    user's own.
+    They come from env files. Code that decides where a key is sent, or through which proxy, must not read them as
+    settings of the user.
     """
     for name, value in values.items():
         if name not in os.environ:

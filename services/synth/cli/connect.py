@@ -1,4 +1,4 @@
-"""From a command's context to its settings and a client of the backend."""
+"""Read the settings of a command from its context, and open its client of the backend."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def override_options(ctx: typer.Context, *, backend: str | None, env_files: list
 
 
 def get_env_files(ctx: typer.Context) -> tuple[Path, ...]:
-    """The files that settings are read from; what a command makes is written to the first."""
+    """Return the files that settings are read from; commands write new keys to the first."""
     return ctx.obj.env_files or (find_default_env_file(),)
 
 

@@ -47,7 +47,7 @@ class LenientRegistry(Registry):
 
 @dataclass(frozen=True, kw_only=True)
 class Flags:
-    """What the command line puts in place of the file. settings: what it writes into the file's text."""
+    """The values of the command line that replace values of the file. settings: keys to write into the file's text."""
 
     model: str | None = None
     dataset: Path | None = None
@@ -91,7 +91,7 @@ def validate_text(text: str, *, name: str, flags: Flags, registry: Registry) -> 
     _, document = set_values(text, name=name, settings=flags.settings)
     url = flags.task_url
     if url is not None and url.origin != "--task-url" and "grader" in document.data:
-        # An address that is there for other jobs says nothing of one that a grader pays.
+        # The address for other jobs is no sign that a grader's job should use it.
         url = None
     overrides = Overrides(
         model=flags.model,
@@ -102,16 +102,16 @@ def validate_text(text: str, *, name: str, flags: Flags, registry: Registry) -> 
         seed=flags.seed,
         allow_experimental=flags.allow_experimental,
     )
-    found = validate_job(document, overrides=overrides, registry=registry, uploaded=False)
+    report = validate_job(document, overrides=overrides, registry=registry, uploaded=False)
     if url is not None:
         problems = [
-            msgspec.structs.replace(p, where=url.label) if p.where == "--task-url" else p for p in found.problems
+            msgspec.structs.replace(p, where=url.label) if p.where == "--task-url" else p for p in report.problems
         ]
-        origins = {field: url.label if origin == "--task-url" else origin for field, origin in found.origins.items()}
-        found = replace(found, problems=problems, origins=origins)
-    if isinstance(found.job, SftJob | RlJob) and (problems := _unreadable(found.job, found.origins)):
-        found = replace(found, job=None, problems=problems)
-    return document, found
+        origins = {field: url.label if origin == "--task-url" else origin for field, origin in report.origins.items()}
+        report = replace(report, problems=problems, origins=origins)
+    if isinstance(report.job, SftJob | RlJob) and (problems := _unreadable(report.job, report.origins)):
+        report = replace(report, job=None, problems=problems)
+    return document, report
 
 
 def _unreadable(job: SftJob | RlJob, origins: dict[str, str]) -> list[Problem]:

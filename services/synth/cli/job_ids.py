@@ -19,10 +19,10 @@ _MOST_CANDIDATES = 10
 
 
 def find_job_id(client: Client, text: str) -> str:
-    """The id of the job that `text` names. A whole id is not looked up.
+    """Return the id of the job that `text` names. A whole id is returned without a request.
 
     text: an id, its unique beginning (with `job_` or without), the job's name or `[model].label`, or `@last` for the
-    newest job. Raises `NotFound`, and `UsageProblem` with the candidates where it names several.
+    newest job. Raises `NotFound`, and `UsageProblem` with the candidates if it names several.
     """
     if _WHOLE.fullmatch(text):
         return text
@@ -34,17 +34,17 @@ def find_job_id(client: Client, text: str) -> str:
     prefix = text if text.startswith("job_") else f"job_{text}"
     most = _MOST_CANDIDATES + 1
     # No id is as long as the longest name.
-    found = client.jobs(prefix=prefix, limit=most) if text and len(prefix) <= _LONGEST_ID else []
+    matches = client.jobs(prefix=prefix, limit=most) if text and len(prefix) <= _LONGEST_ID else []
     if text and not text.startswith("job_"):
-        known = {job.id for job in found}
-        found += [job for job in client.jobs(name=text, limit=most) if job.id not in known]
-    if len(found) == 1:
-        return found[0].id
+        known = {job.id for job in matches}
+        matches += [job for job in client.jobs(name=text, limit=most) if job.id not in known]
+    if len(matches) == 1:
+        return matches[0].id
     expected = f"a job's id, the beginning of one, its name, or {LAST} for the newest"
-    if not found:
+    if not matches:
         raise NotFound(f"there is no job {text!r}", expected=expected, fix="synthctl jobs ls shows them")
-    shown = "\n".join(_candidate(job) for job in found[:_MOST_CANDIDATES])
-    more = "\nand more" if len(found) > _MOST_CANDIDATES else ""
+    shown = "\n".join(_candidate(job) for job in matches[:_MOST_CANDIDATES])
+    more = "\nand more" if len(matches) > _MOST_CANDIDATES else ""
     raise UsageProblem(f"several jobs are {text!r}", expected="an id, or more of one", fix=f"one of\n{shown}{more}")
 
 

@@ -21,7 +21,7 @@ from synth.runtime.environment.env_file import new_environment_key, read_env_fil
 
 @dataclass(frozen=True, kw_only=True)
 class SetupAnswers:
-    """What the user has given; None for what is to be found, made or left out."""
+    """The user's answers; None for a value to look up, to make or to leave out."""
 
     backend: str | None
     api_key: str | None
@@ -30,7 +30,7 @@ class SetupAnswers:
 
 
 class Registration(msgspec.Struct, kw_only=True):
-    """How the backend answered. organisation: the key's; None when the backend was not asked, or refused."""
+    """The backend's answer. organisation: the key's; None if no request was sent, or it was refused."""
 
     url: str
     organisation: str | None = None
@@ -39,20 +39,20 @@ class Registration(msgspec.Struct, kw_only=True):
 
 
 def prompt_for_missing(answers: SetupAnswers, settings: Config) -> SetupAnswers:
-    """Ask on the terminal for what neither a flag nor a setting says. An empty answer leaves it out."""
+    """Prompt on the terminal for values that neither a flag nor a setting has. An empty answer leaves one out."""
     backend, api_key = answers.backend, answers.api_key
     if backend is None and settings.backend.origin == "default":
         backend = str(typer.prompt("Backend", default=DEFAULT_BACKEND, err=True))
     if api_key is None and settings.api_key is None:
-        given = typer.prompt(
+        answer = typer.prompt(
             "SYNTH_API_KEY (hidden; empty for none)", default="", show_default=False, hide_input=True, err=True
         )
-        api_key = str(given).strip() or None
+        api_key = str(answer).strip() or None
     return dataclasses.replace(answers, backend=backend, api_key=api_key)
 
 
 def write_env_file(answers: SetupAnswers, settings: Config, target: Path) -> list[tuple[str, str]]:
-    """Add what is missing to the file; returns where each setting stands.
+    """Add the missing settings to the file. Returns each setting with its place.
 
     Raises `UsageProblem`, having written nothing, for a flag that contradicts the file: the file is the user's.
     """
@@ -98,23 +98,23 @@ def write_env_file(answers: SetupAnswers, settings: Config, target: Path) -> lis
 
 def merge_answers(answers: SetupAnswers, settings: Config) -> Config:
     """Return the settings with the user's answers in place. Raises `UsageProblem` for an address that is none."""
-    given = {
+    values = {
         "api_key": _given(answers.api_key, "SYNTH_API_KEY"),
         "environment_key": _given(answers.environment_key, "ENVIRONMENT_API_KEY"),
         "task_url": _given(answers.task_url, "TASK_APP_URL"),
     }
     if answers.backend is not None:
         backend = ConfigValue(answers.backend, "flag", "--backend")
-        given["backend"] = dataclasses.replace(backend, text=api_root(backend))
-    return dataclasses.replace(settings, **{name: value for name, value in given.items() if value is not None})
+        values["backend"] = dataclasses.replace(backend, text=api_root(backend))
+    return dataclasses.replace(settings, **{name: value for name, value in values.items() if value is not None})
 
 
 def confirm_origins(answers: SetupAnswers, merged: Config) -> None:
-    """Confirm the addresses that the user has given, and have the user confirm those of the environment and the files.
+    """Confirm the user's addresses, and prompt for the addresses of the environment and the files.
 
     Raises `UnconfirmedOrigin`.
     """
-    # Without an API key nothing is sent, unless a later command has one.
+    # No request is sent without an API key, unless a later command has one.
     if answers.backend is not None:
         remember("SYNTH_API_KEY", merged.backend.text)
     elif merged.api_key is not None:

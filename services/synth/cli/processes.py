@@ -29,6 +29,6 @@ def is_alive(pid: int | None, started: float | None) -> bool:
 
 
 def end_group(pid: int, sign: signal.Signals) -> None:
-    """Signal a process of ours and what it started: each leads a group of its own."""
+    """Signal a process of ours and its children: each leads its own group."""
     with suppress(ProcessLookupError):
         os.killpg(pid, sign)

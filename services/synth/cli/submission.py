@@ -1,4 +1,4 @@
-"""From a TOML to a created job: checked here first, its files uploaded, submitted once."""
+"""Create a job from a TOML: check it here first, upload its files, submit it once."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _INFO_S = 5.0
 
 @dataclass(frozen=True)
 class CheckedJob:
-    """A job whose file has no problem that this machine can see. text: with what the flags set in it."""
+    """A job whose file passed the checks of this machine. text: includes the values that the flags set."""
 
     text: str
     name: str
@@ -44,7 +44,7 @@ class CheckedJob:
 
     @classmethod
     def of(cls, text: str, *, name: str, flags: Flags, found: ValidationReport) -> CheckedJob:
-        """The job of this text without what the flags set in it."""
+        """Make the job of this text, which does not yet include the values that the flags set."""
         return cls(set_values(text, name=name, settings=flags.settings)[0], name, flags, found)
 
     @property
@@ -69,7 +69,7 @@ class CheckedJob:
 def check_locally(text: str, *, name: str, flags: Flags, models_dir: Path | None) -> CheckedJob:
     """Check a job without a backend. Raises `UserError` with every problem and its `file:line`.
 
-    models_dir: the models of a cluster on this machine, where it has one.
+    models_dir: the models of a cluster on this machine, if it has one.
     """
     document, found = validate_text(text, name=name, flags=flags, registry=LenientRegistry(models_dir))
     require_job(found, document)
@@ -87,10 +87,10 @@ def submit_job(
     looks: bool = True,
     trust_app: bool = False,
 ) -> SubmittedJob:
-    """Upload what the job needs and submit it.
+    """Upload the files that the job needs, and submit it.
 
     key: the idempotency key, a new one when None. name: of the job; its file's when None. check_timeout: seconds until
-    an uploaded dataset is checked. looks: at the job's task app first, as `preflight` says, which may refuse it.
+    an uploaded dataset is checked. looks: check the job's task app first, with `preflight`, which may refuse it.
     trust_app: the user confirms the app's origin. Raises `UnconfirmedOrigin`, having sent nothing, without it.
     """
     job, flags, app = checked.job, checked.flags, checked.task_app
@@ -125,7 +125,7 @@ def submission_body(checked: CheckedJob, *, files: Mapping[str, str | None], nam
     if flags.task_url is not None and _is_played(job):
         body["task_url"] = flags.task_url.text
     body |= {"name": name, "model": flags.model, "examples": flags.examples, "seed": flags.seed}
-    # Sent where it is asked for alone: a submission is the same one by its body.
+    # Sent only if set: two submissions are the same if their bodies are.
     body["allow_experimental"] = flags.allow_experimental or None
     return {name: value for name, value in body.items() if value is not None}
 
@@ -156,7 +156,7 @@ def confirm_app(settings: Config, address: ConfigValue, *, trusted: bool) -> Non
 def app_max_turns(address: ConfigValue, settings: Config) -> int | None:
     """Return how often a rollout may call the model; None if the task app has no such limit, or does not answer.
 
-    The cluster may reach an app that this machine does not reach: the verifier reports later what is wrong with it.
+    The cluster may reach an app that this machine does not reach: the verifier reports its problems later.
     """
     try:
         with TaskAppConnection(address, settings.environment_key) as app:
@@ -188,7 +188,7 @@ def follow_or_detach(client: Client, job: Job, *, follow: bool, options: FollowO
 
 @contextmanager
 def cancelled_if_left(client: Client, job_id: str) -> Iterator[None]:
-    """Cancel the job where the block ends before the job has: nobody would play its rollouts."""
+    """Cancel the job if the block ends before the job has: nobody would play its rollouts."""
     try:
         yield
     finally:

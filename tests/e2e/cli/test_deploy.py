@@ -199,8 +199,8 @@ def test_an_image_has_the_app_and_what_it_asks_for_and_no_key(folder: Path):
     assert done.returncode == 0, done.stderr
     built = Path(done.stdout.strip())
     assert (
-        f"no container engine answers here (docker, podman); where one does: docker build --tag task-app-one {built}"
-        in (" ".join(done.stderr.split()))
+        "no container engine answers here (docker, podman); on a machine with one: "
+        f"docker build --tag task-app-one {built}" in (" ".join(done.stderr.split()))
     )
     copied = sorted(str(file.relative_to(built / "app")) for file in (built / "app").rglob("*") if file.is_file())
     assert copied == ["app.py", "data/words.txt", "rules.py"]

@@ -61,8 +61,8 @@ def test_check_prints_every_problem_of_every_file_and_says_what_good_ones_are(rl
 def test_check_asks_the_task_app_that_is_named_for_its_environments(rl: Path):
     answer = Answer(body={"taskset": {}, "env_names": ["guess"]})
     alone = (
-        "warning: rl.toml:16 [model].base: the model 'Qwen/Qwen3-0.6B' was not looked up, since the cluster was not "
-        "asked (no SYNTH_API_KEY)\n"
+        "warning: rl.toml:16 [model].base: the model 'Qwen/Qwen3-0.6B' was not checked by the cluster "
+        "(no SYNTH_API_KEY)\n"
     )
     with backend_that(lambda request: answer) as (app, _):
         url = app.url.removesuffix("/api")
@@ -154,7 +154,7 @@ def test_a_model_that_only_the_cluster_can_know_is_a_warning_here(rl: Path):
     rl.write_text(rl.read_text().replace("Qwen/Qwen3-0.6B", "my-model"))
     run = synthctl("config", "check", "rl.toml", cwd=rl.parent)
     assert run.returncode == 0
-    assert "the model 'my-model' was not looked up, since the cluster was not asked (no SYNTH_API_KEY)" in run.stderr
+    assert "the model 'my-model' was not checked by the cluster (no SYNTH_API_KEY)" in run.stderr
     run = synthctl("config", "explain", "rl.toml", cwd=rl.parent)
     assert "unknown model 'my-model' on this machine; the cluster decides" in run.stderr
     (rl.parent / ".synth" / "models").mkdir(parents=True)
@@ -182,7 +182,7 @@ def test_a_file_of_the_cluster_that_is_not_asked_is_a_warning(tmp_path: Path):
     (tmp_path / "sft.toml").write_text('[job]\nmodel = "Qwen/Qwen3-0.6B"\ndata = "file_1"\n')
     run = synthctl("config", "check", "sft.toml", cwd=tmp_path)
     assert run.returncode == 0
-    assert "sft.toml:3 [job].data: the file 'file_1' was not looked up" in run.stderr
+    assert "sft.toml:3 [job].data: the file 'file_1' was not checked by the cluster" in run.stderr
 
 
 def test_a_filter_is_checked_here_and_never_submitted(tmp_path: Path):

@@ -42,7 +42,7 @@ def play(ep: Episode) -> float:
 NOT_SERVED = {
     "a job that is not waited for": (
         ("rl.toml", "--detach"),
-        "error: --detach: the app of --app is served while this command waits for the job, and it is told not to wait\n"
+        "error: --detach: the app of --app is served while this command waits for the job, but --detach does not wait\n"
         "  have it stay, and name its address with --task-url: synthctl deploy guess.py\n",
     ),
     "two task apps": (
@@ -51,8 +51,8 @@ NOT_SERVED = {
     ),
     "a cluster elsewhere": (
         ("rl.toml", "--backend", "http://synth.example"),
-        "error: --app: the app of --app is served on loopback, where the cluster at http://synth.example/api cannot "
-        "reach it\n  have it stay, and name its address with --task-url: synthctl deploy guess.py\n",
+        "error: --app: the app of --app is served on loopback, which the cluster at http://synth.example/api cannot "
+        "reach\n  have it stay, and name its address with --task-url: synthctl deploy guess.py\n",
     ),
 }
 

@@ -63,7 +63,10 @@ class Client:
     """Talks to one backend with one key. Idempotent calls are retried when they fail."""
 
     def __init__(self, config: Config, *, retry_budget: float | None = None, timeout: float | None = None) -> None:
-        """retry_budget, timeout: seconds, of all tries of a request and of any one; None for what is usual."""
+        """Open the client. `timeout` limits one try of a request, `retry_budget` all its tries, both in seconds.
+
+        None uses the default.
+        """
         self.root = config.backend.text
         self._backend, self._key = config.backend, config.require_api_key()
         self.retry_budget = _RETRY_BUDGET_S if retry_budget is None else retry_budget
@@ -83,7 +86,7 @@ class Client:
         return self.request("POST", "/jobs", SubmittedJob, json=body, headers={"Idempotency-Key": key})
 
     def check_job(self, body: dict[str, Any]) -> JobCheck:
-        """What would become of a submission; it makes no job."""
+        """Check a submission, and return the job that it would make. Creates no job."""
         return self.request("POST", "/jobs/check", JobCheck, json=body)
 
     def jobs(
@@ -120,7 +123,7 @@ class Client:
         return self.request("POST", f"/jobs/{quote(job_id, safe='')}/resume", JobWithConfig)
 
     def delete_job(self, job_id: str) -> None:
-        """Delete a job that has ended, with what it made; again changes nothing."""
+        """Delete a job that has ended, and its results. A second call changes nothing."""
         self._retried(lambda: self.http.delete(f"{self.root}/jobs/{quote(job_id, safe='')}"))
 
     def events(self, job_id: str, *, after: int = 0, limit: int = 500) -> EventPage:
@@ -158,7 +161,7 @@ class Client:
         return self.request("GET", path, RolloutDetail, timeout=self._limit(_LONG_TIMEOUT_S))
 
     def image(self, sha256: str) -> bytes | None:
-        """Read the file of an image that a model was shown; None where it is gone."""
+        """Read the image that a model was shown, by its sha256; None if it is no longer stored."""
         try:
             return self._retried(lambda: self.http.get(f"{self.root}/images/{sha256}")).content
         except NotFound:
@@ -169,7 +172,7 @@ class Client:
     def upload(
         self, path: Path, *, purpose: str, name: str | None = None, sent: Callable[[int], None] = lambda n: None
     ) -> File:
-        """Upload a file as a stream; the same bytes again are the same file. sent: told how far it is."""
+        """Upload a file as a stream. The same bytes again give the same file. `sent` is called with the bytes sent."""
         with CountedFile(path, sent) as body:
 
             def send() -> httpx.Response:
@@ -307,7 +310,7 @@ class Client:
             reply.close()
 
     def _limit(self, usual: float | None) -> httpx.Timeout:
-        """The limit of one request: the one that was asked for, else the usual one; None for none."""
+        """Return the timeout of one request: the client's own if set, else `usual`; None for no limit."""
         seconds = usual if self._timeout is None else self._timeout
         connect = _CONNECT_TIMEOUT_S if seconds is None else min(seconds, _CONNECT_TIMEOUT_S)
         return httpx.Timeout(seconds, connect=connect)
@@ -340,8 +343,8 @@ class Client:
         """The first `limit` items of a list, in as many pages as that takes."""
         items: list[_Listed] = []
         while True:
-            asked = {**params, "limit": min(limit - len(items), MAX_PAGE), "after": items[-1].id if items else None}
-            page = self.request("GET", path, _Page, params=asked)
+            query = {**params, "limit": min(limit - len(items), MAX_PAGE), "after": items[-1].id if items else None}
+            page = self.request("GET", path, _Page, params=query)
             items += self.decode(bytes(page.data), list[type])
             if not page.has_more or len(items) >= limit:
                 return items
@@ -375,7 +378,7 @@ class Client:
             attempt += 1
 
     def decode(self, text: bytes | str, type: type[T]) -> T:
-        """Read what the backend wrote. Raises `Unreachable` for JSON of another shape."""
+        """Decode the backend's JSON. Raises `Unreachable` if it is not JSON, or has another shape."""
         try:
             return msgspec.json.decode(text, type=type)
         except (msgspec.ValidationError, msgspec.DecodeError) as error:

@@ -1,4 +1,4 @@
-"""A file that is sent, and tells how far it is."""
+"""A file that reports how much of it has been read, for the progress of an upload."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 class CountedFile(io.BufferedReader):
-    """A file that tells how far it was read."""
+    """A file that calls `told` with its position after each read."""
 
     def __init__(self, path: Path, told: Callable[[int], None]) -> None:
         super().__init__(io.FileIO(path))

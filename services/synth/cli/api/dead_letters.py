@@ -19,16 +19,16 @@ class _Letters(msgspec.Struct):
 
 
 def dead_letters(client: Client, *, limit: int, settled: bool) -> tuple[list[DeadLetter], bool]:
-    """Up to `limit` letters, oldest first, and whether there are more. settled: also those that are."""
-    found: list[DeadLetter] = []
+    """Return up to `limit` letters, oldest first, and whether there are more. `settled` includes settled letters."""
+    letters: list[DeadLetter] = []
     more = True
-    while more and len(found) < limit:
-        after = found[-1].id if found else 0
-        params = {"after": after, "limit": min(MAX_PAGE, limit - len(found)), "settled": settled}
+    while more and len(letters) < limit:
+        after = letters[-1].id if letters else 0
+        params = {"after": after, "limit": min(MAX_PAGE, limit - len(letters)), "settled": settled}
         page = client.request("GET", "/dead-letters", _Letters, params=params)
-        found += page.data
+        letters += page.data
         more = page.has_more
-    return found, more
+    return letters, more
 
 
 def dead_letter(client: Client, id: int) -> DeadLetterPayload:

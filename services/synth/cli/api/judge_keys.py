@@ -19,7 +19,7 @@ class StoredJudgeKey(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JudgeKeyName(msgspec.Struct, frozen=True, kw_only=True):
-    """A stored key: its name is all that is ever shown."""
+    """A stored key. The API returns only its name."""
 
     name: str
 

@@ -1,7 +1,7 @@
-"""The events of a job as they happen, each once and in order, whatever happens to the connection.
+"""Read the events of a job in order, each exactly once, across lost connections.
 
-The cursor is the sequence of the last event that was handed out: a broken stream goes on behind it. Where streams do
-not come through (a proxy that holds them back), pages are asked for instead.
+The cursor is the sequence of the last event that was returned; a new connection continues after it. If a proxy
+buffers streams, so that no event arrives, the follower polls pages instead.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from synth.jobs.lifecycle import TERMINAL, TERMINAL_FACTS
 
 # A backend pings every 15 s at most (its `ping_s`), so three missing pings are a dead connection.
 _SILENCE_S = 45.0
-# Streams that end without an event, before pages are asked for: a proxy that holds streams back is taken for one.
+# Streams that end without an event before the follower polls pages: it then assumes a proxy that buffers streams.
 _MAX_EMPTY_STREAMS = 3
 # Events of one request; the next page follows, so that nothing is left out.
 _PAGE = 500
@@ -30,11 +30,11 @@ _PAGE = 500
 
 @dataclass
 class EventFollower:
-    """Follows one job. after: the sequence behind which to begin.
+    """Follows the events of one job that come after the sequence `after`.
 
-    patience: seconds without a backend to bear, once it has answered; before that, the client's own retries hold.
-    deadline: of `time.monotonic()`, None for no end. interval: seconds between pages, where there is no stream.
-    on_away, on_back: told of each outage once, with its reason, and how many seconds it took.
+    patience: seconds that an outage may last after the first answer; before it, the client's own retry budget applies.
+    deadline: a value of `time.monotonic()`; None for no end. interval: seconds between pages while polling.
+    on_away, on_back: called once per outage, with its reason and its length in seconds.
     """
 
     client: Client

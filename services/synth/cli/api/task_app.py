@@ -20,7 +20,7 @@ _KEY_HEADERS = ("X-API-Key", "X-API-Keys", "Authorization")
 
 
 class TaskAppError(CliError):
-    """The task app does not answer, or not what a task app answers."""
+    """The task app does not answer, or its answer does not follow the task-app contract."""
 
 
 class RefusedByTaskApp(TaskAppError):
@@ -112,6 +112,6 @@ def turns_of(info: dict[str, Any]) -> int | None:
 
 
 def excerpt(text: str) -> str:
-    """The beginning of what was answered, on one line."""
+    """Return the beginning of an answer, on one line."""
     line = " ".join(text[:400].split())
     return repr(line if len(line) <= 120 else line[:117] + "...") if line else "nothing"

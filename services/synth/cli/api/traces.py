@@ -31,7 +31,7 @@ def list_traces(client: Client, *, limit: int | None = None, **wanted: Any) -> I
 
 
 def read_trace(client: Client, trace_id: str) -> TraceDetail:
-    """One trace with what was said in it. Raises `NotFound`."""
+    """Read one trace with its conversation. Raises `NotFound`."""
     return client.get(f"/traces/{quote(trace_id, safe='')}", TraceDetail)
 
 

@@ -1,4 +1,4 @@
-"""The cluster that a job would be submitted to, asked whether it would take it."""
+"""Ask the cluster that a job would be submitted to whether it would accept the job."""
 
 from __future__ import annotations
 
@@ -16,15 +16,16 @@ from synth.cli.submission import CheckedJob, submission_body
 from synth.cli.tui import output
 from synth.jobs.resolved import SftJob
 
-#: Of a file's id, as the API takes it.
+#: Characters of a file's id that the API accepts.
 _LONGEST_NAME = 128
 
 
 @dataclass
 class AskedCluster:
-    """A cluster that may be away. unasked: why it cannot be asked, "" while it can. here: it is this machine's own.
+    """A cluster that may be unavailable.
 
-    needed: a cluster that cannot be reached, or refuses the key, is an error.
+    unasked: why it cannot check a job; "" if it can. here: it is the cluster of this machine.
+    needed: raise an error if the cluster cannot be reached or refuses the key.
     """
 
     client: Client | None
@@ -33,11 +34,11 @@ class AskedCluster:
     needed: bool = False
 
     def check(self, job: CheckedJob) -> JobCheck | None:
-        """What it says of a job; None where it cannot be asked. Raises `UsageProblem` for what it would not take."""
+        """Have the cluster check a job; None if it cannot. Raises `UsageProblem` for a job that it would refuse."""
         if self.client is None or self.unasked:
             return None
         try:
-            with output.status("asking the cluster to check the job"):
+            with output.status("waiting for the cluster to check the job"):
                 return self.client.check_job(submission_body(job, files=_files(job)))
         except UsageProblem:
             raise
@@ -50,7 +51,7 @@ class AskedCluster:
 
 @contextmanager
 def open_cluster(config: Config) -> Iterator[AskedCluster]:
-    """The cluster, asked once whether it is there; without a key it is not asked at all."""
+    """Open the cluster after one request that checks if it answers. Without a key, send no request."""
     if config.api_key is None:
         yield AskedCluster(None, config.is_on_this_machine, "no SYNTH_API_KEY")
         return
@@ -70,11 +71,11 @@ def open_cluster(config: Config) -> Iterator[AskedCluster]:
 
 
 def _files(job: CheckedJob) -> dict[str, str | None]:
-    """The datasets, as they would be sent: those that are still to be uploaded by the names that they would have."""
-    found = job.job
-    if not isinstance(found, SftJob):
+    """Return the ids of the datasets for the check; a dataset that is not uploaded yet goes by its future name."""
+    sft = job.job
+    if not isinstance(sft, SftJob):
         return {}
-    named = {"training_file": found.training_file, "validation_file": found.validation_file}
+    named = {"training_file": sft.training_file, "validation_file": sft.validation_file}
     return {
         field: file and (file if file.startswith("file_") else Path(file).name[:_LONGEST_NAME])
         for field, file in named.items()

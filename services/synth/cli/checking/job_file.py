@@ -1,7 +1,7 @@
-"""What would refuse a job, in the words of who would: for `config check`, and before a job is submitted.
+"""Find the problems for which the cluster would refuse a job: for `config check`, and before a submission.
 
-The file is looked at here, then the datasets that it names, line by line. What only the cluster knows is asked of the
-cluster: its models, the files that were uploaded. Where there is none, a warning says what was not looked at.
+The file is checked on this machine, then its datasets, line by line. The cluster checks what only it can: its models
+and the uploaded files. Without a cluster, a warning names the values that were not checked.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from synth.models import Registry, parse_finetuned
 
 @dataclass(frozen=True)
 class JobFile:
-    """A job file's name, the outcome of its check, and what beside the outcome's own warnings is to be said."""
+    """A job file's name, the outcome of its check, and further warnings."""
 
     name: str
     found: ValidationReport
@@ -38,7 +38,7 @@ class JobFile:
 
 def examine(file: Path, flags: Flags, models_dir: Path) -> JobFile:
     """Look at a file on this machine alone. Raises `UserError`, `UsageProblem`."""
-    # Where a cluster keeps its models, it knows them all; elsewhere only the cluster can say.
+    # A registry of this machine has all of the cluster's models; without one, only the cluster can check the model.
     elsewhere = LenientRegistry()
     registry = Registry(models_dir) if models_dir.is_dir() else elsewhere
     _, found = validate_text(read_config(file), name=name_of(file), flags=flags, registry=registry)
@@ -58,7 +58,7 @@ def check(file: Path, flags: Flags, models_dir: Path, cluster: AskedCluster) -> 
 
 
 def require_fit(job: CheckedJob, models_dir: Path, cluster: AskedCluster) -> None:
-    """Check a job before anything of it is sent, and print what the cluster warns of. Raises `UserError`."""
+    """Check a job before anything of it is sent, and print the cluster's warnings. Raises `UserError`."""
     looked = check_job(job, models_dir, cluster)
     for warning in looked.found.warnings:
         if warning not in job.found.warnings:
@@ -71,23 +71,25 @@ def require_fit(job: CheckedJob, models_dir: Path, cluster: AskedCluster) -> Non
 
 def check_job(job: CheckedJob, models_dir: Path, cluster: AskedCluster) -> JobFile:
     """Ask the cluster about a job whose file is right, and look at its datasets. Raises `UserError`, `UsageProblem`."""
-    name, found = job.name, job.found
-    said = cluster.check(job)
-    if said is None:
+    name, report = job.name, job.found
+    answer = cluster.check(job)
+    if answer is None:
         registry = Registry(models_dir) if cluster.here and models_dir.is_dir() else LenientRegistry()
-        _, found = validate_text(job.text, name=name, flags=replace(job.flags, settings=()), registry=registry)
-        return _looked_at_datasets(JobFile(name, found, _not_asked(found, registry, cluster.unasked)))
-    problems = [msgspec.structs.replace(p, where=found.origins.get(p.where, p.where)) for p in said.problems]
-    found = replace(
-        found, problems=problems, warnings=[*found.warnings, *(w for w in said.warnings if w not in found.warnings)]
+        _, report = validate_text(job.text, name=name, flags=replace(job.flags, settings=()), registry=registry)
+        return _looked_at_datasets(JobFile(name, report, _not_asked(report, registry, cluster.unasked)))
+    problems = [msgspec.structs.replace(p, where=report.origins.get(p.where, p.where)) for p in answer.problems]
+    report = replace(
+        report,
+        problems=problems,
+        warnings=[*report.warnings, *(w for w in answer.warnings if w not in report.warnings)],
     )
-    warnings = [f"{id} is still being checked: nothing is known of its lines" for id in said.unchecked]
-    looked = JobFile(name, found, warnings)
+    warnings = [f"{id} is still being checked: the problems of its lines are not known yet" for id in answer.unchecked]
+    looked = JobFile(name, report, warnings)
     try:
-        sees = None if said.resolved is None else _sees(job_from_data(said.resolved))
+        sees = None if answer.resolved is None else _sees(job_from_data(answer.resolved))
     except NewerVersion:
         sees = None  # the cluster decides about images
-    return _looked_at_datasets(looked, sees=sees, rendering=said.rendering)
+    return _looked_at_datasets(looked, sees=sees, rendering=answer.rendering)
 
 
 def _looked_at_datasets(
@@ -126,12 +128,12 @@ def _looked_at_datasets(
             problems.append(images_refused(path.name, job.model, where=str(path)))
         elif not report.problems and report.image_rows:
             warnings.append(f"{path}: {report.image_rows:,} rows show images, which only the cluster looks at")
-    found = replace(looked.found, problems=[*looked.found.problems, *problems])
-    return replace(looked, found=found, warnings=[*looked.warnings, *warnings])
+    merged = replace(looked.found, problems=[*looked.found.problems, *problems])
+    return replace(looked, found=merged, warnings=[*looked.warnings, *warnings])
 
 
 def _not_asked(found: ValidationReport, registry: Registry, reason: str) -> list[str]:
-    """What only the cluster could have said of a job without problems."""
+    """Return warnings about the values that only the cluster could have checked."""
     job = found.job
     if job is None:
         return []
@@ -141,7 +143,7 @@ def _not_asked(found: ValidationReport, registry: Registry, reason: str) -> list
     if isinstance(job, SftJob):
         files = (("training_file", job.training_file), ("validation_file", job.validation_file))
         unseen += [(found.origins[field], f"the file {id!r}") for field, id in files if id and id.startswith("file_")]
-    return [f"{where}: {what} was not looked up, since the cluster was not asked ({reason})" for where, what in unseen]
+    return [f"{where}: {what} was not checked by the cluster ({reason})" for where, what in unseen]
 
 
 def _sees(job: Job) -> bool:

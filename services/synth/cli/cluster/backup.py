@@ -44,7 +44,7 @@ class ClusterSecrets(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def back_up(data: Path, target: Path, *, report: Report) -> BackupManifest:
-    """Back the cluster of a data folder up, also while it runs. Raises `CliError` where there is none."""
+    """Back up the cluster of a data folder, also while it runs. Raises `CliError` if the folder has no cluster."""
     file = StateFile(data)
     state = file.read()
     if state is None:
@@ -135,7 +135,7 @@ async def connect_as_bus(state: ClusterState, port: int) -> Connection:
         nats_url=f"nats://127.0.0.1:{port}",
         nats_user="bus",
         nats_password=SecretStr(state.users["bus"]),
-        # Not what the user's environment says of another bus.
+        # The user's environment may set these for another bus.
         nats_seed=None,
         nats_ca=None,
         nats_cert=None,

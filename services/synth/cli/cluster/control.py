@@ -54,8 +54,8 @@ class ProcessReport(msgspec.Struct, kw_only=True):
 class ClusterReport(msgspec.Struct, kw_only=True):
     """The whole cluster. state: healthy, degraded, orphaned (its supervisor died) or down.
 
-    gpus: of this machine. gpu_problem: why they could not be read, "" where they could. device: what the cluster
-    computes on where that is no GPU, and why; "" where it is one.
+    gpus: of this machine. gpu_problem: why they could not be read; "" if they could.
+    device: if the cluster uses no GPU, its device and the reason; "" if it uses one.
     """
 
     state: str
@@ -69,7 +69,7 @@ class ClusterReport(msgspec.Struct, kw_only=True):
 
 @dataclass(frozen=True)
 class PreparedCluster:
-    """A cluster that may be started now. notes: what was done on the way, for the user to read."""
+    """A cluster that is ready to start. notes: the changes that preparing it made, for the user to read."""
 
     state: ClusterState
     notes: list[str]
@@ -83,13 +83,13 @@ def prepare_cluster(
     env_file: Path,
     plan: Callable[[], tuple[DevicePlan, str]],
 ) -> PreparedCluster:
-    """Under the lock: end what a dead supervisor left, plan devices, choose ports, keep or make secrets, write `.env`.
+    """Prepare the start under the lock: end processes of a dead supervisor, plan devices, choose ports, write `.env`.
 
-    port: of the gateway; None for the one that it had before, `DEFAULT_PORT` the first time.
-    plan: decides what each process computes on, and with which Python inference runs ("" for ours); called when nothing
-    of an earlier cluster holds a GPU any more.
-    Raises `CliError`, having started nothing, when the port is taken, when nats-server is missing, and what `plan`
-    raises.
+    Secrets are kept, or made the first time.
+    port: of the gateway; None for its earlier port, `DEFAULT_PORT` the first time.
+    plan: decides what each process computes on, and with which Python inference runs ("" for ours). It is called after
+    the processes of an earlier cluster have released their GPUs.
+    Raises `CliError`, having started nothing, if the port is taken or nats-server is missing; and what `plan` raises.
     """
     binary()
     state = file.read() or ClusterState()
@@ -105,19 +105,19 @@ def prepare_cluster(
     state.environment_key = present.get("ENVIRONMENT_API_KEY", state.environment_key)
     state.supervisor_pid = state.supervisor_started = None
     file.write(state)
-    wanted = {"SYNTH_API_KEY": state.api_key, "ENVIRONMENT_API_KEY": state.environment_key}
-    added = merge_env_file(env_file, wanted)
+    keys = {"SYNTH_API_KEY": state.api_key, "ENVIRONMENT_API_KEY": state.environment_key}
+    added = merge_env_file(env_file, keys)
     if write_address(env_file, f"{state.url}/api"):
         added.append(ADDRESS)
     if added:
         notes.append(f"wrote {', '.join(added)} to {env_file}")
     allowed = " ".join(f"{name}={value}" for name, value in outbound().items())
-    notes.append(f"jobs may call public addresses, and what is allowed by {allowed}")
+    notes.append(f"jobs may call public addresses, and those allowed by {allowed}")
     return PreparedCluster(state, notes)
 
 
 def leads_elsewhere(state: ClusterState, address: ConfigValue) -> str:
-    """What to print where the commands of this place do not reach the cluster at their address; "" where they do."""
+    """Return a warning if the commands of this place reach another address than the cluster's; "" if they reach it."""
     if address.text in (f"{url}/api" for url in (state.url, state.url.replace(HOST, "localhost"))):
         return ""
     how = {"flag": "leave the flag out", ENVIRONMENT: f"unset {address.name}"}
@@ -134,7 +134,7 @@ def start_detached(
     """Start the supervisor in the background and wait until all is healthy.
 
     timeout: seconds until one more process is healthy. A busy machine may need longer for all of them.
-    Raises `CliError` with the last lines of the log that tells why not; nothing is left running then.
+    Raises `CliError` with the last lines of the failed process's log, after ending everything that was started.
     """
     log = data / "logs" / "supervisor.log"
     log.parent.mkdir(parents=True, exist_ok=True)
@@ -195,7 +195,7 @@ def _failed(what: str, data: Path, name: str) -> CliError:
 
 
 def stop_cluster(file: StateFile) -> bool:
-    """End the cluster; says whether there was one. Its data stays."""
+    """End the cluster; return whether there was one. Its data stays."""
     state = file.read()
     if state is None:
         return False

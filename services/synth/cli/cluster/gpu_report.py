@@ -1,4 +1,4 @@
-"""The GPUs of this machine as `up`, `status` and `doctor` show them: each, who has it, and its memory."""
+"""The GPUs of this machine as `up`, `status` and `doctor` show them: their holders and their memory."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from synth.runtime.device_turn import read_holder
 
 
 class GpuReport(msgspec.Struct, kw_only=True):
-    """A GPU. holder: the processes of the cluster that it was given to, others that hold memory of it, or "free".
+    """A GPU. holder: the processes of the cluster that use it, others that hold its memory, or "free".
 
-    used_bytes, memory_bytes: None where the driver does not say.
+    used_bytes, memory_bytes: None if the driver does not report them.
     """
 
     id: str
@@ -46,7 +46,7 @@ def report_gpus(state: ClusterState | None, data: Path, listed: GpuList) -> list
 
 
 def running_plan(state: ClusterState | None) -> DevicePlan | None:
-    """What a cluster computes on; None where none of its processes runs."""
+    """Return the device plan of a cluster; None if none of its processes runs."""
     if state is None or not any(is_alive(p.pid, p.started) for p in state.processes):
         return None
     return state.devices
@@ -86,26 +86,26 @@ def _report(gpu: Gpu, plan: DevicePlan, ours: set[int], turn: str) -> GpuReport:
 
 def assigned(gpu: Gpu, plan: DevicePlan) -> list[str]:
     """The processes of a plan that a GPU was given to."""
-    found = [
+    names = [
         "inference" if not i else f"inference-{i}"
         for i, own in enumerate(plan.inference)
         if own.gpu is not None and own.gpu.id == gpu.id
     ]
-    found += ["trainer"] if gpu.id in {own.id for own in plan.trainer.gpus} else []
+    names += ["trainer"] if gpu.id in {own.id for own in plan.trainer.gpus} else []
     reference = plan.trainer.reference
-    return [*found, *(["reference"] if reference is not None and reference.id == gpu.id else [])]
+    return [*names, *(["reference"] if reference is not None and reference.id == gpu.id else [])]
 
 
 def _own_pids(state: ClusterState) -> set[int]:
-    """The processes of the cluster, and what they have started."""
+    """Return the pids of the cluster's processes and of their descendants."""
     import psutil
 
-    found: set[int] = set()
+    pids: set[int] = set()
     for p in state.processes:
         if p.pid is None or not is_alive(p.pid, p.started):
             continue
         try:
-            found |= {p.pid, *(child.pid for child in psutil.Process(p.pid).children(recursive=True))}
+            pids |= {p.pid, *(child.pid for child in psutil.Process(p.pid).children(recursive=True))}
         except psutil.NoSuchProcess:
             continue
-    return found
+    return pids

@@ -29,7 +29,7 @@ _HIDDEN = ("timestamp", "level", "event", "service", "replica", "exception")
 
 @dataclass(order=True)
 class LogLine:
-    """One line. text: what happened; fields: what it was about, in the order in which it was written."""
+    """One line. text: the message; fields: its values, in the order in which they were written."""
 
     time: datetime
     service: str = field(compare=False)
@@ -67,15 +67,15 @@ def find_logs(data: Path, service: str | None) -> list[Path]:
             "no cluster has run here", expected="the logs of `synthctl up`", fix="see --data", where=str(folder)
         )
     names = {file: file.stem for file in files}
-    wanted = [f for f, name in names.items() if service in (None, name) or re.fullmatch(rf"{service}-\d+", name)]
-    if not wanted:
+    current = [f for f, name in names.items() if service in (None, name) or re.fullmatch(rf"{service}-\d+", name)]
+    if not current:
         raise UsageProblem(
             f"there is no service {service!r} here",
             expected=f"{', '.join(names.values())}, or a job's id",
             where=str(folder),
         )
-    earlier = [file.with_name(f"{file.name}.1") for file in wanted]
-    return [*(file for file in earlier if file.is_file()), *wanted]
+    earlier = [file.with_name(f"{file.name}.1") for file in current]
+    return [*(file for file in earlier if file.is_file()), *current]
 
 
 def read_logs(files: list[Path]) -> Iterator[LogLine]:
@@ -84,9 +84,9 @@ def read_logs(files: list[Path]) -> Iterator[LogLine]:
 
 
 def follow_logs(files: list[Path], sizes: dict[Path, int]) -> Iterator[LogLine | None]:
-    """The lines that are written from now on, for ever; None after each look that found none.
+    """Yield the lines that are written from now on, for ever; None after each look that reads none.
 
-    sizes: how far each file was read. A file that is begun anew (a restarted cluster) is read from its start.
+    sizes: bytes of each file that were read already. A file that restarts (a restarted cluster) is read from its start.
     """
     parsers = {file: _Parser(file) for file in files}
     while True:

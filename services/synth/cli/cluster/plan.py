@@ -22,11 +22,11 @@ HOST = "127.0.0.1"
 DEFAULT_PORT = 8000
 GRACE_S = 8.0
 _PLANNED = frozenset({"CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "SYNTH_DEVICE", "SYNTH_ENGINE"})
-# What the client uses is no business of a service's, and the cluster's secret is that of its state.
+# The services need no setting of the client. The cluster's secret comes from its state file.
 _NOT_PASSED_ON = frozenset(
     {"SYNTH_API_KEY", "ENVIRONMENT_API_KEY", "BACKEND_BASE_URL", "TASK_APP_URL", "SYNTH_SECRETS"}
 )
-# What another bus of the user's asks for: that of this cluster is plain text on loopback, and knows passwords.
+# Settings of another bus of the user's. The cluster's own bus uses plain text on loopback, and passwords.
 _OF_ANOTHER_BUS = frozenset({"SYNTH_NATS_SEED", "SYNTH_NATS_CA", "SYNTH_NATS_CERT", "SYNTH_NATS_KEY"})
 
 
@@ -73,7 +73,7 @@ def gateway_port(state: ClusterState | None) -> int:
 
 
 def choose_ports(state: ClusterState, services: tuple[str, ...], *, port: int) -> None:
-    """Give each process a port, its earlier one where it is free. Raises `CliError` when `port` is taken."""
+    """Give each process a port: its earlier one if it is free. Raises `CliError` when `port` is taken."""
     if not is_free(port):
         raise CliError(
             f"port {port} is in use by another program",
@@ -164,9 +164,9 @@ def make_plan(
 
 
 def outbound(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Which addresses of users' task apps, judges and images the services may call beside the public ones.
+    """Return the settings that allow the services to call task apps, judges and images beside public addresses.
 
-    They are on this machine where the user's environment says nothing of it.
+    Addresses on loopback are allowed unless the user's environment forbids them.
     """
     allowed = {"SYNTH_ALLOW_LOOPBACK": environment.get("SYNTH_ALLOW_LOOPBACK") or "1"}
     for name in ("SYNTH_ALLOWED_CIDRS", "SYNTH_OUTBOUND_PROXY"):
@@ -200,7 +200,7 @@ def _environment(
     nats_url: str,
     environment: Mapping[str, str],
 ) -> dict[str, str]:
-    """The settings of one process: what the user's environment says of SYNTH_… holds, except for what must agree."""
+    """Return the settings of one process: SYNTH_… of the user's environment, except where the plan must set them."""
     env = _computing_environment(environment)
     env.setdefault("SYNTH_GRACE_S", str(GRACE_S))
     env |= {
@@ -220,7 +220,7 @@ def _environment(
     if name == "validator" and "SYNTH_RANKS" in env:
         env.setdefault("SYNTH_TRAINER_RANKS", env["SYNTH_RANKS"])
     for key, value in state.devices.environment(name).items():
-        # The plan has heard what the user says of these; the rest holds as the user says it.
+        # The plan already follows the user's settings of devices; the user's other settings override it.
         env[key] = value if key in _PLANNED else env.get(key, value)
     if state.devices.shared and service in ("inference", "trainer"):
         env["SYNTH_TURN_FILE"] = str(turn_file(data))
@@ -230,7 +230,7 @@ def _environment(
             "SYNTH_READ_MODEL_PATH": str(data / "gateway.db"),
             "SYNTH_BOOTSTRAP_API_KEY": state.api_key,
             "SYNTH_BOOTSTRAP_ENVIRONMENT_KEY": state.environment_key,
-            # The task apps of this machine, on whatever port they are.
+            # Task apps of this machine, on any port.
             "SYNTH_BOOTSTRAP_ENVIRONMENT_ORIGINS": "http://127.0.0.1,http://localhost",
         }
     return env

@@ -1,4 +1,4 @@
-"""Starts the processes of a cluster: those of `synthd` as forks of two parents, nats-server by its command."""
+"""Starts the processes of a cluster: each `synthd` is a fork of one of two parents, nats-server is a program."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What is known of the embedded cluster, in `<data>/cluster.json`: ports, processes, passwords.
+"""The state of the embedded cluster, in `<data>/cluster.json`: ports, processes, passwords.
 
-Passwords and the cluster's secret outlive a cluster's processes: what is stored was sealed with them. A process is
-known by its pid and the moment it was started, so that a reused pid is never taken for ours.
+Passwords and the cluster's secret outlive a cluster's processes, since stored values were sealed with them. A process
+is identified by its pid and its start time, so that a reused pid is never taken for ours.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ class StateFile:
 
 
 def end_leftovers(state: ClusterState, *, grace: float = 10.0) -> list[str]:
-    """End what a dead supervisor left behind, the bus last; returns their names."""
+    """End the processes that a dead supervisor left behind, the bus last. Returns their names."""
     ended: list[str] = []
     for last in (False, True):
         group = [p for p in state.processes if (p.name == "nats") is last and is_alive(p.pid, p.started)]
@@ -145,7 +145,7 @@ def end_leftovers(state: ClusterState, *, grace: float = 10.0) -> list[str]:
 
 
 def wait_gone(processes: list[ProcessState], timeout: float) -> bool:
-    """Wait until none of them runs; says whether that came true."""
+    """Wait until none of the processes runs; return False if the timeout passes first."""
     deadline = time.monotonic() + timeout
     while any(is_alive(p.pid, p.started) for p in processes):
         if time.monotonic() > deadline:

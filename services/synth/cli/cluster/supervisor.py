@@ -1,7 +1,7 @@
-"""The supervisor: starts every process of the embedded cluster, restarts those that die, drains them in order.
+"""The supervisor: starts every process of the embedded cluster, restarts dead ones, drains them in order.
 
-Invariants: a process is in the state file from its start on; a restarted one has its old port; each leads a process
-group of its own, so that Ctrl-C reaches the supervisor alone, and what a dead process had started dies with it.
+Invariants: a process is in the state file from its start on; a restarted process keeps its port; each leads its own
+process group, so that Ctrl-C reaches only the supervisor, and the children of a dead process are ended with it.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class SupervisedProcess:
 
 @dataclass
 class Supervisor:
-    """Runs one cluster; `report` is told what happens, a line each."""
+    """Runs one cluster. `report` is called with a line for each thing that happens."""
 
     plan: ClusterPlan
     state: ClusterState
@@ -247,23 +247,23 @@ class Supervisor:
             s.health = "draining"
             # The leader alone: a service ends its own children in its own order.
             s.process.send_signal(signal.SIGTERM)
-        gone = asyncio.gather(*(s.process.wait() for s in running if s.process is not None))
+        ended = asyncio.gather(*(s.process.wait() for s in running if s.process is not None))
         impatient = asyncio.create_task(self.kill.wait())
-        await asyncio.wait([gone, impatient], timeout=grace, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait([ended, impatient], timeout=grace, return_when=asyncio.FIRST_COMPLETED)
         impatient.cancel()
         for s in running:
             assert s.process is not None
             if s.process.returncode is None:
                 self.report(f"{s.spec.name} did not drain in {grace:.0f} s")
             end_group(s.process.pid, signal.SIGKILL)
-        await gone
+        await ended
 
     def _save(self) -> None:
         self.file.write(self.state)
 
 
 async def health_problem(http: httpx.AsyncClient, url: str) -> str | None:
-    """Ask a process for its health: what is wrong with it, or None."""
+    """Request the health of a process; return its problem, or None."""
     try:
         reply = await http.get(url)
     except httpx.HTTPError as error:

@@ -16,7 +16,7 @@ _PROBE = "import importlib.util as u; print(*[n for n in ('vllm', 'synth', 'nats
 
 
 def find_vllm_python() -> Path | None:
-    """The Python that `vllm_python` would take, unchecked; None where there is none."""
+    """Return the Python that `vllm_python` would use, without checking it; None if there is none."""
     return next((place for place in _places() if place.is_file()), None)
 
 
@@ -37,7 +37,7 @@ def vllm_python() -> str:
         raise CliError(
             f"{found} cannot run the inference service with vLLM",
             expected="an environment with vLLM and this package",
-            fix="make it anew: make install-vllm",
+            fix="install it again: make install-vllm",
             where=missing,
         )
     return str(found)
@@ -46,17 +46,17 @@ def vllm_python() -> str:
 def _missing_packages(python: Path) -> str:
     """Why this Python cannot run the inference service; "" when it can."""
     try:
-        asked = subprocess.run([python, "-c", _PROBE], capture_output=True, text=True, timeout=_PROBE_S, check=False)
+        probe = subprocess.run([python, "-c", _PROBE], capture_output=True, text=True, timeout=_PROBE_S, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
         return str(error)
-    if asked.returncode:
-        return asked.stderr.strip().rpartition("\n")[2] or f"it ends with status {asked.returncode}"
-    missing = asked.stdout.strip()
+    if probe.returncode:
+        return probe.stderr.strip().rpartition("\n")[2] or f"it ends with status {probe.returncode}"
+    missing = probe.stdout.strip()
     return f"without {missing}" if missing else ""
 
 
 def _places() -> list[Path]:
-    """Where to look: what is named; else the working directory, and the folder that our own environment lies in."""
+    """Return the places to look in: the named one, else the working directory and the parent of our own environment."""
     if named := os.environ.get("SYNTH_INFERENCE_PYTHON"):
         return [Path(named).absolute()]
     return [root / _FOLDER / "bin" / "python" for root in dict.fromkeys([Path.cwd(), Path(sys.prefix).parent])]

@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 def audit(
     ctx: typer.Context,
     since: Annotated[str, typer.Option(help="How far back, as 90d, 12h or 30m.")] = "1d",
-    org: Annotated[str | None, typer.Option(help="Of one organisation; needs an operator's key.")] = None,
+    org: Annotated[str | None, typer.Option(help="Only this organisation's records; needs an operator's key.")] = None,
     limit: Annotated[int, typer.Option(min=1, help="How many, the newest.")] = 50,
     fmt: Output = Format.TABLE,
 ) -> None:
     """Show failed log-ins, refusals, changes to keys, deletions and what operators did, the newest last.
 
-    Your organisation's, with a key that has the scope keys; an operator's key shows those of all.
+    Shows the records of your organisation, with a key of scope `keys`; an operator's key shows every organisation's.
     """
     from synth.cli.api.audit import audit_records
 

@@ -46,8 +46,8 @@ def chat(
 ) -> None:
     """Talk to a model: one message with -m, else a conversation; /help there lists its commands.
 
-    `--with BASE` asks two models the same, side by side. `-o json` prints the whole completion as the API gives it
-    (with -m only), of two models as `replies`.
+    `--with BASE` sends each message to two models and shows the replies side by side. `-o json` prints the whole
+    completion as the API returns it (with -m only), of two models as `replies`.
     """
     options = {"temperature": temperature, "max_tokens": max_tokens}
     options = {name: value for name, value in options.items() if value is not None}
@@ -99,7 +99,7 @@ class Speaker:
         return str(self.options["model"])
 
     def start_anew(self) -> None:
-        """Forget what was said, but the system message."""
+        """Forget the conversation, but keep the system message."""
         self.history[:] = [message for message in self.history if message["role"] == "system"]
 
     def set_system(self, text: str) -> None:
@@ -116,7 +116,7 @@ class Speaker:
 
 _HELP = (
     ("/system TEXT", "set the system message; without TEXT show it; /system - removes it"),
-    ("/clear", "forget what was said, and keep the system message"),
+    ("/clear", "forget the conversation, and keep the system message"),
     ("/help", "this list"),
     ("/exit", "end, as Ctrl-D and Ctrl-C do; during a reply Ctrl-C stops the reply"),
 )
@@ -140,7 +140,7 @@ def converse(client: Client, speakers: list[Speaker], patience: float) -> None:
 
 
 def _obey(text: str, speakers: list[Speaker]) -> bool:
-    """Do what a line that begins with a slash asks for; False for one that is meant for the model."""
+    """Run the command of a line that begins with a slash; return False for a line that is a message to the model."""
     word, _, rest = text.partition(" ")
     if not word.startswith("/") or "/" in word[1:]:
         return False
@@ -200,12 +200,12 @@ def _print_named_reply(client: Client, speaker: Speaker, patience: float) -> str
 
 
 def _print_reply(client: Client, speaker: Speaker, patience: float) -> str:
-    said: list[str] = []
+    pieces: list[str] = []
     for piece in stream_text(client, {**speaker.options, "messages": speaker.history, "stream": True}, patience):
-        said.append(piece)
+        pieces.append(piece)
         output.print_piece(piece)
     output.print_line("")
-    return "".join(said)
+    return "".join(pieces)
 
 
 def stream_text(client: Client, body: dict[str, Any], patience: float) -> Iterator[str]:

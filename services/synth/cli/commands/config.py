@@ -56,9 +56,9 @@ def check(
 ) -> None:
     """Print every problem of job files, each with its file:line; exit 2 if there are any.
 
-    Datasets are read line by line. The cluster is asked for the models and uploaded files that are named; where it is
-    away, warnings say what was not looked up. Keys without effect are warnings. With `--task-url`, the task app is
-    asked whether it plays the file's `env_name`.
+    Datasets are read line by line. The cluster checks the models and uploaded files that the file names; if it is
+    unavailable, warnings name the values that were not checked. Keys without effect are warnings. With `--task-url`,
+    the task app is checked too: whether it plays the file's `env_name`.
     """
     from synth.cli.checking.cluster import open_cluster
     from synth.cli.config import ConfigValue
@@ -74,11 +74,11 @@ def check(
         sets=set_,
     )
     settings = load_config(ctx)
-    asked = (
+    task_app = (
         None if task_url is None else _ask_task_app(ConfigValue(task_url, "--task-url"), settings, trusted=trust_app)
     )
     with open_cluster(settings) as cluster:
-        reports = [_check_file(file, flags, data / "models", cluster, asked) for file in files]
+        reports = [_check_file(file, flags, data / "models", cluster, task_app) for file in files]
     if fmt is Format.JSON:
         output.print_json(reports)
     else:
@@ -103,9 +103,9 @@ def explain(
     data: Data = DEFAULT_DATA,
     fmt: Output = Format.TABLE,
 ) -> None:
-    """Show the job that a file makes: each setting, where it came from, what was changed and why; its memory and blobs.
+    """Show the job that a file makes: each setting, its origin, its changes with their reason; its memory and blobs.
 
-    Flags as those of `synthctl submit`. Needs no cluster.
+    Takes the flags of `synthctl submit`. Needs no cluster.
     """
     from rich.text import Text
 
@@ -135,8 +135,8 @@ def explain(
     settings = settings_of(found)
     memory = None if found.job is None else job_memory(found.job, data / "models")
     if fmt is Format.JSON:
-        told = {"file": name, "kind": found.kind, "settings": settings, "warnings": warnings, "memory": memory}
-        output.print_json(told)
+        document = {"file": name, "kind": found.kind, "settings": settings, "warnings": warnings, "memory": memory}
+        output.print_json(document)
         return
     if output.is_terminal():
         output.out().print(Text(f"{name}: {summary(found)}", style="bold"), SettingsTable(settings, name), sep="\n\n")
@@ -160,7 +160,7 @@ def init(
     model: Annotated[
         str | None, typer.Option(metavar="ID", help="The model that the values fit; without it, one of the cluster's.")
     ] = None,
-    vision: Annotated[bool, typer.Option("--vision", help="Of a model that sees images.")] = False,
+    vision: Annotated[bool, typer.Option("--vision", help="Write a job for a model that sees images.")] = False,
     to: Annotated[
         Path | None, typer.Option("--to", metavar="FILE", help="Write it there; never over another file.")
     ] = None,
@@ -169,8 +169,8 @@ def init(
 ) -> None:
     """Print a commented job file to start from, with values that fit the size of the model.
 
-    The size is read from the model's folder on this machine, or known from a hosted id; of another model, the values
-    are those of a model of a few billion parameters.
+    The size is read from the model's folder on this machine, or known from a hosted id; for any other model, the
+    values fit a model of a few billion parameters.
     """
     from synth.cli.job_text.starter import starter
 
@@ -245,7 +245,7 @@ def _flags(
 
 @dataclass(frozen=True)
 class _TaskApp:
-    """What a task app said of itself. env_names: () where it lists none; unasked: why nothing is known."""
+    """A task app's own description. env_names: () if it lists none; unasked: why it could not be read."""
 
     url: str
     env_names: tuple[str, ...] = ()
@@ -282,19 +282,19 @@ def _check_file(file: Path, flags: Flags, models_dir: Path, cluster: AskedCluste
         looked = check(file, flags, models_dir, cluster)
     except (UserError, CliError) as error:
         return CheckReport(file=name_of(file), problems=list(error.problems))
-    found = looked.found
-    problems, warnings = [*found.problems], [*found.warnings, *looked.warnings]
-    if app is not None and isinstance(found.job, RlJob | EvalJob):
+    report = looked.found
+    problems, warnings = [*report.problems], [*report.warnings, *looked.warnings]
+    if app is not None and isinstance(report.job, RlJob | EvalJob):
         warnings += [app.unasked] if app.unasked else []
-        place = found.origins["rollout.env_name"]
-        if wrong := wrong_env_name(found.job.rollout.env_name, app.env_names, where=place, url=app.url):
+        place = report.origins["rollout.env_name"]
+        if wrong := wrong_env_name(report.job.rollout.env_name, app.env_names, where=place, url=app.url):
             problems.append(wrong)
     return CheckReport(
         file=looked.name,
-        kind=found.kind,
+        kind=report.kind,
         problems=problems,
         warnings=warnings,
-        summary="" if problems else summary(found),
+        summary="" if problems else summary(report),
     )
 
 

@@ -20,7 +20,7 @@ LetterArgument = Annotated[
 @app.command("ls")
 def ls(
     ctx: typer.Context,
-    settled: Annotated[bool, typer.Option("--all", help="Also those that were retried or dropped.")] = False,
+    settled: Annotated[bool, typer.Option("--all", help="Also letters that were retried or dropped.")] = False,
     limit: Annotated[int, typer.Option(min=1, help="How many.")] = 50,
     fmt: Output = Format.TABLE,
 ) -> None:
@@ -45,14 +45,14 @@ def ls(
 
 @app.command("show")
 def show(ctx: typer.Context, letter: LetterArgument, fmt: Output = Format.TABLE) -> None:
-    """Show one dead letter with its payload, which may be what a user wrote."""
+    """Show one dead letter with its payload, which may contain a user's text."""
     from synth.cli.api.dead_letters import dead_letter
 
     with open_client(ctx) as client:
-        found = dead_letter(client, letter)
+        detail = dead_letter(client, letter)
     if fmt is Format.JSON:
-        return output.print_json(found)
-    d = found.letter
+        return output.print_json(detail)
+    d = detail.letter
     state = f"{d.state} by {d.settled_by}" if d.settled_by else d.state
     output.print_pairs(
         [
@@ -66,7 +66,7 @@ def show(ctx: typer.Context, letter: LetterArgument, fmt: Output = Format.TABLE)
             ("age", output.age(d.created_at)),
             ("size", output.size(d.bytes)),
             ("reason", d.reason),
-            ("payload", found.payload + (" …" if found.cut else "")),
+            ("payload", detail.payload + (" …" if detail.cut else "")),
         ]
     )
     return None

@@ -63,7 +63,7 @@ def rm(ctx: typer.Context, name: NameArgument, fmt: Output = Format.TABLE) -> No
     from synth.cli.api.judge_keys import remove_judge_key
 
     with open_client(ctx) as client:
-        gone = remove_judge_key(client, name)
+        removed = remove_judge_key(client, name)
     if fmt is Format.JSON:
-        return output.print_json(gone)
-    return output.message(f"{gone.name} forgotten")
+        return output.print_json(removed)
+    return output.message(f"{removed.name} forgotten")

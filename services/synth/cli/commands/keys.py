@@ -26,7 +26,7 @@ _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 @app.command("ls")
 def ls(ctx: typer.Context, fmt: Output = Format.TABLE) -> None:
-    """List the keys of your organisation, oldest first; those that have ended too."""
+    """List the keys of your organisation, oldest first, including ended ones."""
     with open_client(ctx) as client:
         keys = client.keys()
     if fmt is Format.JSON:
@@ -48,11 +48,11 @@ def create(
     ] = None,
     url: Annotated[
         bool,
-        typer.Option("--url", help="For a client that can send nothing but a URL: print one that opens chat alone."),
+        typer.Option("--url", help="Print a URL that opens only chat, for a client that can send nothing but a URL."),
     ] = False,
     bus: Annotated[
         bool,
-        typer.Option("--bus", help="For a subscriber on the bus: print a password that hears your events alone."),
+        typer.Option("--bus", help="Print a password with which a subscriber on the bus reads only your events."),
     ] = False,
     model: Annotated[str | None, typer.Option(help="With --url: the one model that it opens; without it, all.")] = None,
     expires_in: Annotated[
@@ -63,8 +63,8 @@ def create(
 ) -> None:
     """Make a key; prints it, which happens once. It can do no more than the key that makes it."""
     seconds = None if expires_in is None else read_seconds(expires_in, "--expires-in")
-    wanted = [scope.strip() for scope in (scopes or "read,write,inference").split(",") if scope.strip()]
-    if url and scopes is not None and wanted != ["inference"]:
+    requested = [scope.strip() for scope in (scopes or "read,write,inference").split(",") if scope.strip()]
+    if url and scopes is not None and requested != ["inference"]:
         raise UsageProblem(f"a URL cannot open {scopes[:60]!r}", expected="inference alone", where="--scopes")
     if bus and (url or scopes is not None):
         other = "--url" if url else "--scopes"
@@ -72,7 +72,7 @@ def create(
     if model is not None and not url:
         raise UsageProblem("a key is for every model", expected="--url with it, or no --model", where="--model")
     with open_client(ctx) as client:
-        kind = {"url": True, "model": model} if url else {"bus": True} if bus else {"scopes": wanted}
+        kind = {"url": True, "model": model} if url else {"bus": True} if bus else {"scopes": requested}
         made = client.add_key(org=org, name=name, expires_in_s=seconds, **kind)
         root = client.root.removesuffix("/api")
     _show_once(made, fmt, root)
@@ -96,10 +96,10 @@ def rotate(
 def revoke(ctx: typer.Context, key: KeyArgument, fmt: Output = Format.TABLE) -> None:
     """End a key, at once and for good. Revoking twice is revoking once."""
     with open_client(ctx) as client:
-        found = client.revoke_key(key)
+        revoked = client.revoke_key(key)
     if fmt is Format.JSON:
-        return output.print_json(found)
-    return output.message(f"{found.id} {found.state}")
+        return output.print_json(revoked)
+    return output.message(f"{revoked.id} {revoked.state}")
 
 
 @orgs_app.command("ls")
@@ -133,7 +133,7 @@ def _show_once(made: MadeKey, fmt: Format, root: str = "") -> None:
     if fmt is Format.JSON:
         return output.print_json(made)
     if made.path is not None:
-        opens = f"chat with {made.model or 'every model'}, for whoever has it, for {_end(made)}"
+        opens = f"chat with {made.model or 'every model'}, for anyone who has the URL, for {_end(made)}"
         output.message(f"{made.id} ({made.name}) opens {opens}; this is the only time that it is shown:")
         return output.print_line(root + made.path)
     if made.bus:
@@ -160,9 +160,9 @@ def _end(key: Key) -> str:
 
 def read_seconds(text: str, option: str) -> int:
     """The seconds of a duration such as 24h. Raises `UsageProblem`, which names the option."""
-    found = re.fullmatch(r"(\d{1,9})([smhd]?)", text.strip())
-    if found is None:
+    match = re.fullmatch(r"(\d{1,9})([smhd]?)", text.strip())
+    if match is None:
         raise UsageProblem(
             f"{text[:40]!r} is not a duration", expected="a number and s, m, h or d, as 24h", where=option
         )
-    return int(found[1]) * _SECONDS[found[2] or "s"]
+    return int(match[1]) * _SECONDS[match[2] or "s"]

@@ -1,4 +1,4 @@
-"""`synthctl limits`: what an organisation may take of the cluster, and what it has taken."""
+"""`synthctl limits`: an organisation's limits on the cluster, and its present use of each."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ if TYPE_CHECKING:
 
 
 def limits(ctx: typer.Context, fmt: Output = Format.TABLE) -> None:
-    """Show your organisation's limits, what it uses of each, and the setting with which an operator changes it.
+    """Show your organisation's limits, its present use, and the setting with which an operator changes each limit.
 
     Requests, streams and uploads are counted by each gateway for itself.
     """
     from synth.api.schemas import LimitList
 
     with open_client(ctx) as client:
-        found = client.request("GET", "/limits", LimitList).data
+        current = client.request("GET", "/limits", LimitList).data
     if fmt is Format.JSON:
-        return output.print_json(found)
-    rows = [[limit.what, _number(limit, limit.used), _most(limit), limit.at, limit.setting] for limit in found]
+        return output.print_json(current)
+    rows = [[limit.what, _number(limit, limit.used), _most(limit), limit.at, limit.setting] for limit in current]
     output.print_table(("of", "used", "limit", "counted at", "set by"), rows)
     return None
 

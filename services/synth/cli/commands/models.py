@@ -49,7 +49,7 @@ def known(fmt: Output = Format.TABLE) -> None:
     rows: list[list[str]] = []
     for spec in QWEN3.values():
         notes = [("experimental", spec.experimental), ("thinks", spec.thinking), ("sees", spec.vision is not None)]
-        # Of a mixture of experts: all parameters, and those that are active.
+        # A mixture of experts shows all its parameters, and the number of active ones.
         active = "" if spec.active_parameters == spec.parameters else f"-A{spec.active_parameters:g}B"
         params = f"{spec.parameters:g}B{active}"
         rows.append([spec.id, params, " ".join(spec.modes), ", ".join(n for n, so in notes if so) or "-"])
@@ -80,11 +80,11 @@ def aliases(data: Data = DEFAULT_DATA, fmt: Output = Format.TABLE) -> None:
     """List what stands in for what on this machine."""
     from synth.models import Registry
 
-    found = Registry(data / "models").stand_ins()
+    pairs = Registry(data / "models").stand_ins()
     if fmt is Format.JSON:
-        return output.print_json(found)
-    output.print_table(("id", "stand-in"), [list(pair) for pair in sorted(found.items())])
-    if not found:
+        return output.print_json(pairs)
+    output.print_table(("id", "stand-in"), [list(pair) for pair in sorted(pairs.items())])
+    if not pairs:
         output.hint("nothing stands in: synthctl models alias Qwen/Qwen3-0.6B tiny-qwen3")
     return None
 
@@ -94,7 +94,7 @@ def unalias(
     model: Annotated[str, typer.Argument(metavar="ID", help="A base's id.", show_default=False)],
     data: Data = DEFAULT_DATA,
 ) -> None:
-    """Let nothing stand in for a base. Models that were made meanwhile keep saying what ran."""
+    """Remove the stand-in of a base. Models trained from it meanwhile still report the stand-in."""
     from synth.models import Registry
 
     stand_in = Registry(data / "models").unalias(model)
@@ -109,15 +109,15 @@ def download(
     ],
     out: Annotated[Path | None, typer.Option(help="The directory; by default one named after the model.")] = None,
     with_base: Annotated[
-        bool, typer.Option("--with-base", help="With an adapter, download its base into the folder `base`.")
+        bool, typer.Option("--with-base", help="Download an adapter's base too, into the folder `base`.")
     ] = False,
     data: Data = DEFAULT_DATA,
     fmt: Output = Format.TABLE,
 ) -> None:
-    """Download a model, a base or a trained one, as a Hugging Face directory; prints where it is.
+    """Download a model, a base or a trained one, as a Hugging Face directory; prints its path.
 
-    What is there already is kept. The first time, the cluster reads a base's files for their digests. An adapter names
-    its base: by its id on the model hub, else by the folder in which it is on this machine.
+    Files that are already there are kept. The first time, the cluster reads a base's files for their digests. An
+    adapter names its base: by its id on the model hub, else by its folder on this machine.
     """
     from synth.cli.transfer.download import download_model, locate_base
 
@@ -170,10 +170,10 @@ def pull(
     data: Data = DEFAULT_DATA,
     fmt: Output = Format.TABLE,
 ) -> None:
-    """Fetch a base model's weights, such as Qwen/Qwen3-0.6B, for this machine's cluster. Prints where they are.
+    """Fetch a base model's weights, such as Qwen/Qwen3-0.6B, for this machine's cluster. Prints their path.
 
-    Broken off, the next pull goes on. HF_TOKEN, HF_ENDPOINT, HF_HOME and HF_HUB_OFFLINE hold as for the hub's own
-    tools; what is in their cache is not fetched again.
+    After an interruption, the next pull continues. HF_TOKEN, HF_ENDPOINT, HF_HOME and HF_HUB_OFFLINE apply as for the
+    hub's own tools; files in their cache are not downloaded again.
     """
     from synth.cli.transfer.pull import pull_folder, pull_from_hub
 
@@ -216,7 +216,7 @@ class _PullProgress:
 def make_tiny_qwen3(
     name: Annotated[str, typer.Option(help="The model's id on the cluster.")] = "tiny-qwen3",
     out: Annotated[Path | None, typer.Option(help="A directory of your own instead.", show_default=False)] = None,
-    seed: Annotated[int, typer.Option(help="Of the random weights.")] = 0,
+    seed: Annotated[int, typer.Option(help="The seed of the random weights.")] = 0,
     hidden: Annotated[int, typer.Option(min=8, help="Width.")] = 64,
     layers: Annotated[int, typer.Option(min=1, help="Depth.")] = 2,
     heads: Annotated[int, typer.Option(min=1, help="Attention heads.")] = 4,
@@ -224,11 +224,11 @@ def make_tiny_qwen3(
     head_dim: Annotated[int, typer.Option(min=2, help="Width of a head.")] = 16,
     intermediate: Annotated[int | None, typer.Option(help="Width of the MLP; 3 × hidden.")] = None,
     context: Annotated[int, typer.Option(min=64, help="Positions.")] = 4096,
-    replace: Annotated[bool, typer.Option("--replace", help="Make it anew where it is there already.")] = False,
+    replace: Annotated[bool, typer.Option("--replace", help="Replace a model that exists already.")] = False,
     data: Data = DEFAULT_DATA,
     fmt: Output = Format.TABLE,
 ) -> None:
-    """Make a tiny real Qwen3 with its own tokenizer; it learns arithmetic in a minute. Prints where it is."""
+    """Make a tiny real Qwen3 with its own tokenizer; it learns arithmetic in a minute. Prints its path."""
 
     def make(folder: Path) -> MadeModel:
         # Imports torch, which takes seconds.
@@ -253,7 +253,7 @@ def make_tiny_qwen3(
 def make_tiny_qwen3_vl(
     name: Annotated[str, typer.Option(help="The model's id on the cluster.")] = "tiny-qwen3-vl",
     out: Annotated[Path | None, typer.Option(help="A directory of your own instead.", show_default=False)] = None,
-    seed: Annotated[int, typer.Option(help="Of the random weights.")] = 0,
+    seed: Annotated[int, typer.Option(help="The seed of the random weights.")] = 0,
     hidden: Annotated[int, typer.Option(min=8, help="Width, of the vision tower too.")] = 64,
     layers: Annotated[int, typer.Option(min=1, help="Depth, of the vision tower too.")] = 2,
     heads: Annotated[int, typer.Option(min=1, help="Attention heads.")] = 4,
@@ -264,13 +264,13 @@ def make_tiny_qwen3_vl(
         int, typer.Option(min=32, help="Pixels: a larger image is shrunk to this square's area.")
     ] = 128,
     thinking: Annotated[
-        bool, typer.Option("--thinking", help="With the template of a Thinking variant: it always thinks.")
+        bool, typer.Option("--thinking", help="Use the template of a Thinking variant, which always thinks.")
     ] = False,
-    replace: Annotated[bool, typer.Option("--replace", help="Make it anew where it is there already.")] = False,
+    replace: Annotated[bool, typer.Option("--replace", help="Replace a model that exists already.")] = False,
     data: Data = DEFAULT_DATA,
     fmt: Output = Format.TABLE,
 ) -> None:
-    """Make a tiny real Qwen3-VL with its own tokenizer and image processor. Prints where it is."""
+    """Make a tiny real Qwen3-VL with its own tokenizer and image processor. Prints its path."""
 
     def make(folder: Path) -> MadeModel:
         from synth.cli.tiny_models.qwen3_vl import make_tiny_qwen3_vl

@@ -1,4 +1,4 @@
-"""`synthctl rollouts ls | show`: what the model did, rollout by rollout."""
+"""`synthctl rollouts ls | show`: a job's rollouts, with their conversations and rewards."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from synth.cli.connect import open_client
 from synth.cli.tui import output
 from synth.cli.tui.output import Format, Output
 
-app = typer.Typer(help="Rollouts: ls, show. What the model did and what it earned.", no_args_is_help=True)
+app = typer.Typer(help="Rollouts: ls, show. Their conversations and rewards.", no_args_is_help=True)
 
 
 class Mode(StrEnum):
@@ -26,13 +26,13 @@ class Mode(StrEnum):
 def ls(
     ctx: typer.Context,
     job: JobArgument,
-    iteration: Annotated[int | None, typer.Option(min=0, help="Only those of this iteration.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Only those of this seed.")] = None,
-    mode: Annotated[Mode | None, typer.Option(help="Only those of training, or of evaluations.")] = None,
+    iteration: Annotated[int | None, typer.Option(min=0, help="Only rollouts of this iteration.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Only rollouts of this seed.")] = None,
+    mode: Annotated[Mode | None, typer.Option(help="Only rollouts of training, or of evaluations.")] = None,
     worst: Annotated[bool, typer.Option("--worst", help="The lowest rewards first.")] = False,
     best: Annotated[bool, typer.Option("--best", help="The highest rewards first.")] = False,
     failed: Annotated[
-        bool, typer.Option("--failed", help="Only those that failed, by the environment or the policy, or were late.")
+        bool, typer.Option("--failed", help="Only rollouts that failed, by the environment or policy, or were late.")
     ] = False,
     limit: Annotated[int, typer.Option(min=1, help="At most so many.")] = 20,
     fmt: Output = Format.TABLE,
@@ -45,13 +45,13 @@ def ls(
         raise UsageProblem("--worst and --best together", expected="one of them")
     sort = "worst" if worst else "best" if best else "newest"
     with open_client(ctx) as client:
-        wanted = {"iteration": iteration, "seed": seed, "mode": mode and mode.value, "failed": failed, "sort": sort}
-        found = list(client.rollouts(job, limit=limit, **wanted))
+        filters = {"iteration": iteration, "seed": seed, "mode": mode and mode.value, "failed": failed, "sort": sort}
+        rollouts = list(client.rollouts(job, limit=limit, **filters))
     if fmt is Format.JSON:
-        return output.print_json(found)
-    print_rollouts(found)
-    if found:
-        return output.hint(f"read one: synthctl rollouts show {job} {found[0].id.removeprefix(f'{job}_')}")
+        return output.print_json(rollouts)
+    print_rollouts(rollouts)
+    if rollouts:
+        return output.hint(f"read one: synthctl rollouts show {job} {rollouts[0].id.removeprefix(f'{job}_')}")
     filtered = any(value not in (None, False) for value in (iteration, seed, mode, failed))
     return output.hint("no such rollouts" if filtered else "no rollout is over yet")
 
@@ -61,15 +61,15 @@ def show(
     ctx: typer.Context,
     job: JobArgument,
     rollout: Annotated[str, typer.Argument(metavar="ROLLOUT", help="As `ls` shows it: t1_9.", show_default=False)],
-    draw: Annotated[bool, typer.Option("--draw/--no-draw", help="Draw images, where the terminal can.")] = True,
+    draw: Annotated[bool, typer.Option("--draw/--no-draw", help="Draw images if the terminal can.")] = True,
     fmt: Output = Format.TABLE,
 ) -> None:
-    """Read one rollout: what was said, what the task app answered, what it earned, and whether it was trained."""
+    """Read one rollout: its conversation, the task app's answer, its reward, and whether it was trained on."""
     from synth.cli.tui.rollout.pictures import can_draw
     from synth.cli.tui.rollout.transcript import print_rollout
 
     with open_client(ctx) as client:
-        found = client.rollout(job, rollout)
+        detail = client.rollout(job, rollout)
         if fmt is Format.JSON:
-            return output.print_json(found)
-        return print_rollout(found, client.image if draw and can_draw() else None)
+            return output.print_json(detail)
+        return print_rollout(detail, client.image if draw and can_draw() else None)

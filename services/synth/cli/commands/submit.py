@@ -56,7 +56,7 @@ Set = Annotated[
     typer.Option(
         "--set",
         metavar="KEY=VALUE",
-        help="Set a key of the file, as training.learning_rate=1e-5; repeatable. It is written into what is submitted.",
+        help="Set a key of the file, as training.learning_rate=1e-5; repeatable. The submitted text contains it.",
         show_default=False,
     ),
 ]
@@ -128,10 +128,10 @@ def submit(
 ) -> None:
     """Submit a job and follow it; the exit code is its outcome.
 
-    The job is checked first, as `config check` does it: its file, its datasets, and by the cluster its model and all
-    else that would refuse it. So is its task app, from here and, where it is not seen from here, by the cluster. With
-    a problem nothing is uploaded, there is no job, and the exit code is 2. Ctrl-C detaches (exit 130): the job goes on,
-    and the message says how to watch and how to cancel it.
+    The job is checked first, as `config check` does it: its file and its datasets; the cluster checks its model and
+    every other reason to refuse it. The task app is checked from here and, if it cannot be reached from here, by the
+    cluster. With a problem nothing is uploaded, no job is created, and the exit code is 2. Ctrl-C detaches (exit 130):
+    the job goes on, and the message shows how to watch and how to cancel it.
 
     With `--app` the task app is served for the cluster of this machine while the job is followed: when this command
     ends before the job does, the job is cancelled.
@@ -183,10 +183,10 @@ def submit(
             looks=not no_preflight,
             trust_app=trust_app,
         )
-        wanted = app is not None or (not no_poll and (output.is_terminal() if follow is None else follow))
+        attached = app is not None or (not no_poll and (output.is_terminal() if follow is None else follow))
         options = FollowOptions(timeout=poll_timeout, interval=poll_interval, patience=patience, detaches=app is None)
         with contextlib.nullcontext() if app is None else cancelled_if_left(client, created.id):
-            code = follow_or_detach(client, created, follow=wanted, options=options, format=fmt)
+            code = follow_or_detach(client, created, follow=attached, options=options, format=fmt)
         raise typer.Exit(code)
 
 

@@ -18,7 +18,7 @@ _SEEDS = {"start", "count", "listed"}
 
 @dataclass(frozen=True)
 class Difference:
-    """One setting that is not the same in all jobs. values: by job, None where a job does not have it.
+    """One setting that is not the same in all jobs. values: by job, None for a job without the setting.
 
     key: as `[table].key` of a job file.
     """
@@ -28,7 +28,7 @@ class Difference:
 
 
 def settings_of(resolved: Sequence[dict[str, Any] | None]) -> list[dict[str, Any]]:
-    """The settings of jobs as tables of job files; as they were resolved where one is a newer version's.
+    """Return the settings of jobs as tables of job files; as resolved if one job comes from a newer version.
 
     resolved: of each job, None before it is validated.
     """

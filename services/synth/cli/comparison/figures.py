@@ -28,7 +28,7 @@ DRAWN = ("reward_mean", "eval.reward_mean", "loss", "validation_loss")
 
 @dataclass(frozen=True)
 class Figure:
-    """A metric of one job. final: its last value; best: its best one and the step of that, where one way is better."""
+    """A metric of one job. final: its last value. best, best_step: its best value, if one direction is better."""
 
     final: float
     final_step: int
@@ -38,7 +38,7 @@ class Figure:
 
 def figures(points: Sequence[Point], *, kind: str | None) -> dict[str, Figure]:
     """The compared metrics that a job has. points: ascending by step. kind: of the job."""
-    found: dict[str, Figure] = {}
+    by_name: dict[str, Figure] = {}
     for name, better in COMPARED.items():
         of_name = [p for p in points if p.name == name]
         if not of_name:
@@ -46,13 +46,13 @@ def figures(points: Sequence[Point], *, kind: str | None) -> dict[str, Figure]:
         if name == "loss" and kind == "sft":
             better = _LOSS
         best = _best(of_name, better)
-        found[name] = Figure(
+        by_name[name] = Figure(
             final=of_name[-1].value,
             final_step=of_name[-1].step,
             best=best.value if best else None,
             best_step=best.step if best else None,
         )
-    return found
+    return by_name
 
 
 def better_runs(figures_of_jobs: Sequence[Figure | None], name: str, *, kinds: Sequence[str | None]) -> set[int]:
@@ -66,7 +66,7 @@ def better_runs(figures_of_jobs: Sequence[Figure | None], name: str, *, kinds: S
 
 
 def drawn_metrics(figures_of_jobs: Sequence[dict[str, Figure]], kinds: Sequence[str | None]) -> list[str]:
-    """The metrics whose curves are worth drawing: those of `DRAWN` that a job has; the loss only of SFT."""
+    """Return the metrics whose curves are drawn: those in `DRAWN` that a job has; the loss for SFT only."""
     loss = any(kind == "sft" for kind in kinds)
     return [n for n in DRAWN if any(n in f for f in figures_of_jobs) and (n != "loss" or loss)]
 

@@ -48,9 +48,9 @@ class Referee:
         self._client = client
 
     def prefer(self, row: PromptRow, first: Json, second: Json) -> Preference | None:
-        """Return what the judge prefers; None if it gives no score that can be read.
+        """Return the judge's preference; None if it gives no score that can be read.
 
-        A judge prefers what it reads first, or last, for its place alone: each pair is judged in both orders.
+        A judge may prefer a reply for its position alone, so each pair is judged in both orders.
         """
         if (text := _text(first)) == (other := _text(second)):
             return Preference(0.5, consistent=True)
@@ -83,7 +83,7 @@ class Referee:
 
 
 def _text(message: Json) -> str:
-    """Return what a judge reads of a reply: its text, and its tool calls as JSON."""
+    """Return a reply as the judge reads it: its text, and its tool calls as JSON."""
     shown = {name: message[name] for name in ("content", "tool_calls") if message.get(name)}
     content = shown.get("content")
     return content if set(shown) == {"content"} and isinstance(content, str) else json.dumps(shown, ensure_ascii=False)

@@ -129,7 +129,7 @@ def _shown_row(plan: Plan, results: Sequence[ModelResult], files: Sequence[Answe
 
 
 def _message(message: Json) -> str:
-    """Return what a person reads of a message: its text, images as their kind, and its tool calls as JSON."""
+    """Return a message for the report: its text, images as their kind, and its tool calls as JSON."""
     content: Any = message.get("content")
     if isinstance(content, list):
         content = "\n".join(

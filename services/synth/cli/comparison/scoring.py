@@ -44,7 +44,7 @@ class Score:
 
 
 class Scorer(Protocol):
-    """Scores replies. title: what the score is, for a table."""
+    """Scores replies. title: the name of the score in a table."""
 
     title: str
 
@@ -87,7 +87,7 @@ class GraderScorer:
         self._client = None if isinstance(cluster, CliError) else cluster
         remote = (Python, ScoreModel, LabelModel)
         if self._client is not None and find_spec("rapidfuzz") is None:
-            # Without the extra `graders` the cluster compares texts, too.
+            # The cluster compares texts too, if this machine lacks the extra `graders`.
             remote = (*remote, TextSimilarity)
         self._remote = {key: part for key, part in parts_of(grader).items() if isinstance(part, remote)}
         if self._remote and isinstance(cluster, CliError):

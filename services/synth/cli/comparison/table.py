@@ -41,7 +41,7 @@ def paired_table(
 def print_paired(
     measured: Sequence[Measured], differences: Sequence[PairedDifference | None], *, heading: str, unit: str
 ) -> None:
-    """Print the table of `paired_table`, and what the differences show."""
+    """Print the table of `paired_table`, and a verdict on each difference."""
     from synth.cli.comparison.paired import verdict
 
     head, rows = paired_table(measured, differences, heading=heading, unit=unit)

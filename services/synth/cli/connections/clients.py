@@ -41,7 +41,7 @@ class OriginClient(httpx.Client):
         return f"through the proxy {self._proxy.label}: {reason}" if self._proxy else reason
 
     def fix(self, usual: str, error: httpx.TransportError) -> str:
-        """Return what to do about a failed request. usual: where neither the proxy nor the failure says it."""
+        """Return the fix for a failed request: of the proxy, or of the failure, else `usual`."""
         return f"is the proxy running? {self._proxy.remedy}" if self._proxy else remedy_of(error) or usual
 
 

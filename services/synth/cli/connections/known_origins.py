@@ -1,4 +1,4 @@
-"""Which origins may receive a key: loopback, and those that the user has confirmed once.
+"""Which origins may receive a key: loopback, and the origins that the user has confirmed once.
 
 A file of the user's own keeps the confirmations, one `KEY ORIGIN` a line, as SSH keeps its known hosts. It is never a
 file of the working directory: a repository that somebody else wrote could bring one. For the same reason an address in
@@ -18,7 +18,7 @@ from synth.cli.errors import UsageProblem
 from synth.cli.foreign_text.plain_text import printable
 from synth.cli.origins import is_loopback, origin_of
 
-#: For each key: how a script confirms an origin for it.
+#: How a script confirms an origin, by key.
 _HOW = {
     "SYNTH_API_KEY": "`synthctl --trust-backend …`, or `synthctl setup --backend URL`",
     "ENVIRONMENT_API_KEY": "--trust-app, or `synthctl setup --task-url URL`",

@@ -21,7 +21,7 @@ _LABELS = {
 def save_curve(
     reward: list[float], evaluation: dict[int, float], path: Path, *, title: str, reward_label: str, held_out: str
 ) -> None:
-    """The mean reward of each RL step, and that of each evaluation by its step, as a PNG."""
+    """Save the mean reward of each RL step, and of each evaluation by its step, as a PNG."""
     lines = [
         Line(range(1, len(reward) + 1), reward, "training"),
         Line(list(evaluation), list(evaluation.values()), held_out, marker="s"),
@@ -40,7 +40,7 @@ def print_curve(reward: list[float], evaluation: dict[int, float], *, held_out: 
 
 
 def print_result(accuracy: dict[str, float], seconds: dict[str, float], *, title: str) -> None:
-    """Accuracy before and after, and where the time went."""
+    """Print the accuracy before and after, and the seconds of each part."""
     table = Table(title=title, title_justify="left", header_style="bold")
     table.add_column("model")
     table.add_column("accuracy", justify="right")

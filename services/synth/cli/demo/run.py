@@ -26,7 +26,7 @@ def story(demo: Demo, port: int) -> None:
     seed = ("--seed", str(demo.seed))
     copy_job_files(demo.out, "sft.toml", "rl.toml", "eval.toml")
     dataset = make_dataset(demo, "synth.demo.math", 16_000)
-    # vLLM's attention has no heads as narrow as those of the tiny model.
+    # vLLM's attention does not support the narrow heads of the tiny model.
     wide = ("--head-dim", "32") if demo.engine == "vllm" else ()
     demo.synthctl("models", "make", "tiny-qwen3", "--replace", *seed, *wide, show=True)
     with cluster(demo, port), task_app(demo, "synth.demo.math") as url:

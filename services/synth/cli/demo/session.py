@@ -27,9 +27,9 @@ class DemoFailed(Exception):
 
 @dataclass
 class Demo:
-    """One run: its seed, what serves its models, and what it has measured so far. seconds: by part, wall time.
+    """One run: its seed, its engine, and its measurements so far. seconds: wall time of each part.
 
-    out: where its files go. eval_config: the job file of its evaluations.
+    out: the folder of its files. eval_config: the job file of its evaluations.
     """
 
     seed: int
@@ -43,7 +43,7 @@ class Demo:
     evaluation: dict[int, float] = field(default_factory=dict)
 
     def synthctl(self, *arguments: str, show: bool = False) -> Any:
-        """Run `synthctl …`, as a person would. Returns what it prints as JSON; with `show` it prints to the screen."""
+        """Run `synthctl …`, as a person would. Returns its JSON output; with `show` it prints to the screen."""
         output.err().print(f"[dim]$ synthctl {' '.join(arguments)}[/]")
         command = [sys.executable, "-m", "synth.cli", *arguments]
         done = subprocess.run(command, stdout=None if show else subprocess.PIPE, check=False)
@@ -112,7 +112,7 @@ class Demo:
 
 @contextlib.contextmanager
 def cluster(demo: Demo, port: int) -> Iterator[None]:
-    """A cluster on this machine, down again at the end whatever happens."""
+    """Run a cluster on this machine during the block, and stop it at the end, also after an error."""
     with demo.timed("up"):
         demo.synthctl("up", "--detach", "--port", str(port), "--engine", demo.engine, show=True)
     try:
@@ -131,7 +131,7 @@ def task_app(demo: Demo, package: str) -> Iterator[str]:
 
 
 def copy_job_files(folder: Path, *names: str) -> None:
-    """Copy job files of the package into a folder, where a user reads and changes them."""
+    """Copy job files of the package into a folder, for a user to read and change."""
     for name in names:
         shutil.copyfile(Path(synth.demo.__path__[0]) / "configs" / name, folder / name)
 

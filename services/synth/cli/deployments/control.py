@@ -36,8 +36,8 @@ def deploy(
 ) -> DeploymentState:
     """Serve the app from now on, in place of an earlier deployment of it, with this process's environment.
 
-    app: as `locate` gives it. port: None for the one that it had, a free one the first time.
-    Raises `CliError` where the app does not come up; what ran before then still runs.
+    app: as `locate` returns it. port: None for its earlier port, a free one the first time.
+    Raises `CliError` if the app does not become healthy; an earlier deployment then still runs.
     """
     with files.locked():
         before = files.read()
@@ -48,7 +48,7 @@ def deploy(
             before = None
             files.write(DeploymentState(id=files.id))
         if before is not None and not before.supervised and before.running:
-            show("ending what a killed supervisor left")
+            show("ending the processes of a killed supervisor")
             _end_orphan(before)
         order = DeployOrder(
             id=uuid.uuid4().hex,
@@ -75,7 +75,7 @@ def deploy(
 
 
 def stop(files: Deployment, state: DeploymentState) -> bool:
-    """End a deployment; says whether it ran."""
+    """End a deployment; return whether it ran."""
     with files.locked():
         pid, started = state.supervisor_pid, state.supervisor_started
         if state.supervised:
@@ -121,14 +121,14 @@ def _outcome(files: Deployment, order: DeployOrder, process: subprocess.Popen[by
     deadline = time.monotonic() + order.start_s + _MARGIN_S
     while True:
         state = files.read()
-        gone = process.poll() is not None if process else not (state and state.supervised)
+        ended = process.poll() is not None if process else not (state and state.supervised)
         if state is not None and state.order == order.id:
             if state.refused:
                 still = f"; the one before still runs at {state.url}" if state.running else ""
                 raise _failed(files, f"{files.id} was not deployed: {state.refused}{still}")
             if state.health != "starting":
                 return state
-        if gone:
+        if ended:
             raise _failed(files, f"{files.id} was not deployed: its supervisor ended")
         if time.monotonic() > deadline:
             raise _failed(files, f"{files.id} was not deployed: its supervisor does not answer")

@@ -1,7 +1,7 @@
-"""A task app as a folder that a container image is built of: its Dockerfile, its own files, what it asks for.
+"""Writes the folder that a task app's container image is built from: Dockerfile, modules, requirements.
 
-In the folder are the user's own modules that importing the app has imported, and what is named beside; never a `.env`
-or another hidden file. The environment key is given to the container when it runs, and lies in no layer.
+The folder has the user's own modules that the app imports, and the files that are named beside; never a `.env` or
+another hidden file. The environment key is given to the container when it runs, and is in no layer.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from synth.cli.errors import CliError, UsageProblem
 from synth.runtime.lines import split_lines
 from synth.taskapp.faults import is_own
 
-#: What builds images, in the order in which they are asked.
+#: The programs that build images; the first that answers is used.
 ENGINES = ("docker", "podman")
 _SDK_PARTS = ("pyproject.toml", "README.md", "LICENSE", "shared", "services/synth")
 _LEFT_OUT = shutil.ignore_patterns(".*", "__pycache__", "*.pyc", "node_modules")
@@ -57,7 +57,7 @@ class ImageFolder:
 def write_image(
     folder: Path, place: str, *, include: Sequence[Path], requirements: Path | None, base: str
 ) -> ImageFolder:
-    """Write the folder anew, with a Dockerfile. base: the image to begin with. Otherwise as `write_folder`."""
+    """Replace the folder with the app and a Dockerfile. base: the image to begin with. Otherwise as `write_folder`."""
     written = write_folder(folder, place, include=include, requirements=requirements)
     (folder / ".dockerignore").write_text("".join(f"{line}\n" for line in _IGNORED))
     (folder / "Dockerfile").write_text(_dockerfile(written.place, base=base, with_sdk=written.with_sdk))
@@ -65,10 +65,10 @@ def write_image(
 
 
 def write_folder(folder: Path, place: str, *, include: Sequence[Path], requirements: Path | None) -> ImageFolder:
-    """Write the folder anew, for the app that was loaded from `place`, which `locate` gave.
+    """Replace the folder with the app that was loaded from `place`, a result of `locate`.
 
-    include: files and folders beside the app's modules. requirements: None for what its modules import, in the releases
-    that are installed here. Raises `UsageProblem`, and `CliError` where the app does not load from the folder alone.
+    include: files and folders beside the app's modules. requirements: None for the packages that its modules import, in
+    their installed releases. Raises `UsageProblem`, and `CliError` if the app does not load from the folder alone.
     """
     source, _, name = place.partition(":")
     root = Path.cwd()
@@ -78,18 +78,18 @@ def write_folder(folder: Path, place: str, *, include: Sequence[Path], requireme
         _copy(root / file, folder / "app" / file)
     for path in include:
         _copy_included(root, path, folder / "app")
-    asked = _read_requirements(requirements) if requirements else _imported(root, own)
+    requires = _read_requirements(requirements) if requirements else _imported(root, own)
     sdk = _sdk_source()
     if sdk is None:
-        asked = [f"synthctl[taskapp]=={importlib.metadata.version('synthctl')}", *asked]
+        requires = [f"synthctl[taskapp]=={importlib.metadata.version('synthctl')}", *requires]
     else:
         for part in _SDK_PARTS:
             _copy(sdk / part, folder / "sdk" / part)
-    (folder / "requirements.txt").write_text("".join(f"{line}\n" for line in asked))
+    (folder / "requirements.txt").write_text("".join(f"{line}\n" for line in requires))
     inside = _inside(source) + (f":{name}" if name else "")
     _check_loads(folder / "app", inside)
     files = sorted(str(file.relative_to(folder / "app")) for file in (folder / "app").rglob("*") if file.is_file())
-    return ImageFolder(folder, files, asked, inside, sdk is not None)
+    return ImageFolder(folder, files, requires, inside, sdk is not None)
 
 
 def find_engine() -> str | None:
@@ -103,7 +103,7 @@ def find_engine() -> str | None:
 
 
 def build(engine: str, folder: Path, tag: str) -> None:
-    """Build the image; the engine's words go to stderr. Raises `CliError` where it fails."""
+    """Build the image; the engine's output goes to stderr. Raises `CliError` if it fails."""
     command = [engine, "build", "--tag", tag, str(folder)]
     run = subprocess.run(command, stdout=sys.stderr, stdin=subprocess.DEVNULL, check=False)
     if run.returncode != 0:
@@ -137,9 +137,9 @@ def _dockerfile(place: str, *, base: str, with_sdk: bool) -> str:
 
 def _own_files(root: Path) -> list[Path]:
     """The user's modules that were imported, relative to the working directory. Raises `UsageProblem` for others."""
-    found: set[Path] = set()
+    files: set[Path] = set()
     for name, module in [*sys.modules.items()]:
-        # Of this program itself is what a checkout has of it, too.
+        # A checkout contains this program's own modules too.
         if name.partition(".")[0] in ("synth", "__main__", "__mp_main__"):
             continue
         file = getattr(module, "__file__", None)
@@ -149,13 +149,13 @@ def _own_files(root: Path) -> list[Path]:
         if not path.is_relative_to(root):
             fix = "deploy from the folder that all of its modules lie below"
             raise UsageProblem(f"the app imports {path}, which is outside of {root}", fix=fix, where=str(path))
-        found.add(path.relative_to(root))
-        found.update(
+        files.add(path.relative_to(root))
+        files.update(
             (folder / "__init__.py").relative_to(root)
             for folder in path.parents
             if folder.is_relative_to(root) and (folder / "__init__.py").is_file()
         )
-    return sorted(found)
+    return sorted(files)
 
 
 def _inside(source: str) -> str:
@@ -165,7 +165,7 @@ def _inside(source: str) -> str:
 
 
 def _imported(root: Path, own: Sequence[Path]) -> list[str]:
-    """The installed releases of what the modules import."""
+    """Return the installed releases of the packages that the modules import."""
     names: set[str] = set()
     for file in own:
         for node in ast.walk(ast.parse((root / file).read_text(encoding="utf-8"))):
@@ -174,8 +174,8 @@ def _imported(root: Path, own: Sequence[Path]) -> list[str]:
             elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
                 names.add(node.module.partition(".")[0])
     providers = importlib.metadata.packages_distributions()
-    found = {name for imported in names for name in providers.get(imported, ())} - {"synthctl"}
-    return sorted(f"{name}=={importlib.metadata.version(name)}" for name in found)
+    packages = {name for imported in names for name in providers.get(imported, ())} - {"synthctl"}
+    return sorted(f"{name}=={importlib.metadata.version(name)}" for name in packages)
 
 
 def _read_requirements(file: Path) -> list[str]:
@@ -188,9 +188,9 @@ def _read_requirements(file: Path) -> list[str]:
 
 
 def _sdk_source() -> Path | None:
-    """The checkout that this program is installed from; None where it came from a package index."""
-    said = importlib.metadata.distribution("synthctl").read_text("direct_url.json")
-    url = urlsplit(json.loads(said)["url"]) if said else None
+    """Return the checkout that this program is installed from; None if it came from a package index."""
+    record = importlib.metadata.distribution("synthctl").read_text("direct_url.json")
+    url = urlsplit(json.loads(record)["url"]) if record else None
     folder = Path(unquote(url.path)) if url is not None and url.scheme == "file" else None
     return folder if folder is not None and (folder / "pyproject.toml").is_file() else None
 
@@ -217,12 +217,12 @@ def _copy(source: Path, target: Path) -> None:
 
 
 def _check_loads(app: Path, place: str) -> None:
-    """Import the app from the folder alone, as the container will. Raises `CliError` with what it raised."""
+    """Import the app from the folder alone, as the container will. Raises `CliError` with the app's exception."""
     env = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
     run = subprocess.run(
         [sys.executable, "-P", "-c", _LOADS, place], cwd=app, env=env, capture_output=True, text=True, check=False
     )
     if run.returncode != 0:
         last = (split_lines(run.stderr.strip()) or ["it says nothing"])[-1]
-        fix = "add what it reads: --include PATH"
+        fix = "add the files that it reads: --include PATH"
         raise CliError(f"the app does not load from what would be in the image: {last}", fix=fix, where=str(app))

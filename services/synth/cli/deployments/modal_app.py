@@ -1,7 +1,7 @@
 """A task app at Modal, through Modal's own SDK: its image and function, its name there, and its end.
 
-The SDK is the user's to install. Secrets reach Modal as a `modal.Secret` of the app alone, and lie in no image; what is
-written here of a deployment holds none either.
+The user installs the SDK. Secrets reach Modal as a `modal.Secret` of the app alone; no image contains one, and no
+file that is written here does.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _NOT_THE_APPS = ("SYNTH_", "MODAL_")
 
 
 def choose_secrets(named: Iterable[str], environment: Mapping[str, str]) -> dict[str, str]:
-    """What the app gets as secrets: of the environment, what the env files name and the keys that open the app."""
+    """Return the app's secrets: the variables that the env files name, and the keys that open the app."""
     names = {name for name in named if not name.startswith(_NOT_THE_APPS)} | {*KEY_VARIABLES}
     return {name: environment[name] for name in sorted(names) if environment.get(name)}
 
@@ -50,14 +50,14 @@ def deploy(
     """Deploy the app as Modal's app of this name, in place of an earlier deployment of it from here.
 
     base: the image to begin with; Modal's own with this Python if None. start_s: seconds that a container may take to
-    start. max_inputs: calls that one container answers at once. Raises `CliError`; what was deployed before then stays.
+    start. max_inputs: calls that one container answers at once. Raises `CliError`; an earlier deployment then stays.
     """
     modal = load_sdk()
     with files.locked(), _told(modal, name):
         before = files.read()
         environment = modal.config.config.get("environment") or ""
         _refuse_another(files, before, name, environment)
-        show("asking Modal for the name")
+        show("looking up the name at Modal")
         client = modal.Client.from_env()
         there = _find(modal, name, environment, client)
         if there is not None and (before is None or before.modal is None or before.modal.id != there.app_id):
@@ -79,7 +79,7 @@ def deploy(
 
 
 def stop(files: Deployment, state: DeploymentState) -> bool:
-    """End the app at Modal; says whether it was there. One that took its name since is left alone."""
+    """End the app at Modal; return whether it was there. An app that took its name since is left alone."""
     modal = load_sdk()
     assert state.modal is not None
     with files.locked(), _told(modal, state.modal.name):
@@ -94,7 +94,7 @@ def stop(files: Deployment, state: DeploymentState) -> bool:
 
 
 def load_sdk() -> ModuleType:
-    """Modal's SDK. Raises `UsageProblem` where it is not installed, or its configuration cannot be read."""
+    """Return Modal's SDK. Raises `UsageProblem` if it is not installed, or its configuration cannot be read."""
     try:
         # It prints to stdout when its configuration cannot be read, and stdout is for what scripts take.
         with redirect_stdout(StringIO()):
@@ -130,10 +130,10 @@ def _build_app(
         image = image.run_commands(f"python -m pip install {shlex.quote(f'{_SDK}[taskapp]')}")
     if written.requirements:
         image = image.pip_install_from_requirements(str(written.folder / "requirements.txt"))
-    # The app comes last and as a mount: a changed line of it builds nothing anew.
+    # The app comes last and as a mount, so that a changed line of it rebuilds nothing.
     image = image.workdir(_APP).add_local_dir(written.folder / "app", _APP)
     app = modal.App(name)
-    # The container has this SDK from its image: nothing is taken from where it lies here.
+    # The container's image has this SDK, so it needs no file of this machine's installation.
     function = app.function(
         image=image,
         secrets=[modal.Secret.from_dict(dict(secrets))],

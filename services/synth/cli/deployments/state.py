@@ -1,7 +1,7 @@
-"""What is known of a deployed task app, in `<data>/deployments/<id>/`: its state, its order, its log.
+"""The files of a deployed task app, in `<data>/deployments/<id>/`: its state, its order, its log.
 
-The state is replaced whole at every change. An order is what a deployment is to become; it holds the environment of the
-command that gave it, keys among it, so that its file is readable by its owner only and is gone once it was taken.
+Each change replaces the whole state. An order is the requested deployment. It holds the environment of the command
+that gave it, with its keys, so only the owner can read its file, and the supervisor deletes it after reading.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ Health = Literal["starting", "healthy", "unhealthy", "restarting", "failed", "st
 
 
 class DeployOrder(msgspec.Struct, kw_only=True, frozen=True):
-    """What is to be served. id: of the order itself. app: a file or module, with `:name`. port: 0 takes a free one.
+    """A requested deployment. id: of the order itself. app: a file or module, with `:name`. port: 0 takes a free one.
 
-    max_restarts: crashes in a row after which it is given up; a start that stayed healthy for a while begins the count
-    anew. start_s: seconds that a start may take.
+    max_restarts: crashes in a row after which the app is given up; a process that stayed healthy for a while resets the
+    count. start_s: seconds that a start may take.
     """
 
     id: str
@@ -48,11 +48,11 @@ class AtModal(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class DeploymentState(msgspec.Struct, kw_only=True):
-    """One deployment. problem: why it is not well. order: the last one that was answered; refused: why it was not
-    followed, "" where it was. restarts: since this order was followed. started: unix seconds, as supervisor_started.
+    """One deployment. problem: why it is not well. order: the last one that was answered. refused: why that order was
+    not followed; "" if it was. restarts: since this order was followed. started, supervisor_started: unix seconds.
 
-    modal: what it is at Modal; None for a process of this machine. The health of one at Modal is "deployed": Modal
-    starts a container when the app is called, and nobody looks at it before.
+    modal: its app at Modal; None for a process of this machine. The health of an app at Modal is "deployed": Modal
+    starts a container when the app is called, and nothing checks it before.
     """
 
     id: str
@@ -83,7 +83,7 @@ class DeploymentState(msgspec.Struct, kw_only=True):
         return is_alive(self.pid, self.started)
 
     def seen(self) -> Health:
-        """Its health, as far as it is still true: a supervisor that was killed says nothing more."""
+        """Return the health, corrected if the supervisor was killed: its last report may be out of date."""
         if self.modal is not None or self.supervised or self.health in ("failed", "stopped"):
             return self.health
         return "orphaned" if self.running else "failed"
@@ -100,7 +100,7 @@ class Deployment:
         self._order = self.folder / "order.json"
 
     def read(self) -> DeploymentState | None:
-        """The state; None where there is none. Raises `CliError` for a damaged file."""
+        """Read the state; None if there is none. Raises `CliError` for a damaged file."""
         try:
             return msgspec.json.decode(self._state.read_bytes(), type=DeploymentState)
         except FileNotFoundError:
@@ -118,7 +118,7 @@ class Deployment:
         self._write(self._order, msgspec.json.encode(order))
 
     def take(self) -> DeployOrder | None:
-        """The order that was left, once; None where there is none."""
+        """Read the waiting order and delete its file; None if there is none."""
         try:
             order = msgspec.json.decode(self._order.read_bytes(), type=DeployOrder)
         except FileNotFoundError:
@@ -154,13 +154,13 @@ class Deployment:
 
 def find_deployments(data: Path) -> list[tuple[Deployment, DeploymentState]]:
     """Every deployment of a data folder, by id."""
-    found: list[tuple[Deployment, DeploymentState]] = []
+    deployments: list[tuple[Deployment, DeploymentState]] = []
     for file in (data / "deployments").glob("*/state.json"):
         files = Deployment(data, unquote(file.parent.name))
         state = files.read()
         if state is not None:
-            found.append((files, state))
-    return sorted(found, key=lambda one: one[0].id)
+            deployments.append((files, state))
+    return sorted(deployments, key=lambda one: one[0].id)
 
 
 def find_deployment(data: Path, id: str) -> tuple[Deployment, DeploymentState]:

@@ -73,7 +73,7 @@ class AppKeeper:
         self.state = self.files.read() or DeploymentState(id=self.files.id)
 
     async def run(self) -> int:
-        """Follow orders until the stop; the exit code: 1 where the app was given up."""
+        """Follow orders until the stop. Returns the exit code: 1 if the app was given up."""
         loop = asyncio.get_running_loop()
         for sign in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(sign, self.stop.set)
@@ -129,10 +129,10 @@ class AppKeeper:
             old_listener.close()
 
     async def _drain(self, old: Worker) -> None:
-        """Let a process that is replaced finish what it has begun, and wait until it takes no call any more.
+        """Let a replaced process finish its calls, and wait until it accepts no new ones.
 
-        It stops taking calls at its own socket and at the shared one at once, so that the new process has every call
-        that comes after this.
+        It stops accepting at its own socket and at the shared one at once, so that every later call reaches the new
+        process.
         """
         ending = asyncio.create_task(_end(old))
         self.draining.add(ending)
@@ -151,7 +151,7 @@ class AppKeeper:
         return False
 
     async def _comes_up(self, worker: Worker, *, unless: asyncio.Event | None = None) -> str:
-        """Wait until it is healthy; why it is not, "" where it is. unless: gives it up when this is set."""
+        """Wait until the worker is healthy. Returns its problem, "" if healthy. `unless` ends the wait early."""
         deadline = time.monotonic() + worker.order.start_s
         problem = "it does not answer"
         while time.monotonic() < deadline and not self.stop.is_set():
@@ -186,7 +186,7 @@ class AppKeeper:
             self._save()
 
     async def _restart(self, worker: Worker) -> None:
-        """Start anew what has crashed, or give it up."""
+        """Start a crashed app again, or give it up."""
         assert worker.process.returncode is not None
         end_group(worker.process.pid, signal.SIGKILL)
         reason = f"it ended with {_reason(worker.process.returncode)}"
@@ -208,7 +208,7 @@ class AppKeeper:
         await asyncio.wait(waits, timeout=delay, return_when=asyncio.FIRST_COMPLETED)
         for wait in waits:
             wait.cancel()
-        # An order may be what mends it, and whoever gave it waits.
+        # A new order may fix the crash, and its sender waits.
         if self.stop.is_set() or self.ordered.is_set():
             return
         assert self.listener is not None
@@ -273,7 +273,7 @@ class AppKeeper:
 
 
 async def _end(worker: Worker) -> None:
-    """End a process: it may finish what is under way first."""
+    """End a process. It may finish its calls first."""
     if worker.process.returncode is None:
         worker.process.send_signal(signal.SIGTERM)
         await _wait_at_most(asyncio.ensure_future(worker.process.wait()), _DRAIN_S)

@@ -1,4 +1,4 @@
-"""A task app that is served while a command runs, in a process of its own: what it prints goes to a log."""
+"""A task app that is served while a command runs, in its own process, whose output goes to a log."""
 
 from __future__ import annotations
 
@@ -33,20 +33,20 @@ def serve_for_job(ctx: typer.Context, app: str, *, flag: str, data: Path, waits:
     """Serve an app until the command ends, for the cluster of this machine; returns its id and its address.
 
     app: as `locate` takes it. flag: the one that names it. waits: whether the command waits for the job. Raises
-    `UsageProblem` where it does not, and for a cluster elsewhere.
+    `UsageProblem` if it does not wait, and for a cluster on another machine.
     """
     fix = f"have it stay, and name its address with --task-url: synthctl deploy {app}"
     if not waits:
-        what = f"the app of {flag} is served while this command waits for the job, and it is told not to wait"
+        what = f"the app of {flag} is served while this command waits for the job, but --detach does not wait"
         raise UsageProblem(what, fix=fix, where="--detach")
     backend = load_config(ctx, may_be_new=True)
     if not backend.is_on_this_machine:
-        what = f"the app of {flag} is served on loopback, where the cluster at {backend.backend.text} cannot reach it"
+        what = f"the app of {flag} is served on loopback, which the cluster at {backend.backend.text} cannot reach"
         raise UsageProblem(what, fix=fix, where=flag)
     place = locate(app)
     for note in set_environment(get_env_files(ctx)):
         messages.hint(note)
-    # What would not start is told here, with its place, and not by a log.
+    # An app that cannot start is reported here, with its place, instead of in the log.
     loaded = load_task_app(place)
     loaded.asgi()
     log = data.resolve() / "deployments" / f"{quote(loaded.id, safe='')}.job.log"
@@ -58,9 +58,9 @@ def serve_for_job(ctx: typer.Context, app: str, *, flag: str, data: Path, waits:
 
 @contextmanager
 def serving(place: str, *, log: Path, show: Callable[[str], None]) -> Iterator[str]:
-    """The app, as `locate` gives it, at an address of this machine while the block runs.
+    """Serve the app at an address of this machine while the block runs. place: as `locate` returns it.
 
-    Raises `CliError` with the end of its log where it ends before it answers.
+    Raises `CliError` with the end of its log if it ends before it answers.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
     listener = listen("127.0.0.1", 0)
@@ -76,7 +76,7 @@ def serving(place: str, *, log: Path, show: Callable[[str], None]) -> Iterator[s
             pass_fds=[listener.fileno()],
             start_new_session=True,
         )
-    # Of an app that has died, calls fail at once instead of waiting here.
+    # Close our copy of the socket, so that calls to a dead app fail at once instead of waiting.
     listener.close()
     try:
         show("waiting for the task app")

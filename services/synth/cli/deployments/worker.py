@@ -1,7 +1,7 @@
 """The process of a deployed task app: `python -m synth.cli.deployments.worker [--until-stdin-ends] APP SOCKET…`.
 
-The sockets are handed on by the supervisor, as file descriptors: the app's own, which outlives this process, and one at
-which nobody but the supervisor asks for this very process's health.
+The supervisor hands the sockets on as file descriptors: the app's own, which outlives this process, and one at which
+only the supervisor requests this process's health.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from synth.cli.task_apps.loading import load_task_app
 from synth.errors import SynthError, UserError
 from synth.taskapp.server import make_server
 
-#: The option with which it ends when whoever started it has gone: that holds the other end of its stdin.
+#: The option that ends the process together with its parent, which holds the other end of its stdin.
 UNTIL_STDIN_ENDS = "--until-stdin-ends"
 
 
 class _SafeLines(logging.Formatter):
-    """What a model or a caller said is only text in a log."""
+    """Prints text of models and callers without control characters."""
 
     def format(self, record: logging.LogRecord) -> str:
         return printable(super().format(record))
 
 
 def main() -> int:
-    """Serve until SIGTERM. Exit 2 for an app that cannot be loaded, which is told in the log."""
+    """Serve until SIGTERM. Exit 2 for an app that cannot be loaded; the log has the reason."""
     arguments = sys.argv[1:]
     if arguments[0] == UNTIL_STDIN_ENDS:
         arguments.pop(0)

@@ -8,7 +8,7 @@ import msgspec
 
 
 class GpuProcess(msgspec.Struct, frozen=True, kw_only=True):
-    """A process that holds memory of a GPU. used_bytes: None where the driver does not say, as in a container."""
+    """A process that holds memory of a GPU. used_bytes: None if the driver does not report it, as in a container."""
 
     pid: int
     name: str = ""
@@ -19,7 +19,7 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
     """A GPU, or a MIG slice of one, that a process started here may use.
 
     id: as `CUDA_VISIBLE_DEVICES` names it in the order of the PCI bus: a number, or the uuid of a slice.
-    memory_bytes, used_bytes, capability: None where nothing could tell. capability: CUDA's, as (8, 0).
+    memory_bytes, used_bytes, capability: None if unknown. capability: CUDA's, as (8, 0).
     """
 
     id: str
@@ -51,11 +51,11 @@ class TorchBuild(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Inventory(msgspec.Struct, frozen=True, kw_only=True):
-    """What this machine has.
+    """The devices of this machine.
 
-    gpus: those that a process started here may use. hidden: how many more `CUDA_VISIBLE_DEVICES` leaves out.
-    problem: why the GPUs could not be read, "" where they could. torch: None where it is not installed, or was not
-    looked at because there is no GPU. vllm: the build in vLLM's environment, "" for none.
+    gpus: usable by a process started here. hidden: how many more `CUDA_VISIBLE_DEVICES` leaves out.
+    problem: why the GPUs could not be read, "" if they could. torch: None if it is not installed, or was not probed
+    because there is no GPU. vllm: the build in vLLM's environment, "" for none.
     memory_bytes: of the CPUs.
     """
 

@@ -15,20 +15,20 @@ _MEANING = {
     "weights": "trained ones in float32, frozen ones as they are computed",
     "casts": "copies of float32 weights in bfloat16, or of 4-bit ones",
     "gathered": "of the other ranks' shards, and of a block's gradient",
-    "gradients": "of what is trained",
+    "gradients": "of the trained weights",
     "moments": "of the optimizer",
     "reference": "a copy of the source model",
-    "activations": "what a forward keeps for its backward",
+    "activations": "kept by a forward for its backward",
     "image_activations": "at most: every token of a forward is of an image",
     "logits": "of one chunk, and the gradient of a trained head",
 }
 
 
 def job_memory(job: Job, models_dir: Path) -> JobPlan | None:
-    """The plan of a training job. None for an evaluation, and for a model of which no size is known.
+    """Return the memory plan of a training job. None for an evaluation, and for a model of unknown size.
 
-    models_dir: where the config.json of a local model is looked for; that of a hosted base is known without it. GPUs in
-    bfloat16, as many as the job asks for, one where it does not say.
+    models_dir: the folder with the config.json of a local model; a hosted base needs none. The plan assumes GPUs in
+    bfloat16, as many as the job requests, or one.
     """
     if not isinstance(job, SftJob | RlJob):
         return None
@@ -41,7 +41,7 @@ def memory_rows(plan: JobPlan) -> list[tuple[str, str, str]]:
     where = "one GPU" if plan.ranks == 1 else f"each of {plan.ranks} GPUs"
     most = "at most; " if plan.training.image_activations else ""
     rows = [(f"training, on {where}", in_words(plan.total), f"{most}in {plan.dtype}")]
-    rows += [(f"  {name.replace('_', ' ')}", in_words(held), _MEANING[name]) for held, name in _largest(plan.training)]
+    rows += [(f"  {name.replace('_', ' ')}", in_words(load), _MEANING[name]) for load, name in _largest(plan.training)]
     if plan.training.offloaded:
         rows.append(("  in main memory", in_words(plan.training.offloaded), "moments that are offloaded"))
     serving, blobs = plan.serving, plan.blobs
@@ -51,8 +51,8 @@ def memory_rows(plan: JobPlan) -> list[tuple[str, str, str]]:
         ("  KV cache, a token", in_words(serving.kv_cache_per_token), "of prompt or reply"),
     ]
     if serving.rollouts:
-        held = f"{serving.rollouts} rollouts at once, {serving.sampled_tokens:,} sampled tokens each; prompts on top"
-        rows.append(("  KV cache", in_words(serving.kv_cache), held))
+        load = f"{serving.rollouts} rollouts at once, {serving.sampled_tokens:,} sampled tokens each; prompts on top"
+        rows.append(("  KV cache", in_words(serving.kv_cache), load))
     if blobs.iteration:
         rows += [
             ("blobs, an iteration", in_words(blobs.iteration), "with a checkpoint"),
@@ -81,7 +81,7 @@ def describe_memory(plan: JobPlan) -> list[str]:
     often = "an iteration" if blobs.iteration else "at the end"
     return [
         f"training on {where} in {plan.dtype} holds {most}{in_words(plan.total)}: {of}{offloaded}",
-        *(["image activations are those of a forward in which every token is of an image"] if most else []),
+        *(["image activations assume a forward in which every token belongs to an image"] if most else []),
         f"serving its base holds {in_words(serving.weights)} of weights, and {in_words(serving.kv_cache_per_token)} a "
         f"token of its KV cache{kv_cache}",
         f"{in_words(blobs.published)} of weights are published {often}, a checkpoint is {in_words(blobs.checkpoint)}",

@@ -1,18 +1,18 @@
-"""Decides what each process computes on, from an inventory and the user's wishes alone: a pure function.
+"""Decides which device each process computes on, from an inventory and the user's wishes alone: a pure function.
 
-The rules, in the order in which they are asked:
+The rules, in order:
 
 - Without a GPU that torch can use, everything computes on the CPU, in float32, deterministic, on the embedded engine.
-- A GPU of which others hold more than half of the memory is left alone.
+- A GPU is left alone if other programs hold more than half of its memory.
 - One GPU is shared by turns. Several are divided: half of them, rounded down, serve, one inference process each; the
   others train. The cards with the most memory train, and cards that train together are of one kind.
-- Training computes in bfloat16 where every one of its GPUs has a capability of 8.0 or more, else in float32: float16
+- Training computes in bfloat16 if every one of its GPUs has a capability of 8.0 or more, else in float32: float16
   would need a scaled loss. An engine does likewise on its own GPU: in float16, models that were trained in bfloat16
   overflow.
 - Determinism costs speed on a GPU and is off there.
-- vLLM serves where its build for CUDA is installed and has kernels for the GPU (7.5 or more), else the embedded engine.
+- vLLM serves if its build for CUDA is installed and has kernels for the GPU (7.5 or more), else the embedded engine.
 
-A flag or a setting overrides the rule; what cannot be done is refused by its name.
+A flag or a setting overrides the rule; if it cannot be followed, the error names it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _VLLM_FROM = (7, 5)
 
 
 class TrainerPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """What the trainer computes on. gpus: of its ranks. reference: the GPU of a dedicated reference model."""
+    """The devices of the trainer. gpus: of its ranks. reference: the GPU of a dedicated reference model."""
 
     gpus: tuple[Gpu, ...] = ()
     reference: Gpu | None = None
@@ -43,16 +43,16 @@ class TrainerPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class InferencePlan(msgspec.Struct, frozen=True, kw_only=True):
-    """What one inference process computes on. gpu: None for the CPU. dtype: "" leaves it to the engine."""
+    """The device of one inference process. gpu: None for the CPU. dtype: "" leaves it to the engine."""
 
     gpu: Gpu | None = None
     dtype: Literal["", "fp32", "fp16", "bf16"] = ""
 
 
 class DevicePlan(msgspec.Struct, frozen=True, kw_only=True):
-    """What every process of a cluster computes on.
+    """The devices of every process of a cluster.
 
-    shared: trainer and inference take turns at one GPU. notes: what the user should know, a sentence each.
+    shared: trainer and inference take turns at one GPU. notes: sentences for the user.
     """
 
     trainer: TrainerPlan = TrainerPlan()
@@ -71,7 +71,7 @@ class DevicePlan(msgspec.Struct, frozen=True, kw_only=True):
         return [p for service in services for p in ((service, service), *(more if service == "inference" else ()))]
 
     def environment(self, process: str) -> dict[str, str]:
-        """What the environment of a process says of devices."""
+        """Return the settings of devices in the environment of a process."""
         if process == "trainer":
             return self._trainer_environment()
         if process == "validator":
@@ -82,32 +82,32 @@ class DevicePlan(msgspec.Struct, frozen=True, kw_only=True):
         if name != "inference":
             return {}
         own = self.inference[int(number or 0)]
-        found = {"SYNTH_ENGINE": self.engine, "SYNTH_DEVICE": "cpu" if own.gpu is None else "cuda:0"}
+        env = {"SYNTH_ENGINE": self.engine, "SYNTH_DEVICE": "cpu" if own.gpu is None else "cuda:0"}
         if own.dtype:
-            found["SYNTH_ENGINE_DTYPE"] = own.dtype
-        return found | _visible([own.gpu] if own.gpu is not None else [])
+            env["SYNTH_ENGINE_DTYPE"] = own.dtype
+        return env | _visible([own.gpu] if own.gpu is not None else [])
 
     def _validator_environment(self) -> dict[str, str]:
         """What trains, for the refusal of jobs that do not fit there: of its GPUs the memory of the smallest."""
         gpus = self.trainer.gpus
         sizes = [gpu.memory_bytes for gpu in gpus if gpu.memory_bytes is not None]
-        found = {"SYNTH_TRAINER_DEVICE": self.device, "SYNTH_TRAINER_DTYPE": self.trainer.dtype}
+        env = {"SYNTH_TRAINER_DEVICE": self.device, "SYNTH_TRAINER_DTYPE": self.trainer.dtype}
         if gpus:
-            found["SYNTH_TRAINER_RANKS"] = str(len(gpus))
+            env["SYNTH_TRAINER_RANKS"] = str(len(gpus))
         if gpus and len(sizes) == len(gpus):
-            found["SYNTH_TRAINER_MEMORY_BYTES"] = str(min(sizes))
-        return found
+            env["SYNTH_TRAINER_MEMORY_BYTES"] = str(min(sizes))
+        return env
 
     def _trainer_environment(self) -> dict[str, str]:
         own = self.trainer
-        found = {
+        env = {
             "SYNTH_DEVICE": self.device,
             "SYNTH_DTYPE": own.dtype,
             "SYNTH_DETERMINISTIC": str(own.deterministic).lower(),
         }
         if own.reference is not None:
-            found |= {"SYNTH_RANKS": str(len(own.gpus)), "SYNTH_REFERENCE_DEVICE": f"cuda:{len(own.gpus)}"}
-        return found | _visible([*own.gpus, *([own.reference] if own.reference is not None else [])])
+            env |= {"SYNTH_RANKS": str(len(own.gpus)), "SYNTH_REFERENCE_DEVICE": f"cuda:{len(own.gpus)}"}
+        return env | _visible([*own.gpus, *([own.reference] if own.reference is not None else [])])
 
 
 def plan_devices(inventory: Inventory, wishes: Wishes) -> DevicePlan:
@@ -131,7 +131,7 @@ def plan_devices(inventory: Inventory, wishes: Wishes) -> DevicePlan:
         raise CliError(
             "; ".join(_busy(gpu) for gpu in gpus),
             expected="a GPU with at least half of its memory free",
-            fix="end what holds it; or SYNTH_DEVICE=cuda takes what is free of it, SYNTH_DEVICE=cpu leaves it alone",
+            fix="end its programs; or SYNTH_DEVICE=cuda uses the memory that is free, SYNTH_DEVICE=cpu leaves it alone",
             where="up",
         )
     notes = [f"{_busy(gpu)}: left alone" for gpu in gpus if gpu not in free]
@@ -161,7 +161,7 @@ def plan_devices(inventory: Inventory, wishes: Wishes) -> DevicePlan:
 
 
 def _usable_gpus(inventory: Inventory) -> tuple[list[Gpu], tuple[str, str]]:
-    """The GPUs that torch can use; where there are none, why, and what to do about it."""
+    """Return the GPUs that torch can use; if there are none, also why, and the fix."""
     gpus, torch = inventory.gpus, inventory.torch
     if not gpus:
         if inventory.hidden:
@@ -191,11 +191,11 @@ def _on_cpu(inventory: Inventory, wishes: Wishes, notes: list[str]) -> DevicePla
         raise CliError(
             "the vLLM of .venv-vllm is a build for CUDA, and the cluster computes on the CPU",
             expected="a build for CPUs",
-            fix="leave --engine out; or make vLLM's environment anew: rm -r .venv-vllm && make install-vllm VLLM=cpu",
+            fix="leave --engine out; or install vLLM again: rm -r .venv-vllm && make install-vllm VLLM=cpu",
             where="--engine vllm",
         )
     if wishes.dtype == "bf16":
-        # Slow there, and yet what the user says.
+        # bfloat16 is slow on a CPU, but the user's setting overrides the plan.
         notes = [*notes, "SYNTH_DTYPE=bf16 on a CPU is slow"]
     return DevicePlan(
         trainer=TrainerPlan(dtype=wishes.dtype or "fp32", deterministic=wishes.deterministic is not False),
@@ -206,7 +206,7 @@ def _on_cpu(inventory: Inventory, wishes: Wishes, notes: list[str]) -> DevicePla
 
 
 def _divide(free: list[Gpu], wishes: Wishes, notes: list[str]) -> tuple[list[Gpu], list[Gpu], Gpu | None]:
-    """The GPUs that serve, those that train, and that of a reference model. Equal lists: one GPU, by turns."""
+    """Divide the GPUs: for serving, for training, and for a reference model. Equal lists: one GPU, by turns."""
     have, vllm, training, ref = len(free), wishes.gpus_for_vllm, wishes.gpus_for_training, wishes.gpus_for_ref or 0
     if have == 1 and not ref and (vllm is None or training is None) and max(vllm or 1, training or 1) == 1:
         return free, free, None
@@ -218,20 +218,20 @@ def _divide(free: list[Gpu], wishes: Wishes, notes: list[str]) -> tuple[list[Gpu
         alike = sum(_kind(gpu) == _kind(ranked[0]) for gpu in ranked[:training])
         if 0 < alike < training:
             training, vllm = alike, vllm + training - alike
-            notes.append("the GPUs are of several kinds: those that train together are of one")
+            notes.append("the GPUs are of several kinds: GPUs that train together must be of one kind")
     elif vllm is None:
         vllm = have - (training or 0) - ref
     elif training is None:
         training = have - vllm - ref
     assert training is not None
     if min(vllm, training) < 1 or vllm + training + ref > have:
-        said = f"{max(vllm, 0)} for inference, {max(training, 0)} for training"
-        said += f", {ref} for the reference" if ref else ""
+        split = f"{max(vllm, 0)} for inference, {max(training, 0)} for training"
+        split += f", {ref} for the reference" if ref else ""
         fix = (
             "leave the flags out: one GPU is shared by turns" if have == 1 else "ask for fewer, or leave the flags out"
         )
         raise CliError(
-            f"{have} GPU{'s' if have > 1 else ''} cannot be shared out as {said}",
+            f"{have} GPU{'s' if have > 1 else ''} cannot be divided into {split}",
             expected="at least one each for inference and training, and no more than there are",
             fix=fix,
             where=wishes.flags or "up",
@@ -250,7 +250,7 @@ def _engine(inventory: Inventory, wishes: Wishes, serving: list[Gpu], notes: lis
             raise CliError(
                 "the vLLM of .venv-vllm is a build for CPUs, and inference has a GPU",
                 expected="a build for CUDA",
-                fix="make it anew: rm -r .venv-vllm && make install-vllm; or leave --engine out",
+                fix="install it again: rm -r .venv-vllm && make install-vllm; or leave --engine out",
                 where="--engine vllm",
             )
         if old:
@@ -289,7 +289,7 @@ def _training_dtype(training: list[Gpu], wishes: Wishes) -> Literal["fp32", "bf1
 
 
 def _has_bf16(gpu: Gpu) -> bool:
-    # Of a card that nobody knows, the careful answer.
+    # An unknown card counts as one without bfloat16.
     return gpu.capability is not None and gpu.capability >= _BF16_FROM
 
 

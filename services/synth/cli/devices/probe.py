@@ -1,7 +1,7 @@
-"""Reads what this machine has to compute with. Every question has a deadline, and none is asked of a missing tool.
+"""Reads the devices of this machine. Every probe has a deadline, and a missing tool is not called.
 
-The GPUs are asked of `nvidia-smi`, which takes hold of none; where it is missing, as in some containers, of torch.
-torch and vLLM are asked in processes of their own: a broken build may take its process with it.
+`nvidia-smi` lists the GPUs without occupying one; if it is missing, as in some containers, torch lists them. torch and
+vLLM are probed in their own processes, since a broken build may crash its process.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _SMI_S = 60.0
 #: On a slow disk the import of torch takes half of it.
 _PROBE_S = 120.0
 _MIB = 1 << 20
-#: What nvidia-smi says, and fails with, where there is a driver and no GPU.
+#: nvidia-smi fails with this message on a machine that has a driver and no GPU.
 _NO_GPU = "failed: No devices were found"
 _GPU_FIELDS = (
     "index",
@@ -89,10 +89,9 @@ class GpuList:
 
 
 def read_inventory(vllm_python: Path | None, *, listed: GpuList | None = None) -> Inventory:
-    """The inventory of this machine. vllm_python: the Python of vLLM's environment; None where there is none.
+    """Read the inventory of this machine. vllm_python: the Python of vLLM's environment; None if there is none.
 
-    torch and vLLM are looked at where there is a GPU, or where vLLM's environment is. listed: the GPUs, where they were
-    read already.
+    torch and vLLM are probed if the machine has a GPU or vLLM's environment. listed: the GPUs, if already read.
     """
     listed, torch = listed or read_gpus(), None
     # A container may have the devices without nvidia-smi.
@@ -112,7 +111,7 @@ def read_inventory(vllm_python: Path | None, *, listed: GpuList | None = None) -
 
 
 def read_gpus() -> GpuList:
-    """The GPUs with their memory and who holds it, as nvidia-smi tells; none, quickly, where there is none."""
+    """Read the GPUs with their memory and processes from nvidia-smi; returns none, quickly, without that tool."""
     tool = shutil.which("nvidia-smi")
     if tool is None:
         return GpuList((), problem="GPUs, and no nvidia-smi" if count_device_files() else "")
@@ -124,10 +123,10 @@ def read_gpus() -> GpuList:
         slices = _run([tool, "-L"]) if any(row[7] == "Enabled" for row in gpus) else ""
     except _ProbeFailed as error:
         return GpuList((), problem="" if error.text == _NO_GPU else f"nvidia-smi {error.text}")
-    found = parse_gpus(gpus, holders, slices)
-    if gpus and not found:
+    visible_gpus = parse_gpus(gpus, holders, slices)
+    if gpus and not visible_gpus:
         return GpuList((), problem="every GPU is in MIG mode and has no slice; `nvidia-smi mig -cgi` makes them")
-    return select_visible(found, os.environ.get("CUDA_VISIBLE_DEVICES"))
+    return select_visible(visible_gpus, os.environ.get("CUDA_VISIBLE_DEVICES"))
 
 
 def parse_gpus(gpus: list[list[str]], holders: list[list[str]], slices: str) -> list[Gpu]:
@@ -135,7 +134,7 @@ def parse_gpus(gpus: list[list[str]], holders: list[list[str]], slices: str) -> 
 
     gpus: of `--query-gpu`, by `_GPU_FIELDS`. holders: of `--query-compute-apps`. slices: what `-L` prints.
     """
-    found: list[Gpu] = []
+    parsed: list[Gpu] = []
     for index, uuid, name, total, used, capability, driver, mig in gpus:
         gpu = Gpu(
             id=index,
@@ -151,8 +150,8 @@ def parse_gpus(gpus: list[list[str]], holders: list[list[str]], slices: str) -> 
                 if holder == uuid and pid.isdigit()
             ),
         )
-        found += _slices_of(gpu, slices) if mig == "Enabled" else [gpu]
-    return found
+        parsed += _slices_of(gpu, slices) if mig == "Enabled" else [gpu]
+    return parsed
 
 
 def _holder(row: list[str]) -> tuple[str, str, str, str]:
@@ -162,9 +161,9 @@ def _holder(row: list[str]) -> tuple[str, str, str, str]:
 
 
 def select_visible(gpus: list[Gpu], visible: str | None) -> GpuList:
-    """Of all GPUs those that `CUDA_VISIBLE_DEVICES` names, in its order. visible: its value, None where it is not set.
+    """Select the GPUs that `CUDA_VISIBLE_DEVICES` names, in its order. visible: its value, None if it is not set.
 
-    As CUDA does, it is read up to the first entry that names no GPU; a uuid may be cut short.
+    As in CUDA, entries count up to the first one that names no GPU; a uuid may be abbreviated.
     """
     if visible is None:
         return GpuList(tuple(gpus))
@@ -180,7 +179,7 @@ def select_visible(gpus: list[Gpu], visible: str | None) -> GpuList:
 
 def _slices_of(gpu: Gpu, listing: str) -> list[Gpu]:
     """The MIG slices of a GPU, from what `nvidia-smi -L` prints; the size of one is in the name of its profile."""
-    found: list[Gpu] = []
+    parts: list[Gpu] = []
     inside = False
     for line in split_lines(listing):
         if line.startswith("GPU "):
@@ -189,7 +188,7 @@ def _slices_of(gpu: Gpu, listing: str) -> list[Gpu]:
         if inside and match:
             profile, uuid = match.groups()
             size = re.search(r"(\d+)gb", profile)
-            found.append(
+            parts.append(
                 Gpu(
                     id=uuid,
                     uuid=uuid,
@@ -199,7 +198,7 @@ def _slices_of(gpu: Gpu, listing: str) -> list[Gpu]:
                     driver=gpu.driver,
                 )
             )
-    return found
+    return parts
 
 
 def _read_torch() -> tuple[TorchBuild | None, tuple[Gpu, ...]]:
@@ -232,14 +231,14 @@ def _read_torch() -> tuple[TorchBuild | None, tuple[Gpu, ...]]:
 
 def _read_vllm(python: Path) -> Literal["", "cpu", "cuda"]:
     try:
-        said = _run([str(python), "-c", _VLLM_PROBE]).strip()
+        build = _run([str(python), "-c", _VLLM_PROBE]).strip()
     except _ProbeFailed:
         return ""
-    return "cpu" if said == "cpu" else "cuda" if said == "cuda" else ""
+    return "cpu" if build == "cpu" else "cuda" if build == "cuda" else ""
 
 
 class _ProbeFailed(Exception):
-    """A program that was asked gave no answer. text: what it did instead, as what follows its name in a sentence."""
+    """A program gave no answer. text: what happened instead, to follow the program's name in a sentence."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
@@ -247,8 +246,8 @@ class _ProbeFailed(Exception):
 
 
 def _ask_smi(tool: str, query: str) -> list[list[str]]:
-    said = _run([tool, query, "--format=csv,noheader,nounits"])
-    return [[cell.strip() for cell in row] for row in csv.reader(split_lines(said)) if row]
+    text = _run([tool, query, "--format=csv,noheader,nounits"])
+    return [[cell.strip() for cell in row] for row in csv.reader(split_lines(text)) if row]
 
 
 def _run(command: list[str]) -> str:
@@ -266,8 +265,8 @@ def _run(command: list[str]) -> str:
         os.killpg(process.pid, signal.SIGKILL)
         raise _ProbeFailed(f"does not answer: nothing after {deadline:g} s") from None
     if process.returncode:
-        said = "; ".join(line.strip() for line in split_lines(err.strip() or out.strip()) if line.strip())
-        raise _ProbeFailed(f"failed: {said}" if said else f"failed: status {process.returncode}")
+        reason = "; ".join(line.strip() for line in split_lines(err.strip() or out.strip()) if line.strip())
+        raise _ProbeFailed(f"failed: {reason}" if reason else f"failed: status {process.returncode}")
     return out
 
 

@@ -1,4 +1,4 @@
-"""What the user says of devices, by flags of `synthctl up` and by settings of the environment."""
+"""The user's settings of devices, from flags of `synthctl up` and from the environment."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _EngineDtype = Literal["", "fp32", "fp16", "bf16"]
 
 
 class Wishes(msgspec.Struct, frozen=True, kw_only=True):
-    """What is said of devices; None or "" where nothing is."""
+    """The user's settings of devices; None or "" if not set."""
 
     device: Literal["", "cpu", "cuda"] = ""
     engine: Literal["", "transformers", "vllm"] = ""
@@ -29,8 +29,8 @@ class Wishes(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def flags(self) -> str:
         """The GPU flags that were given, with their numbers; "" for none."""
-        given = (("vllm", self.gpus_for_vllm), ("training", self.gpus_for_training), ("ref", self.gpus_for_ref))
-        return ", ".join(f"--gpus-for-{name} {count}" for name, count in given if count is not None)
+        counts = (("vllm", self.gpus_for_vllm), ("training", self.gpus_for_training), ("ref", self.gpus_for_ref))
+        return ", ".join(f"--gpus-for-{name} {count}" for name, count in counts if count is not None)
 
 
 def read_wishes(

@@ -55,7 +55,7 @@ class DistillationReport:
 
 
 def distil(plan: DistillationPlan, progress: Progress) -> DistillationReport:
-    """Sample what the folder lacks, and write `rows.jsonl` of all replies in it.
+    """Sample the replies that the folder lacks, and write `rows.jsonl` of all its replies.
 
     Rows are checked before the teacher is called. When the budget ends the sampling, the rows of the replies so far are
     written. Raises `UsageProblem` and `UserError` for prompts, `CliError` for the teacher.

@@ -17,7 +17,7 @@ _READ = ("rollout.completed", "rollout.judged", "rollout.failed", "eval.complete
 class RolloutReward:
     """One rollout of an evaluation. outcome: "ok", or how the policy failed. seconds: of wall-clock time.
 
-    reward: what is reported: of a judged job what its judges made of it. completed: what it earned before that.
+    reward: the reported one; in a judged job the judges' score. completed: the task app's reward.
     """
 
     seed: int
@@ -32,11 +32,11 @@ class RolloutReward:
 
 @dataclass
 class Evaluation:
-    """What one evaluation of a job measured. step: whose policy it judged, None in an evaluation job.
+    """The results of one evaluation of a job. step: the step of the evaluated policy, None in an evaluation job.
 
-    rewards: by rollout, several of a seed where it was played several times. failed: by rollout, the seeds of those
-    that have no reward: the environment failed them, or their judges. rollouts_per_seed: that were asked for.
-    success_threshold: of pass@k, None where there is none.
+    rewards: by rollout; a seed may have several. failed: the seeds of rollouts without a reward, by rollout: the
+    environment failed, or the judges did. rollouts_per_seed: the requested number.
+    success_threshold: of pass@k, None without one.
     """
 
     job_id: str
@@ -64,14 +64,14 @@ class Evaluation:
         return self.job_id if self.step is None else f"{self.job_id} step {self.step}"
 
     def _by_seed(self, name: str) -> dict[int, list[float]]:
-        found: dict[int, list[float]] = {}
+        values: dict[int, list[float]] = {}
         for rollout in self.rewards.values():
-            found.setdefault(rollout.seed, []).append(getattr(rollout, name))
-        return found
+            values.setdefault(rollout.seed, []).append(getattr(rollout, name))
+        return values
 
 
 def read_evaluation(client: Client, job_id: str, *, step: int | None = None) -> Evaluation:
-    """As `find_evaluation`. Raises `CliError` where nothing was evaluated."""
+    """Read an evaluation as `find_evaluation` does. Raises `CliError` if nothing was evaluated."""
     evaluation = find_evaluation(client, job_id, step=step)
     if evaluation is None:
         fix = f"synthctl jobs events {job_id} shows what happened to it"
@@ -80,11 +80,11 @@ def read_evaluation(client: Client, job_id: str, *, step: int | None = None) -> 
 
 
 def find_evaluation(client: Client, job_id: str, *, step: int | None = None) -> Evaluation | None:
-    """An evaluation of a job: of an RL job that of this step, or the last one that is complete.
+    """Read an evaluation of a job; of an RL job the one of this step, or the last complete one.
 
-    None where nothing was evaluated. Raises `UsageProblem` for a step without an evaluation.
+    None if nothing was evaluated. Raises `UsageProblem` for a step without an evaluation.
     """
-    found: dict[int, Evaluation] = {}
+    by_step: dict[int, Evaluation] = {}
     complete: list[int] = []
     in_job = False
     for event in _events(client, job_id):
@@ -92,12 +92,12 @@ def find_evaluation(client: Client, job_id: str, *, step: int | None = None) -> 
         iteration = int(data.get("iteration") or 0)
         if event.type == "eval.completed":
             complete.append(iteration)
-            evaluation = found.setdefault(iteration, Evaluation(job_id))
+            evaluation = by_step.setdefault(iteration, Evaluation(job_id))
             evaluation.rollouts_per_seed = int(data.get("rollouts_per_seed") or 1)
             evaluation.success_threshold = data.get("success_threshold")
             in_job = in_job or data.get("step") is not None
         elif data.get("mode") == "eval":
-            _add(found.setdefault(iteration, Evaluation(job_id)), event.type, data)
+            _add(by_step.setdefault(iteration, Evaluation(job_id)), event.type, data)
     if step is not None and (not in_job or step not in complete):
         steps = ", ".join(map(str, sorted(complete))) if in_job else ""
         raise UsageProblem(
@@ -105,11 +105,11 @@ def find_evaluation(client: Client, job_id: str, *, step: int | None = None) -> 
             expected=f"one of {steps}" if steps else "no --step: this is no job with evaluations of its own",
             where="--step",
         )
-    wanted = step if step is not None else max(complete, default=max(found, default=None))
-    if wanted is None or not (wanted in found and (found[wanted].rewards or found[wanted].failed)):
+    chosen = step if step is not None else max(complete, default=max(by_step, default=None))
+    if chosen is None or not (chosen in by_step and (by_step[chosen].rewards or by_step[chosen].failed)):
         return None
-    evaluation = found[wanted]
-    evaluation.step = wanted if in_job else None
+    evaluation = by_step[chosen]
+    evaluation.step = chosen if in_job else None
     return evaluation
 
 
@@ -147,7 +147,7 @@ def _add(evaluation: Evaluation, type: str, data: dict[str, Any]) -> None:
 
 
 def _add_scores(evaluation: Evaluation, rollout: str, reward: float | None) -> None:
-    """Take in what judges made of a rollout; None: they could not score it, so that it does not count."""
+    """Replace a rollout's reward with the judges' score; None if they failed to score it, so that it does not count."""
     completed = evaluation.rewards.get(rollout)
     if completed is None:
         return

@@ -25,7 +25,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Panel:
-    """Curves that share their axes. limits: of the values; None: what they need."""
+    """Curves that share their axes. limits: of the y axis; None fits them to the values."""
 
     name: str
     lines: Sequence[Line]
@@ -33,7 +33,7 @@ class Panel:
 
 
 def save_figure(panels: Sequence[Panel], path: Path, *, title: str, steps: str = "step") -> None:
-    """Draw panels below each other, as a PNG or an SVG by the name of the file. steps: what the x axis counts."""
+    """Draw panels below each other, as a PNG or an SVG by the name of the file. steps: the label of the x axis."""
     height = _ONE_PANEL_HEIGHT if len(panels) == 1 else _PANEL_HEIGHT * len(panels)
     figure = Figure(figsize=(_WIDTH, height), dpi=150)
     all_axes = figure.subplots(len(panels), sharex=True, squeeze=False)[:, 0]

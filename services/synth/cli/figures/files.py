@@ -14,7 +14,7 @@ SUFFIXES = (".png", ".svg", ".csv", ".json")
 
 
 def check_suffix(path: Path) -> None:
-    """Raise `UsageProblem` for a file whose name does not say what it is to be."""
+    """Raise `UsageProblem` for a file whose suffix is no known kind of figure."""
     if path.suffix.lower() not in SUFFIXES:
         raise UsageProblem(f"{path} has no kind of file", expected=f"a name with {', '.join(SUFFIXES)}", where="--out")
 

@@ -1,7 +1,7 @@
 """The trace databases of the published clients (0.2.16 and 0.2.23, SQLite), read as their own filter reads them.
 
-A message of the user and the reply that follows it are a row. Where a database was written by an older client, the
-types of messages have other names (`policy_user_prompt` …); both are read.
+A message of the user and the reply that follows it are a row. A database of an older client has other types of
+messages (`policy_user_prompt` …); both are read.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class ClientTraces:
 
     @classmethod
     def open(cls, db: str, *, images: bool) -> ClientTraces:
-        """The database of this path or address. Raises `UsageProblem` where there is none that can be read."""
+        """Open the database of this path or address. Raises `UsageProblem` if it cannot be read."""
         plain = next((db.removeprefix(scheme) for scheme in _SCHEMES if db.startswith(scheme)), db)
         path = Path(plain).expanduser()
         if "://" in plain:
@@ -80,8 +80,8 @@ class _Session:
         self._id = str(session["session_id"])
         self._created = session["created_at"]
         self._metadata = as_object(_loaded(session["metadata"]))
-        found = self._all("outcome_rewards", "total_reward, achievements_count, total_steps")
-        self._outcome = found[0] if found else None
+        outcomes = self._all("outcome_rewards", "total_reward, achievements_count, total_steps")
+        self._outcome = outcomes[0] if outcomes else None
         self._events = self._all("events", "event_type, output_tokens, system_state_after, metadata, call_records")
         # Their own filter orders by time, and then by id.
         self._messages = self._all(
@@ -118,9 +118,9 @@ class _Session:
         steps = [e for e in self._events if e["event_type"] == "environment"]
         calls = sum(e["event_type"] == "cais" for e in self._events)
         replies = [r for r in self._messages if r["message_type"] in _REPLIES]
-        told = outcome["total_steps"] if outcome is not None else 0
+        total = outcome["total_steps"] if outcome is not None else 0
         facts = EpisodeFacts(
-            steps=told or len(steps) or calls or len(replies),
+            steps=total or len(steps) or calls or len(replies),
             actions=[_text(_said(r["content"])) for r in replies],
             states=[e["system_state_after"] for e in steps if e["system_state_after"]],
             achievements=None if outcome is None else outcome["achievements_count"],
@@ -134,7 +134,7 @@ class _Session:
         return Judged(facts, {k: float(v) for k, v in scores.items() if isinstance(v, int | float)})
 
     def rows(self) -> tuple[list[Row], bool]:
-        """The rows; and whether there are none since every reply was cut off, of a session that says so."""
+        """Return the rows, and whether there are none because every reply was cut off, if the session records it."""
         if self._messages:
             tools, replies = self._calls()
             pairs = list(_pairs(self._messages, replies))
@@ -144,8 +144,8 @@ class _Session:
         prompt, completion = self._metadata.get("prompt"), self._metadata.get("completion")
         if not prompt or not completion:
             return [], False
-        said = [{"role": "user", "content": str(prompt)}, {"role": "assistant", "content": str(completion)}]
-        return [{"messages": said}], False
+        messages = [{"role": "user", "content": str(prompt)}, {"role": "assistant", "content": str(completion)}]
+        return [{"messages": messages}], False
 
     def _calls(self) -> tuple[Row, list[Row]]:
         """The tools that were offered last, as a row has them, and the reply of each call of the model, in order."""
@@ -164,9 +164,9 @@ class _Session:
 
 
 def _reply_of(record: Row) -> Row:
-    """The assistant's message of a recorded call; {} where none was recorded."""
-    said = record.get("output_messages")
-    messages = [as_object(message) for message in (cast(list[Any], said) if isinstance(said, list) else [])]
+    """Return the assistant's message of a recorded call; {} if none was recorded."""
+    output = record.get("output_messages")
+    messages = [as_object(message) for message in (cast(list[Any], output) if isinstance(output, list) else [])]
     calls = record.get("output_tool_calls")
     named = [
         {"name": call.get("name"), "arguments": call.get("arguments_json") or "{}"}
@@ -176,11 +176,11 @@ def _reply_of(record: Row) -> Row:
 
 
 def _pairs(messages: Sequence[sqlite3.Row], replies: Sequence[Row]) -> Iterator[tuple[Row, bool]]:
-    """Each message of the user with what came before it as the system's, and with the reply that follows; and whether
-    that reply was cut off.
+    """Yield a row for each message of the user, and whether its reply was cut off.
 
-    replies: of the recorded calls of the model. Where there is one for each stored reply, it gives the tool calls of a
-    reply whose stored content is empty.
+    A row has the earlier messages as its system message, the user's message, and the reply that follows.
+    replies: of the recorded calls of the model. If each stored reply has one, it supplies the tool calls of a reply
+    whose stored content is empty.
     """
     system: Any = None
     places = [n for n, message in enumerate(messages) if message["message_type"] in _REPLIES]
@@ -191,19 +191,19 @@ def _pairs(messages: Sequence[sqlite3.Row], replies: Sequence[Row]) -> Iterator[
             system = message
         if kind not in _USER:
             continue
-        asked = _said(message["content"])
-        if not _text(asked):
+        question = _said(message["content"])
+        if not _text(question):
             continue
         at = next((n for n in places if n > place), None)
         reply = None if at is None else messages[at]
         row: list[Row] = []
         if system is not None and (text := _text(_said(system["content"]))):
             row.append({"role": "system", "content": text})
-        row.append({"role": "user", "content": asked if isinstance(asked, list) else _text(asked)})
-        said = _said(reply["content"]) if reply is not None else ""
-        if at is not None and not said:
-            said = message_content(recorded.get(at, {}))
-        row.append({"role": "assistant", "content": said if isinstance(said, list) else _text(said)})
+        row.append({"role": "user", "content": question if isinstance(question, list) else _text(question)})
+        content = _said(reply["content"]) if reply is not None else ""
+        if at is not None and not content:
+            content = message_content(recorded.get(at, {}))
+        row.append({"role": "assistant", "content": content if isinstance(content, list) else _text(content)})
         ended = as_object(_loaded(reply["metadata"])).get("finish_reason") if reply is not None else None
         yield {"messages": row}, ended in CUT_OFF
 
@@ -216,9 +216,9 @@ def _loaded(text: Any) -> Any:
 
 
 def _said(raw: Any) -> Any:
-    """What a message's column says: text, parts, or whatever else a client wrote there."""
-    found = _loaded(raw)
-    return cast(Row, found)["content"] if isinstance(found, dict) and "content" in found else found
+    """Return the content of a message's column: text, parts, or any other JSON that a client wrote there."""
+    value = _loaded(raw)
+    return cast(Row, value)["content"] if isinstance(value, dict) and "content" in value else value
 
 
 def _text(content: Any) -> str:
@@ -242,13 +242,13 @@ def _text(content: Any) -> str:
 def _moment(value: Any) -> datetime | None:
     text = str(value).replace("Z", "+00:00")
     try:
-        found = datetime.fromisoformat(text)
+        moment = datetime.fromisoformat(text)
     except ValueError:
         try:
             return datetime.fromtimestamp(float(text), UTC)
         except (ValueError, OverflowError, OSError):
             return None
-    return found if found.tzinfo else found.replace(tzinfo=UTC)
+    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
 
 
 def _word(value: Any) -> str | None:

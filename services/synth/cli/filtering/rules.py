@@ -41,7 +41,7 @@ class StatsRules(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Rules(msgspec.Struct, frozen=True, kw_only=True):
-    """A resolved filter; its keys are those of `FilterSection`."""
+    """A resolved filter, with the keys of `FilterSection`."""
 
     output: str
     db: str | None = None
@@ -93,9 +93,9 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True)
 class Candidate:
-    """What is known of a trace before its conversation is read. reward: that of judges included.
+    """The facts about a trace that are known before its conversation is read. reward: after judging.
 
-    environment: None where nothing was paid. failed: by the policy or the environment, as far as is known.
+    environment: None if there was no reward. failed: by the policy or the environment, as far as is known.
     """
 
     id: str
@@ -121,12 +121,12 @@ class Judged:
 
 
 def dropped_at_first(rules: Rules, c: Candidate) -> str | None:
-    """The key that drops a candidate, by what is known before its conversation is read."""
+    """Return the first key that drops a candidate before its conversation is read."""
     return next(_at_first(rules, c), None)
 
 
 def dropped_when_read(rules: Rules, judged: Judged) -> str | None:
-    """The key that drops a candidate, by what its conversation says."""
+    """Return the first key that drops a trace for its conversation."""
     return next(_when_read(rules, judged), None)
 
 
@@ -179,7 +179,7 @@ def _when_read(r: Rules, judged: Judged) -> Iterator[str]:
 
 
 def _outside(name: str, value: float | None, low: float | None, high: float | None) -> Iterator[str]:
-    """As the published clients read bounds: what has no value is below every lower one, and above no upper one."""
+    """Yield the bounds that a value violates. As in the published clients, no value violates lower bounds only."""
     if low is not None and (value is None or value < low):
         yield f"min_{name}"
     if high is not None and value is not None and value > high:

@@ -1,4 +1,4 @@
-"""Runs a filter: rules, spool, files. A report says what each key dropped, also where nothing is left."""
+"""Runs a filter: rules, spool, files. A report counts the rows that each key dropped, also if no row is left."""
 
 from __future__ import annotations
 
@@ -22,12 +22,11 @@ _AROUND_A_MESSAGE = 5
 
 
 class Report(msgspec.Struct, kw_only=True):
-    """What became of the traces and of their rows.
+    """The counts of a filter's traces and rows.
 
-    seen: traces that were looked at; stopped: they were not all, since `limit` was reached. without_reward: of those
-    that were seen. dropped: traces by the key that dropped each, or by what is wrong with it; dropped_rows: rows
-    likewise. kept: traces with a row. rows, validation_rows: written. ids: of the traces that are kept, where they were
-    asked for.
+    seen: traces that were read; stopped: reading ended early, at `limit`. without_reward: of the seen. dropped: traces
+    by the key that dropped each, or by their fault; dropped_rows: rows likewise. kept: traces with a row. rows,
+    validation_rows: written. ids: of the kept traces, if requested.
     """
 
     source: str
@@ -45,7 +44,7 @@ class Report(msgspec.Struct, kw_only=True):
     validation_file: str | None = None
 
     def drop(self, key: str, *, row: bool = False, count: int = 1) -> None:
-        """Count what a key dropped."""
+        """Count the traces or rows that a key dropped."""
         if count:
             counts = self.dropped_rows if row else self.dropped
             counts[key] = counts.get(key, 0) + count
@@ -67,13 +66,13 @@ _WHY = {
     "shortened": ": they were not kept whole",
     "images": ": an image in them is gone",
     "cut off": ": each reply in them ends at its token limit, and would teach the model to end there",
-    "no reply": ": nothing was said in them that could be learned",
+    "no reply": ": they have no reply to learn from",
     "not trainable": ": no training file may have such a line",
 }
 
 
 def run_filter(rules: Rules, source: Source) -> Report:
-    """Write the rows. Raises `CliError` where none is left, with what dropped how many."""
+    """Write the rows. Raises `CliError` if none is left, with the count of each key."""
     report = Report(source=source.name, output=rules.output)
     output = Path(rules.output).expanduser()
     with tempfile.TemporaryDirectory(prefix="synthctl-filter-") as folder:
@@ -110,7 +109,7 @@ def _fill(spool: Spool, rules: Rules, source: Source, report: Report) -> None:
             report.drop(key)
         return key is None
 
-    # Where a later trace cannot take the place of an earlier one, the first rows are enough.
+    # If no later trace can replace an earlier one, the first rows are enough.
     first_come = not (rules.top_k or rules.deduplicate or rules.shuffle)
     enough = rules.limit + (rules.offset or 0) if rules.limit is not None and first_come else None
     for episode in source.episodes(wanted):
@@ -174,12 +173,12 @@ def _line(rules: Rules, episode: ReadTrace, row: Row, report: Report) -> bytes |
         report.drop("sft.filter_empty_responses" if rules.sft.filter_empty_responses else "no reply", row=True)
         return None
     line = msgspec.json.encode(row | _metadata(rules, episode))
-    found = read_line(line)
-    if isinstance(found, tuple):
+    parsed = read_line(line)
+    if isinstance(parsed, tuple):
         report.drop("not trainable", row=True)
         return None
     most = rules.sft.max_sequence_length
-    if most is not None and sum(map(tokens_in, found.texts)) + _AROUND_A_MESSAGE * found.messages > most:
+    if most is not None and sum(map(tokens_in, parsed.texts)) + _AROUND_A_MESSAGE * parsed.messages > most:
         report.drop("sft.max_sequence_length", row=True)
         return None
     return line
@@ -238,9 +237,9 @@ def _nothing_left(report: Report) -> CliError:
         fix = "evaluations keep the trace of every rollout, training keeps a share; `synthctl traces ls` shows them"
         return CliError(f"there is no trace of {report.source}", fix=fix)
     counts = report.dropped | report.dropped_rows
-    said = ", ".join(f"{key} {count:,}" for key, count in sorted(counts.items(), key=lambda item: -item[1]))
+    reasons = ", ".join(f"{key} {count:,}" for key, count in sorted(counts.items(), key=lambda item: -item[1]))
     without = f" ({report.without_reward:,} have no reward)" if report.without_reward else ""
-    what = f"none of {_count(report.seen, 'trace')} is left{without}: dropped by {said or 'offset'}"
+    what = f"none of {_count(report.seen, 'trace')} is left{without}: dropped by {reasons or 'offset'}"
     return CliError(what, fix="loosen the key that drops the most", where=report.source)
 
 

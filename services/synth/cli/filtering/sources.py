@@ -1,4 +1,4 @@
-"""Where a filter's traces come from: a trace that passes the first rules is read, and becomes its rows."""
+"""The sources of a filter's traces: a trace that passes the first rules is read, and becomes its rows."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ class ReadTrace:
 
 
 class Source(Protocol):
-    """Traces, those of each job oldest first. name: for messages."""
+    """Traces; each job's are oldest first. name: for messages."""
 
     @property
     def name(self) -> str: ...
 
     def episodes(self, wanted: Callable[[Candidate], bool]) -> Iterator[ReadTrace]:
-        """Those that are wanted, read. Each is asked about once."""
+        """Yield the traces that `wanted` accepts, read. It is called once for each trace."""
         ...
 
 

@@ -47,7 +47,7 @@ class Spool:
         shuffle_seed: int,
         split_seed: int,
     ) -> None:
-        """A trace and its rows: what each says, and its line. ranked: the group in which traces are compared."""
+        """Add a trace and its rows: their messages, and their lines. ranked: the group in which traces are compared."""
         self.traces += 1
         n = self.traces
         self._db.execute(
@@ -66,17 +66,17 @@ class Spool:
             " ROW_NUMBER() OVER (PARTITION BY digest ORDER BY reward DESC NULLS LAST, rows.id) AS k"
             " FROM rows JOIN traces ON n = trace"
         )
-        gone = self._db.execute(f"DELETE FROM rows WHERE id IN (SELECT id FROM ({ranked}) WHERE k > 1)").rowcount
+        dropped = self._db.execute(f"DELETE FROM rows WHERE id IN (SELECT id FROM ({ranked}) WHERE k > 1)").rowcount
         self._db.execute("DELETE FROM traces WHERE n NOT IN (SELECT trace FROM rows)")
-        return gone
+        return dropped
 
     def keep_best(self, k: int) -> int:
         """Of each ranked group, keep the `k` traces with the highest rewards. Returns how many traces go."""
         order = "ROW_NUMBER() OVER (PARTITION BY ranked ORDER BY reward DESC NULLS LAST, n) AS k"
         ranked = f"SELECT n, {order} FROM traces"
-        gone = self._db.execute(f"DELETE FROM traces WHERE n IN (SELECT n FROM ({ranked}) WHERE k > ?)", (k,)).rowcount
+        count = self._db.execute(f"DELETE FROM traces WHERE n IN (SELECT n FROM ({ranked}) WHERE k > ?)", (k,)).rowcount
         self._db.execute("DELETE FROM rows WHERE trace NOT IN (SELECT n FROM traces)")
-        return gone
+        return count
 
     def choose(self, *, shuffle: bool, offset: int, limit: int | None) -> int:
         """Put the rows in their order and cut it; returns how many there are."""

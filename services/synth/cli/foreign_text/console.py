@@ -13,8 +13,7 @@ from synth.cli.foreign_text.plain_text import printable
 class SafeConsole(Console):
     """Prints characters that a terminal would obey as symbols.
 
-    Rich keeps what moves the cursor apart from text, and makes styles only when text is written: what is text here
-    is foreign.
+    Rich keeps control codes apart from text, and adds styles only when it writes. So every text here is foreign.
     """
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:

@@ -17,7 +17,7 @@ def printable(text: str) -> str:
 
 
 def printable_json(text: str) -> str:
-    """JSON that says the same, with such characters as escapes."""
+    """Return equal JSON, with such characters as escapes."""
     return _UNSAFE.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 

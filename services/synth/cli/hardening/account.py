@@ -42,12 +42,12 @@ def _keys(keys: list[Key] | None, where: str) -> list[Finding]:
     others = [key for key in endless if key not in operators]
     fix = "replace each by one with an end: synthctl keys create --expires-in 90d, then synthctl keys revoke"
     findings = [
-        Finding(check=check, result="warning", found=f"without an end: {_named(found)}", where=where, fix=fix)
-        for check, found in (("operator keys", operators), ("API keys", others))
-        if found
+        Finding(check=check, result="warning", found=f"without an end: {_named(observed)}", where=where, fix=fix)
+        for check, observed in (("operator keys", operators), ("API keys", others))
+        if observed
     ]
-    found = f"each of {len(keys)} keys of this organisation has an end"
-    return findings or [Finding(check="API keys", result="ok", found=found, where=where)]
+    observed = f"each of {len(keys)} keys of this organisation has an end"
+    return findings or [Finding(check="API keys", result="ok", found=observed, where=where)]
 
 
 def _named(keys: list[Key]) -> str:
@@ -59,14 +59,14 @@ def _limits(deployment: SeenDeployment, organisations: int | None, where: str) -
     gateways = [s for s in deployment.services if s.name.partition(" ")[0] == "gateway"]
     if not gateways:
         why = "the settings of no gateway are seen from here"
-        fix = "run it where the gateway runs, or with --compose"
+        fix = "run it on the gateway's machine, or with --compose"
         return Finding(check="limits", result="not checked", found=why, where=where, fix=fix)
     if all(any(name.startswith("SYNTH_ORG_") and value for name, value in g.environment.items()) for g in gateways):
         return Finding(check="limits", result="ok", found="set by SYNTH_ORG_…", where=gateways[0].place)
     place = gateways[0].place
     if organisations == 1:
-        found = "the defaults; there is one organisation"
-        return Finding(check="limits", result="ok", found=found, where=place)
+        observed = "the defaults; there is one organisation"
+        return Finding(check="limits", result="ok", found=observed, where=place)
     many = "this key may not count the organisations" if organisations is None else f"{organisations} organisations"
     fix = 'set SYNTH_ORG_… of the gateway (docs/operations.md, "Limits")'
     return Finding(check="limits", result="warning", found=f"the defaults, and {many}", where=place, fix=fix)

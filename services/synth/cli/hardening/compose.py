@@ -24,7 +24,7 @@ _MONITOR = re.compile(r"""["']?\b(?:http|http_port|https|monitor_port)["']?\s*[:
 class Container:
     """A service of the file. entry: its mapping, and environment: its settings, with their variables filled in.
 
-    ports: as `ADDRESS:PUBLISHED:PORT`. mounts: the volume or the folder of each, and where it is mounted.
+    ports: as `ADDRESS:PUBLISHED:PORT`. mounts: the volume or folder of each, and its path in the container.
     """
 
     name: str
@@ -59,16 +59,16 @@ class ComposeFile:
         return cls(path, containers, sorted(missing))
 
     def confinement(self) -> list[Finding]:
-        """Check what each container may do beside its work, what it publishes, and by which image it runs."""
+        """Check each container's privileges, published ports, images and mounts."""
         return [*self._privileges(), *self._ports(), *self._images(), *self._stores()]
 
     def _privileges(self) -> list[Finding]:
         loose = [c.name for c in self.containers if not _confined(c.entry)]
         if not loose:
             return [Finding(check="containers", result="ok", found=f"{_CONFINED} for each", where=str(self.path))]
-        found = f"not confined: {', '.join(loose)}"
+        observed = f"not confined: {', '.join(loose)}"
         fix = f"each needs {_CONFINED}"
-        return [Finding(check="containers", result="failed", found=found, where=str(self.path), fix=fix)]
+        return [Finding(check="containers", result="failed", found=observed, where=str(self.path), fix=fix)]
 
     def _ports(self) -> list[Finding]:
         findings: list[Finding] = []
@@ -82,10 +82,10 @@ class ComposeFile:
                     if user == "gateway"
                     else "remove it from `ports`: the other containers reach it without"
                 )
-                found = f"{container.name} publishes {text}"
-                findings.append(Finding(check="ports", result="failed", found=found, where=str(self.path), fix=fix))
-        found = "only the gateway is published, on loopback"
-        return findings or [Finding(check="ports", result="ok", found=found, where=str(self.path))]
+                observed = f"{container.name} publishes {text}"
+                findings.append(Finding(check="ports", result="failed", found=observed, where=str(self.path), fix=fix))
+        observed = "only the gateway is published, on loopback"
+        return findings or [Finding(check="ports", result="ok", found=observed, where=str(self.path))]
 
     def _images(self) -> list[Finding]:
         images = {str(c.entry["image"]) for c in self.containers if "image" in c.entry}
@@ -98,11 +98,11 @@ class ComposeFile:
             images |= set(_FROM.findall(file.read_text(encoding="utf-8", errors="replace")))
         loose = sorted(image for image in images if not _DIGEST.search(image))
         if not loose:
-            found = f"{len(images)} have digests"
-            return [Finding(check="images", result="ok", found=found, where=str(self.path))]
+            observed = f"{len(images)} have digests"
+            return [Finding(check="images", result="ok", found=observed, where=str(self.path))]
         fix = "`make digests` writes the digests, on a machine that reaches the registry"
-        found = f"without a digest: {', '.join(loose)}"
-        return [Finding(check="images", result="warning", found=found, where=str(self.path), fix=fix)]
+        observed = f"without a digest: {', '.join(loose)}"
+        return [Finding(check="images", result="warning", found=observed, where=str(self.path), fix=fix)]
 
     def _stores(self) -> list[Finding]:
         """Check that no two services share a folder for scratch, and the blob store is divided."""
@@ -112,14 +112,14 @@ class ComposeFile:
                 if target in ("/data", "/data/blobs"):
                     users.setdefault(source, []).append(container.name)
         if not (shared := {source: names for source, names in users.items() if len(names) > 1}):
-            found = "each container mounts the folders of the blob store that it needs"
-            return [Finding(check="volumes", result="ok", found=found, where=str(self.path))]
-        found = "; ".join(f"{source} is whole in {', '.join(names)}" for source, names in shared.items())
+            observed = "each container mounts the folders of the blob store that it needs"
+            return [Finding(check="volumes", result="ok", found=observed, where=str(self.path))]
+        observed = "; ".join(f"{source} is whole in {', '.join(names)}" for source, names in shared.items())
         fix = "mount orgs, jobs and judging by themselves, as docs/operations.md has them"
-        return [Finding(check="volumes", result="failed", found=found, where=str(self.path), fix=fix)]
+        return [Finding(check="volumes", result="failed", found=observed, where=str(self.path), fix=fix)]
 
     def monitor(self) -> list[Finding]:
-        """Check where the monitor of the file's nats-server listens, by the configuration that it mounts."""
+        """Check the address of the monitor of the file's nats-server, in the configuration that it mounts."""
         for container in self.containers:
             for source, _ in container.mounts:
                 file = self.path.parent / source
@@ -131,8 +131,8 @@ class ComposeFile:
 
 
 def _monitor(file: Path) -> Finding:
-    found = _MONITOR.search(file.read_text(encoding="utf-8", errors="replace"))
-    address = found[1] if found else ""
+    match = _MONITOR.search(file.read_text(encoding="utf-8", errors="replace"))
+    address = match[1] if match else ""
     host = address.rpartition(":")[0].strip("[]")
     if not address or host.startswith("127.") or host in ("localhost", "::1"):
         return Finding(check="bus monitor", result="ok", found=address or "it has none", where=str(file))
@@ -162,8 +162,8 @@ def _dockerfile(entry: Mapping[str, Any], folder: Path) -> Path | None:
 
 def _container(name: str, entry: dict[str, Any]) -> Container:
     """Read what Compose writes in a short and in a long form."""
-    given = entry.get("environment", {})
-    pairs = (str(item).partition("=")[::2] for item in given) if isinstance(given, list) else given.items()
+    variables = entry.get("environment", {})
+    pairs = (str(item).partition("=")[::2] for item in variables) if isinstance(variables, list) else variables.items()
     environment = {str(name): "" if value is None else str(value) for name, value in pairs}
     ports = [_port(port) if isinstance(port, dict) else str(port) for port in entry.get("ports", ())]
     return Container(name, entry, environment, ports, [_mount(volume) for volume in entry.get("volumes", ())])

@@ -25,7 +25,7 @@ _FORK = re.compile(r"synthd [a-z]+ (.+)")
 
 @dataclass(frozen=True)
 class SeenService:
-    """A service with its settings. place: what its settings were read from. port: where it listens on this machine."""
+    """A service with its settings. place: the source of its settings. port: the one it listens on, on this machine."""
 
     name: str
     environment: Mapping[str, str] = field(repr=False)
@@ -35,9 +35,9 @@ class SeenService:
 
 @dataclass(frozen=True)
 class SeenDeployment:
-    """Everything that can be seen from here. unseen: why a source could not be read, by its name.
+    """Everything that is visible from this machine. unseen: why a source could not be read, by its name.
 
-    embedded: `services` are those of `synthctl up`. monitor_port: of its nats-server.
+    embedded: `services` were started by `synthctl up`. monitor_port: of its nats-server.
     """
 
     services: list[SeenService]
@@ -68,7 +68,7 @@ def read_deployment(data: Path, compose: Path | None) -> SeenDeployment:
 
 
 def host_and_port(url: str) -> tuple[str, int]:
-    """Return where a server of the bus is, by an address of SYNTH_NATS_URL."""
+    """Return the host and port of a server in SYNTH_NATS_URL."""
     parts = urlsplit(url if "://" in url else f"nats://{url}")
     return parts.hostname or "", parts.port or 4222
 
@@ -83,8 +83,8 @@ def _of_compose(file: ComposeFile | None) -> list[SeenService]:
 def _of_cluster(data: Path) -> tuple[list[SeenService], int | None]:
     """Return the services of the cluster that runs in this folder, and its bus's monitoring port.
 
-    They are forks, whose environment the kernel does not show: they have that of their supervisor, and what
-    `synthctl up` adds.
+    They are forks, whose environment the kernel does not show. Their environment is their supervisor's, plus the
+    settings that `synthctl up` adds.
     """
     import psutil
 
@@ -110,7 +110,7 @@ def _of_processes(unseen: dict[str, str]) -> list[SeenService]:
     """Return the services that run on this machine by their own command, and that this user may look into."""
     import psutil
 
-    found: list[SeenService] = []
+    services: list[SeenService] = []
     for process in psutil.process_iter():
         try:
             words = process.cmdline()
@@ -128,5 +128,5 @@ def _of_processes(unseen: dict[str, str]) -> list[SeenService]:
         except psutil.NoSuchProcess:
             continue
         port = int(environment.get("SYNTH_PORT", "0") or 0) or None
-        found.append(SeenService(f"{words[at + 1]} (pid {process.pid})", environment, "this machine", port))
-    return found
+        services.append(SeenService(f"{words[at + 1]} (pid {process.pid})", environment, "this machine", port))
+    return services

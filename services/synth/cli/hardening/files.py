@@ -35,10 +35,10 @@ def _keys(files: list[Path]) -> Finding:
         return Finding(check="key files", result="not checked", found=why, fix="run it in the folder of the deployment")
     if loose := [file for file in files if file.stat().st_mode & _OTHERS]:
         names = " ".join(map(str, loose))
-        found = f"other users may read or write {len(loose)} of {len(files)}"
-        return Finding(check="key files", result="failed", found=found, where=names, fix=f"chmod 600 {names}")
-    found = "readable by their owner alone"
-    return Finding(check="key files", result="ok", found=found, where=", ".join(map(str, files)))
+        observed = f"other users may read or write {len(loose)} of {len(files)}"
+        return Finding(check="key files", result="failed", found=observed, where=names, fix=f"chmod 600 {names}")
+    observed = "readable by their owner alone"
+    return Finding(check="key files", result="ok", found=observed, where=", ".join(map(str, files)))
 
 
 def _data(data: Path) -> Finding:
@@ -48,6 +48,6 @@ def _data(data: Path) -> Finding:
         return Finding(check="data folder", result="not checked", found=why, where=str(data), fix=fix)
     mode = data.stat().st_mode & 0o777
     if mode & _OTHERS:
-        found = f"mode {mode:o}: other users of this machine may read datasets, models and rollouts"
-        return Finding(check="data folder", result="warning", found=found, where=str(data), fix=f"chmod 700 {data}")
+        observed = f"mode {mode:o}: other users of this machine may read datasets, models and rollouts"
+        return Finding(check="data folder", result="warning", found=observed, where=str(data), fix=f"chmod 700 {data}")
     return Finding(check="data folder", result="ok", found=f"mode {mode:o}", where=str(data))

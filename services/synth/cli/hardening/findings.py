@@ -1,4 +1,4 @@
-"""What a check of the hardening list found: a result, what was seen and where, and how to repair it."""
+"""The outcome of a check of the hardening list: a result, the observation and its place, and the fix."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ _ON = frozenset({"1", "true", "t", "yes", "y", "on"})
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
     """The outcome of one check at one place.
 
-    found: what was seen, or why it could not be seen. where: the file, the address or the processes. fix: what repairs
-    it, or what would let it be checked; "" for `ok`.
+    found: the observation, or why there is none. where: the file, the address or the processes. fix: how to repair it,
+    or how to make the check possible; "" for `ok`.
     """
 
     check: str

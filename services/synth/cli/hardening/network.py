@@ -32,14 +32,14 @@ def check_network(deployment: SeenDeployment, config: Config) -> list[Finding]:
 
 
 def _bus_urls(deployment: SeenDeployment) -> list[str]:
-    """Return the servers of the bus that this machine may reach: those of its processes, and of the environment."""
+    """Return the servers of the bus that this machine may reach: of its processes, and of the environment."""
     local = [s for s in deployment.services if s.port is not None]
     lists = [os.environ.get("SYNTH_NATS_URL", ""), *(s.environment.get("SYNTH_NATS_URL", "") for s in local)]
     return sorted({url.strip() for urls in lists for url in urls.split(",") if url.strip()})
 
 
 def _bus(url: str) -> Finding:
-    """Check what a server of the bus says in its greeting, which it sends before any login."""
+    """Check the greeting of a server of the bus, which it sends before any login."""
     host, port = host_and_port(url)
     try:
         greeting = _greeting(host, port)
@@ -48,17 +48,17 @@ def _bus(url: str) -> Finding:
         fix = "run it on a machine that reaches the bus"
         return Finding(check="bus greeting", result="not checked", found=why, where=url, fix=fix)
     if not greeting.get("auth_required"):
-        fix = "start it with what `synthd bus config` prints"
-        return Finding(check="bus greeting", result="failed", found="it asks for no login", where=url, fix=fix)
+        fix = "start it with the output of `synthd bus config`"
+        return Finding(check="bus greeting", result="failed", found="it requires no login", where=url, fix=fix)
     if greeting.get("tls_required"):
-        found = "TLS is required, and a login"
-        return Finding(check="bus greeting", result="ok", found=found, where=url)
+        observed = "TLS is required, and a login"
+        return Finding(check="bus greeting", result="ok", found=observed, where=url)
     if is_loopback_host(host):
-        found = "a login is required; plain text, on loopback"
-        return Finding(check="bus greeting", result="ok", found=found, where=url)
+        observed = "a login is required; plain text, on loopback"
+        return Finding(check="bus greeting", result="ok", found=observed, where=url)
     fix = 'docs/security.md, "The bus over TLS and without passwords"'
-    found = "a login is required, in plain text"
-    return Finding(check="bus greeting", result="warning", found=found, where=url, fix=fix)
+    observed = "a login is required, in plain text"
+    return Finding(check="bus greeting", result="warning", found=observed, where=url, fix=fix)
 
 
 def _greeting(host: str, port: int) -> dict[str, Any]:
@@ -82,15 +82,15 @@ def _monitors(deployment: SeenDeployment, addresses: list[str]) -> Iterator[Find
     if not places:
         if deployment.compose is None:
             fix = "set SYNTH_NATS_URL to the bus's address"
-            found = "no bus is known here"
-            yield Finding(check="bus monitor", result="not checked", found=found, fix=fix)
+            observed = "no bus is known here"
+            yield Finding(check="bus monitor", result="not checked", found=observed, fix=fix)
         return
     for host, port in dict.fromkeys(places):
         where = f"{host}:{port}"
         if _is_open(host, port):
             fix = "`synthd bus config` prints a monitor that listens on loopback alone"
-            found = "open to the network, and has no login"
-            yield Finding(check="bus monitor", result="failed", found=found, where=where, fix=fix)
+            observed = "open to the network, and has no login"
+            yield Finding(check="bus monitor", result="failed", found=observed, where=where, fix=fix)
         else:
             yield Finding(check="bus monitor", result="ok", found="not reachable", where=where)
 
@@ -115,8 +115,8 @@ def _ports(deployment: SeenDeployment, addresses: list[str]) -> Finding:
     if open_:
         fix = "set SYNTH_HOST=127.0.0.1, or keep these ports inside the cluster's network"
         return Finding(check=check, result="failed", found="; ".join(open_), where="this machine", fix=fix)
-    found = f"{len(local)} listen on loopback alone"
-    return Finding(check=check, result="ok", found=found, where=", ".join(addresses))
+    observed = f"{len(local)} listen on loopback alone"
+    return Finding(check=check, result="ok", found=observed, where=", ".join(addresses))
 
 
 def _gateway(config: Config) -> Finding:
@@ -137,13 +137,13 @@ def _own_addresses() -> list[str]:
         return []
     import psutil
 
-    found = {
+    own = {
         address.address
         for addresses in psutil.net_if_addrs().values()
         for address in addresses
         if address.family is socket.AF_INET or (address.family is socket.AF_INET6 and "%" not in address.address)
     }
-    return sorted(address for address in found if not address.startswith("127.") and address != "::1")
+    return sorted(address for address in own if not address.startswith("127.") and address != "::1")
 
 
 def _is_open(host: str, port: int) -> bool:

@@ -17,15 +17,15 @@ _EVERYTHING = {4: 0, 6: 0}
 _OF_BUS = ("bus-init", "bus-sweep")
 #: Switches that trust everybody who has a key, with what they open.
 _SWITCHES = (
-    ("SYNTH_PYTHON_GRADERS", "graders run users' code, without a sandbox", "who has a key runs code"),
-    ("SYNTH_MODEL_HUB", "model files come from a hub", "unless you trust everybody who has a key"),
+    ("SYNTH_PYTHON_GRADERS", "graders run users' code, without a sandbox", "everyone with a key can run code"),
+    ("SYNTH_MODEL_HUB", "model files come from a hub", "unless you trust everyone with a key"),
     ("SYNTH_ALLOW_PLAIN_HTTP_KEYS", "keys of task apps are sent over plain HTTP to any host", "give the apps https"),
     ("SYNTH_ALLOW_LOOPBACK", "jobs may have the programs of the services' machines called", "with task apps elsewhere"),
 )
 
 
 def check_settings(deployment: SeenDeployment) -> list[Finding]:
-    """Check what the services were started with, at each place that their settings were read from."""
+    """Check the settings of the services, at each place that they were read from."""
     checks: tuple[Callable[[str, list[SeenService]], list[Finding]], ...] = (
         _secrets,
         _logins,
@@ -40,7 +40,7 @@ def check_settings(deployment: SeenDeployment) -> list[Finding]:
         file = deployment.compose
         if file is not None and place == str(file.path) and (missing := file.missing):
             why = f"its .env sets no {', '.join(missing)}"
-            fix = "run it where the filled-in .env is"
+            fix = "run it in the folder of the filled-in .env"
             findings.append(Finding(check="settings", result="not checked", found=why, where=place, fix=fix))
             continue
         findings += [finding for check in checks for finding in check(place, services)]
@@ -65,18 +65,18 @@ def _secrets(place: str, services: list[SeenService]) -> list[Finding]:
     if not holders:
         needing = [s for s in services if s.name not in _OF_BUS and NEEDS.get(s.environment.get("SYNTH_NATS_USER", ""))]
         if lacking := [s.name for s in needing if not s.environment.get("SYNTH_SECRETS")]:
-            found = f"no SYNTH_SECRETS: {', '.join(lacking)}"
-            fix = "`synthd secrets` prints them, where the cluster's secret is"
-            return [Finding(check="secrets", result="failed", found=found, where=place, fix=fix)]
+            observed = f"no SYNTH_SECRETS: {', '.join(lacking)}"
+            fix = "`synthd secrets` prints them, on a machine that has the cluster's secret"
+            return [Finding(check="secrets", result="failed", found=observed, where=place, fix=fix)]
         return [Finding(check="secrets", result="ok", found="each service has its own alone", where=place)]
     if place.startswith(EMBEDDED):
         # All of them run as one user of one machine, who can read each other's files and memory.
-        found = "each service has the cluster's secret, as one user of this machine"
+        observed = "each service has the cluster's secret, as one user of this machine"
         fix = "for more than one machine or user: run the services with SYNTH_SECRETS (docs/operations.md)"
-        return [Finding(check="secrets", result="warning", found=found, where=place, fix=fix)]
-    found = f"the cluster's secret is in {', '.join(holders)}"
+        return [Finding(check="secrets", result="warning", found=observed, where=place, fix=fix)]
+    observed = f"the cluster's secret is in {', '.join(holders)}"
     fix = "give each SYNTH_SECRETS, which `synthd secrets SERVICE` prints, and remove SYNTH_CLUSTER_SECRET"
-    return [Finding(check="secrets", result="failed", found=found, where=place, fix=fix)]
+    return [Finding(check="secrets", result="failed", found=observed, where=place, fix=fix)]
 
 
 def _logins(place: str, services: list[SeenService]) -> list[Finding]:
@@ -98,14 +98,14 @@ def _logins(place: str, services: list[SeenService]) -> list[Finding]:
         (f"the user `bus`, who may do everything: {', '.join(admins)}", admins),
     )
     if findings := [
-        Finding(check="bus logins", result="failed", found=found, where=place, fix=fix)
-        for found, is_so in problems
+        Finding(check="bus logins", result="failed", found=observed, where=place, fix=fix)
+        for observed, is_so in problems
         if is_so
     ]:
         return findings
     keys = sum(bool(s.environment.get("SYNTH_NATS_SEED")) for s in services)
-    found = f"one for each of {len(services)} services; {keys} by nkey" if keys else "a password for each service"
-    return [Finding(check="bus logins", result="ok", found=found, where=place)]
+    observed = f"one for each of {len(services)} services; {keys} by nkey" if keys else "a password for each service"
+    return [Finding(check="bus logins", result="ok", found=observed, where=place)]
 
 
 def _tls(place: str, services: list[SeenService]) -> list[Finding]:
@@ -117,9 +117,9 @@ def _tls(place: str, services: list[SeenService]) -> list[Finding]:
         is_loopback_host(host_and_port(part.strip())[0]) for address in addresses for part in address.split(",")
     ):
         return [Finding(check="bus TLS", result="ok", found="plain text, on loopback alone", where=place)]
-    found = f"plain text to {', '.join(addresses) or 'the bus'}, passwords included"
+    observed = f"plain text to {', '.join(addresses) or 'the bus'}, passwords included"
     fix = 'docs/security.md, "The bus over TLS and without passwords"'
-    return [Finding(check="bus TLS", result="warning", found=found, where=place, fix=fix)]
+    return [Finding(check="bus TLS", result="warning", found=observed, where=place, fix=fix)]
 
 
 def _encrypted(service: SeenService) -> bool:
@@ -135,14 +135,14 @@ def _networks(place: str, services: list[SeenService]) -> list[Finding]:
     }
     check, fix = "SYNTH_ALLOWED_CIDRS", "name the networks of your task apps and judges alone"
     if not allowed:
-        found = "unset: jobs may have no private network called"
-        return [Finding(check=check, result="ok", found=found, where=place)]
+        observed = "unset: jobs may have no private network called"
+        return [Finding(check=check, result="ok", found=observed, where=place)]
     if everything := sorted(network for network in allowed if _is_wider(network, _EVERYTHING)):
-        found = f"{', '.join(everything)}: jobs may have every address called"
-        return [Finding(check=check, result="failed", found=found, where=place, fix=fix)]
+        observed = f"{', '.join(everything)}: jobs may have every address called"
+        return [Finding(check=check, result="failed", found=observed, where=place, fix=fix)]
     if wide := sorted(network for network in allowed if _is_wider(network, _WIDE)):
-        found = f"{', '.join(wide)}: jobs may have all of it called"
-        return [Finding(check=check, result="warning", found=found, where=place, fix=fix)]
+        observed = f"{', '.join(wide)}: jobs may have all of it called"
+        return [Finding(check=check, result="warning", found=observed, where=place, fix=fix)]
     return [Finding(check=check, result="ok", found=", ".join(sorted(allowed)), where=place)]
 
 
@@ -169,14 +169,14 @@ def _plugins(place: str, services: list[SeenService]) -> list[Finding]:
     plugins = sorted({value for s in services if (value := s.environment.get("SYNTH_PLUGINS"))})
     if not plugins:
         return []
-    found = f"{', '.join(plugins)} run with the rights of the services"
+    observed = f"{', '.join(plugins)} run with the rights of the services"
     fix = "keep modules alone that you would deploy"
-    return [Finding(check="SYNTH_PLUGINS", result="warning", found=found, where=place, fix=fix)]
+    return [Finding(check="SYNTH_PLUGINS", result="warning", found=observed, where=place, fix=fix)]
 
 
 def _first_key(place: str, services: list[SeenService]) -> list[Finding]:
     if not any(s.environment.get("SYNTH_BOOTSTRAP_API_KEY") for s in services):
         return []
-    found = "the first API key has every scope, `operator` too, and no end"
+    observed = "the first API key has every scope, `operator` too, and no end"
     fix = "make keys with one scope and an end (`synthctl keys create`), and keep this one for yourself"
-    return [Finding(check="first key", result="warning", found=found, where=place, fix=fix)]
+    return [Finding(check="first key", result="warning", found=observed, where=place, fix=fix)]

@@ -1,8 +1,8 @@
 """`--set key=value` and `--tag key=value`: a job file's text with some of its keys set by the command line.
 
-The text keeps its comments and its order, so that what is submitted is the user's file, with a comment `--set` beside
-what is not the file's. A problem with such a key names the flag; a problem with another one names its line in the file
-as the user has it.
+The text keeps its comments and its order, so that the submitted text is the user's file, with a comment `--set` beside
+each changed value. A problem with such a key names the flag; a problem with another one names its line in the user's
+file.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def set_values(text: str, *, name: str, settings: Sequence[Assignment]) -> tuple
         changed, faithful = "", False
     if not faithful:
         raise UsageProblem(
-            f"{', '.join(flags.values())} cannot be written into this file beside what it says",
+            f"{', '.join(flags.values())} cannot be written into this file beside its other keys",
             fix="edit the file",
             where=name,
         )
@@ -119,13 +119,13 @@ def _path(key: str) -> Keys:
 
 def _value(key: str, text: str) -> Any:
     try:
-        found = tomllib.loads(f"value = {text}")
+        document = tomllib.loads(f"value = {text}")
     except tomllib.TOMLDecodeError as error:
         if text.startswith(_TOML_OPENINGS):
             what = f"--set {key}: {text!r} is not valid TOML ({error})"
             raise UsageProblem(what, expected='a value such as 1e-5, true, [1, 2], {a = 1}, "text" or text') from error
         return text
-    return found["value"] if len(found) == 1 else text
+    return document["value"] if len(document) == 1 else text
 
 
 def _full_path(setting: Assignment, data: dict[str, Any]) -> Keys:

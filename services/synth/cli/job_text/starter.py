@@ -14,7 +14,7 @@ from synth.models.folder import read_model_config
 from synth.models.hosted_shapes import known_shape
 
 _STARTERS = Path(__file__).parents[1] / "starters"
-#: Where the comments of the starter files begin.
+#: The column of the comments in the starter files.
 _COLUMN = 36
 #: Models below this size are toys that start from noise: an adapter teaches them nothing, and they take large steps.
 _TOY = 50e6

@@ -33,7 +33,7 @@ class HostedAccount:
     """An account behind OpenAI's API. patience_s: how long a request is sent again while the API is busy or away."""
 
     def __init__(self, address: ConfigValue, key: ConfigValue, *, patience_s: float) -> None:
-        fix = "try again later; what is downloaded is kept"
+        fix = "try again later; downloaded files are kept"
         self._api = HostedApi(address, key, name="OpenAI", patience_s=patience_s, fix=fix)
 
     def jobs(self) -> Iterator[Json]:

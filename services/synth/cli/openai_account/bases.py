@@ -45,19 +45,19 @@ class Proposal:
 def propose_base(model: str, needs: Needs, *, online: bool, available: Sequence[str] | None) -> Proposal:
     """Propose a base for a model of OpenAI.
 
-    online: it is trained by reinforcement. available: the bases of the cluster; None if it was not asked.
+    online: it is trained by reinforcement. available: the bases of the cluster; None if they are not known.
     """
-    wanted = wanted_size(model)
+    target = wanted_size(model)
     hosted = [spec for spec in QWEN3.values() if not spec.experimental and not spec.id.endswith("-FP8")]
     fitting = [spec for spec in hosted if _fits(spec, needs, online=online)]
     here = [spec for spec in fitting if available is None or spec.id in available]
     others = sorted(set(available or ()) - set(QWEN3))
     if not here and others:
         return Proposal(others[0], f"a base of the cluster; {model} has no nearer one there", local=True)
-    best = min(here or fitting, key=lambda spec: _distance(spec, wanted))
+    best = min(here or fitting, key=lambda spec: _distance(spec, target))
     images = ", and it sees images" if best.vision else ""
     missing = "" if here else "; the cluster does not have it"
-    return Proposal(best.id, f"instead of {model}: about {wanted:g} billion parameters{images}{missing}")
+    return Proposal(best.id, f"instead of {model}: about {target:g} billion parameters{images}{missing}")
 
 
 def wanted_size(model: str) -> float:

@@ -1,4 +1,4 @@
-"""The folder of an import: `files/`, `jobs/`, `evals/`, and `import.json` with what is downloaded whole."""
+"""The folder of an import: `files/`, `jobs/`, `evals/`, and `import.json`, the record of complete downloads."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class ImportFolder:
         except FileNotFoundError:
             self._imported = ImportRecord()
         except (msgspec.DecodeError, OSError) as error:
-            fix = "remove this file; what is downloaded is then downloaded again"
+            fix = "remove this file; the downloads then begin again"
             raise UsageProblem(
                 f"the record of the import cannot be read: {error}", fix=fix, where=str(self._record)
             ) from error
@@ -75,7 +75,7 @@ class ImportFolder:
     def fetch(self, account: AccountSource, file_id: str, *, decode: bool = False) -> tuple[Path, bool]:
         """Download a file unless it is here. Returns its path, and whether it was downloaded.
 
-        decode: its content may be in base64, as that of a result file is. Raises `NotFound` for one that is gone.
+        decode: its content may be in base64, as in a result file. Raises `NotFound` if the account no longer has it.
         """
         known = self._imported.files.get(file_id)
         if known is not None and _size(self.path / known.path) == known.bytes:
@@ -115,7 +115,7 @@ def checked_id(id: Any) -> str:
 
 
 def read_needs(path: Path) -> Needs:
-    """Count the rows of a dataset, and look at what they need. No row is parsed: a dataset may have gigabytes."""
+    """Count the rows of a dataset, and find their needs. No row is parsed: a dataset may have gigabytes."""
     rows, longest, images = 0, 0, False
     with path.open("rb") as lines:
         for line in lines:

@@ -55,7 +55,7 @@ def import_account(
     """Import every job and eval of an account.
 
     base: the base of each job file; None proposes one. available: the cluster's bases; None if they are not known.
-    progress: called with a line on what is read now.
+    progress: called with a line of text about the present step.
     """
     report = ImportReport()
     for job in account.jobs():
@@ -67,7 +67,7 @@ def import_account(
             folder.write_object("evals", evaluation)
             report.evaluations += 1
     except NotFound:
-        # The API of evals may be gone before that of jobs.
+        # OpenAI may remove the API of evals before the API of jobs.
         report.missing.append("evals: the account serves none")
     return report
 

@@ -69,7 +69,7 @@ def job_file(job: Json, *, data: str, validation: str | None, rows: Mapping[str,
 
 
 def _known(written: Json, kind: str) -> tuple[Json, Json]:
-    """Part the hyperparameters into those that our request has and the others."""
+    """Split the hyperparameters into those of our request and the others."""
     model = _HYPERPARAMETERS.get(kind)
     if model is None:
         expected = ", ".join(_HYPERPARAMETERS)
@@ -125,7 +125,7 @@ def _comments(hyper: Json, config: Json, base: Proposal, kind: str) -> dict[tupl
         ("hyperparameters", "global_batch"): "rows an optimizer step: batch_size of the job",
         ("hyperparameters", "learning_rate"): multiplied,
         ("hyperparameters", "beta"): "of the job",
-        ("hyperparameters", "sequence_length"): "tokens a row; what is longer is cut, and counted",
+        ("hyperparameters", "sequence_length"): "tokens a row; a longer row is cut, and counted",
     }
 
 

@@ -66,7 +66,7 @@ class Typist:
     asked: queue.SimpleQueue[tuple[Body, Future[Body]] | None] = field(default_factory=queue.SimpleQueue)
 
     def answer(self, body: Body) -> Body:
-        """Wait for what is typed."""
+        """Wait for the reply that the user types."""
         reply: Future[Body] = Future()
         self.asked.put((body, reply))
         return reply.result()
@@ -94,7 +94,7 @@ def _line(prompt: str) -> str:
         try:
             line = input(prompt if sys.stdin.isatty() else "")
         except EOFError as error:
-            what = "the app asks the model again, and there is no further line to answer with"
+            what = "the app calls the model again, and there is no further line to answer with"
             raise UsageProblem(what, expected="a reply a line", where="standard input") from error
         if not line.endswith("\\"):
             return "\n".join([*lines, line])
@@ -102,7 +102,7 @@ def _line(prompt: str) -> str:
 
 
 def completion_of(message: Body, *, model: str) -> Body:
-    """A chat completion that says this message."""
+    """Return a chat completion with this message."""
     reason = "tool_calls" if message.get("tool_calls") else "stop"
     return {
         "id": f"chatcmpl-{uuid.uuid4().hex}",
@@ -114,7 +114,7 @@ def completion_of(message: Body, *, model: str) -> Body:
 
 
 def as_stream(completion: Body) -> list[str]:
-    """The same completion for an agent that asked for a stream: its events, as lines of text."""
+    """Return the completion as a stream's events, in lines of text, for an agent that requested a stream."""
     head = {"id": completion.get("id"), "object": "chat.completion.chunk", "created": completion.get("created")}
     head["model"] = completion.get("model")
     chunks: list[Body] = []

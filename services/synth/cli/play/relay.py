@@ -1,7 +1,7 @@
-"""The address that the task app is given as its model: it passes each call on, and keeps what was said.
+"""The model's address for the task app: it passes each call on, and keeps requests and answers.
 
-As on the platform, the address carries a credential, sampling is decided by who plays and not by the agent, and the
-number of calls is bounded.
+As on the platform, the address carries a credential, the sampling settings are the player's and not the agent's, and
+the number of calls is bounded.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ class Call:
 class ModelRelay:
     """Stands for the model while the block runs.
 
-    answer: the model. sampling: what is put in place of the agent's own. limit: calls at most. heard: told of each
-    call, before it is answered. calls: in the order in which they were answered. error: why the model could not answer.
+    answer: the model. sampling: replaces the agent's own settings. limit: calls at most. heard: called with the number
+    of each call, before it is answered. calls: in the order of their answers. error: why the model could not answer.
     """
 
     answer: Answer
@@ -58,7 +58,7 @@ class ModelRelay:
     error: CliError | None = None
 
     def __post_init__(self) -> None:
-        # In the form of the platform's own, which agents' clients cut and move about as they do.
+        # The credential has the form of the platform's own, since agents' clients cut and move it.
         self.credential = f"trace_{secrets.token_hex(6)}_{secrets.token_hex(4)}_0_L_0_0_{secrets.token_hex(12)}"
         self._begun = 0
         self._lock = threading.Lock()
@@ -92,7 +92,7 @@ class ModelRelay:
             completion = self.answer({**asked, **self.sampling, "stream": False})
         except CliError as error:
             self.error = self.error or error
-            # Of a status that no client tries again: the person reads why at once.
+            # No client retries this status, so that the person reads the reason at once.
             return _refusal(400, str(error))
         self.calls.append(Call(asked, completion, time.monotonic() - began))
         return 200, completion
@@ -114,19 +114,19 @@ def _handler_of(relay: ModelRelay) -> type[BaseHTTPRequestHandler]:
             body = self.rfile.read(length)
             parts = urlsplit(self.path)
             key = self.headers.get("Authorization") or ""
-            given = find_credential(path=unquote(parts.path), query=parts.query, authorization=key)
-            if given is None or not secrets.compare_digest(given.encode(), relay.credential.encode()):
+            credential = find_credential(path=unquote(parts.path), query=parts.query, authorization=key)
+            if credential is None or not secrets.compare_digest(credential.encode(), relay.credential.encode()):
                 self._send(*_refusal(401, "call the address as it was given, query included"))
                 return
             try:
-                asked = json.loads(body)
+                request = json.loads(body)
             except ValueError:
-                asked = None
-            if not isinstance(asked, dict) or not isinstance(asked.get("messages"), list):
+                request = None
+            if not isinstance(request, dict) or not isinstance(request.get("messages"), list):
                 self._send(*_refusal(400, "the body is no chat request: it needs a list of messages"))
                 return
-            status, answer = relay.complete(cast(Body, asked))
-            if status == 200 and asked.get("stream"):
+            status, answer = relay.complete(cast(Body, request))
+            if status == 200 and request.get("stream"):
                 self._send_stream(as_stream(answer))
             else:
                 self._send(status, answer)

@@ -1,4 +1,4 @@
-"""One rollout of a task app, asked for as the platform asks for one."""
+"""Plays one rollout of a task app with the platform's request."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from synth.taskapp.contract import RolloutResponse, Step
 #: Calls of a rollout on the platform: so many for each turn, and at least so many.
 _CALLS_A_TURN = 4
 _FEWEST_CALLS = 8
-#: Turns that are asked for where neither the person nor the app says how many.
+#: The number of turns if neither the person nor the app sets one.
 _TURNS = 10
 
 
@@ -31,7 +31,7 @@ _PLACE = re.compile(r"(\S.*:\d+), in .*")
 
 
 class AppFailed(CliError):
-    """The app answered with an error of its own. traceback: its last lines, where the app sends them."""
+    """The app answered with an error of its own. traceback: its last lines, if the app sends them."""
 
     code = ExitCode.ERROR
 
@@ -53,7 +53,7 @@ class Asked:
 
 @dataclass(frozen=True)
 class Played:
-    """What the app answered. reward: None where the policy failed."""
+    """The app's answer. reward: None if the policy failed."""
 
     reward: float | None
     steps: list[Step]
@@ -68,7 +68,7 @@ def most_calls(turns: int) -> int:
 
 
 def request_of(asked: Asked, *, inference_url: str, credential: str, turns: int | None, model: str) -> Body:
-    """The body of `POST /rollout`. turns: those of the task, where the app says them."""
+    """Return the body of `POST /rollout`. turns: the task's own, if the app reports them."""
     shown = asked.max_turns or turns or _TURNS
     config: Body = {**asked.sampling, "model": model, "inference_url": inference_url}
     config["trace_correlation_id"] = credential
@@ -99,9 +99,9 @@ def play(
     timeout_s: float,
     asks: Callable[[Body], None],
 ) -> Played:
-    """Play it. The person's replies, where `typist` asks for them, are read here, in the calling thread.
+    """Play the rollout. A person's replies, if `typist` is set, are read here, in the calling thread.
 
-    asks: shows a person what is asked. Raises `CliError`: the app's own fault, or why the model could not answer.
+    asks: shows a person each request. Raises `CliError`: the app's own fault, or why the model could not answer.
     """
     done: queue.SimpleQueue[Played | BaseException] = queue.SimpleQueue()
     wake = typist.asked if typist else queue.SimpleQueue[Any]()
@@ -109,7 +109,7 @@ def play(
     def ask_app() -> None:
         try:
             done.put(_read(client, body, timeout_s))
-        except BaseException as error:  # noqa: BLE001 - raised again where it is waited for
+        except BaseException as error:  # noqa: BLE001 - raised again in the waiting thread
             done.put(error)
         wake.put(None)
 
@@ -122,11 +122,11 @@ def play(
             reply.set_result(completion_of(read_typed("› "), model=str(request.get("model") or "policy")))
         except CliError as error:
             reply.set_exception(error)
-    found = done.get()
-    if isinstance(found, BaseException):
+    outcome = done.get()
+    if isinstance(outcome, BaseException):
         # The app's error follows from the model's.
-        raise relay.error or found
-    return found
+        raise relay.error or outcome
+    return outcome
 
 
 def _read(client: TaskAppConnection, body: Body, timeout_s: float) -> Played:
@@ -135,27 +135,27 @@ def _read(client: TaskAppConnection, body: Body, timeout_s: float) -> Played:
         raise _failure(client, reply.status_code, reply.text, _json(reply.text))
     answer = client.json_of("/rollout", reply)
     try:
-        found = RolloutResponse.model_validate(answer)
+        response = RolloutResponse.model_validate(answer)
     except ValueError as error:
         what = f"does not answer a rollout: {excerpt(str(error))}"
         raise TaskAppError(what, expected="`trajectories` and `metrics`", where=f"{client.url}/rollout") from error
-    steps = [step for trajectory in found.trajectories for step in trajectory.steps]
-    failure, reward = found.policy_failure(), found.reward()
+    steps = [step for trajectory in response.trajectories for step in trajectory.steps]
+    failure, reward = response.policy_failure(), response.reward()
     problems: list[Problem] = []
-    if reward is None and failure is None and not found.aborted:
+    if reward is None and failure is None and not response.aborted:
         expected = "metrics.outcome_score or metrics.mean_return"
         problems.append(Problem(what="the answer has no reward", expected=expected, where=f"{client.url}/rollout"))
-    if found.aborted and failure is None:
+    if response.aborted and failure is None:
         failure = {"code": "aborted", "message": "the app ended the rollout without a reward"}
-    return Played(reward, steps, failure, found.metrics.details, problems)
+    return Played(reward, steps, failure, response.metrics.details, problems)
 
 
 def _json(text: str) -> Body:
     try:
-        found = json.loads(text)
+        value = json.loads(text)
     except ValueError:
         return {}
-    return cast(Body, found) if isinstance(found, dict) else {}
+    return cast(Body, value) if isinstance(value, dict) else {}
 
 
 def _failure(client: TaskAppConnection, status: int, text: str, answer: Body) -> CliError:

@@ -78,7 +78,7 @@ def outcome(played: Played) -> Iterator[Line]:
 
 
 def as_json(played: Played | None, calls: Sequence[Call], *, app: str, seed: int, model: str | None) -> Body:
-    """The same as data, with everything that was sent and said."""
+    """Return the rollout as data, with every request and every reply."""
     steps = [{**step.model_dump(exclude={"info"}), "info": _info(step)} for step in played.steps] if played else []
     return {
         "app": app,
@@ -131,5 +131,5 @@ def _said(message: Body) -> tuple[Any, ...]:
 
 
 def _info(step: Step) -> Body:
-    """What the app says of a step, without the address, which is a credential and over."""
+    """Return the app's info on a step without `meta`, whose address holds an expired credential."""
     return {key: value for key, value in (step.info or {}).items() if key != "meta"}

@@ -19,11 +19,11 @@ Json = dict[str, Any]
 class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The reply of a model to a row, or why there is none.
 
-    row, sample: the row's number from 1, and which of its replies it is, from 0. request: the digest of the body that
-    was sent. message: of the assistant. model: the id that the API returns, which may be more precise than the one that
-    was sent. seconds: from the request to the whole reply, without the pauses of a busy API. logprobs: as the API
-    returns them. failure: why there is no reply; such a row is sent again by the next run. cost_known: whether the
-    tokens are those that the API bills.
+    row, sample: the row's number from 1, and the index of its reply, from 0. request: the digest of the request's body.
+    message: of the assistant. model: the id that the API returns, which may be more precise than the requested one.
+    seconds: from the request to the whole reply, without the pauses of a busy API. logprobs: as the API returns them.
+    failure: why there is no reply; the next run sends such a row again. cost_known: whether the API billed these token
+    counts.
     """
 
     row: int

@@ -21,7 +21,7 @@ _REQUEST_TOKENS, _MESSAGE_TOKENS = 64, 16
 
 @dataclass(frozen=True)
 class Price:
-    """The price of a million tokens, in the user's currency: of those that are sent, and of the reply's."""
+    """The price of a million tokens of prompts, and of replies, in the user's currency."""
 
     prompt: float
     reply: float
@@ -43,7 +43,7 @@ def read_prices(values: list[str], models: list[str]) -> dict[str, Price]:
         if not (0 <= prompt < float("inf") and 0 <= reply < float("inf")):
             raise UsageProblem(
                 f"{text!r} is no price",
-                expected="what a million tokens of prompts and of replies cost, as MODEL=2.5,10",
+                expected="the price of a million tokens of prompts and of replies, as MODEL=2.5,10",
                 where="--price",
             )
         name = model if equals else models[0]

@@ -21,7 +21,7 @@ _NEWER_NAME = "max_completion_tokens"
 
 @dataclass(frozen=True)
 class SamplingOptions:
-    """How replies are sampled. None for what the API does by default. logprobs: alternatives of each token."""
+    """The sampling settings. None for the API's default. logprobs: alternatives of each token."""
 
     temperature: float | None = None
     top_p: float | None = None

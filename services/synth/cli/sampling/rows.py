@@ -62,7 +62,7 @@ class PromptFile:
 
 def prompt_row(number: int, line: bytes, where: str) -> PromptRow:
     """Read a checked line of any shape. Raises `UsageProblem` if nothing is left to send."""
-    given: Json = msgspec.json.decode(line)
+    decoded: Json = msgspec.json.decode(line)
     row: Json = msgspec.json.decode(canonical_line(line))
     messages, reference = cast(list[Json], row["messages"]), None
     if "chosen" in row:
@@ -78,10 +78,10 @@ def prompt_row(number: int, line: bytes, where: str) -> PromptRow:
             "nothing stands in front of the assistant's message", expected="a message of the user", where=where
         )
     tools = cast(list[Json], row.get("tools") or [])
-    item = {**given, **row}
+    item = {**decoded, **row}
     if REFERENCE not in item and reference is not None:
         item[REFERENCE] = text_of(reference)
-    response_format = given.get("response_format")
+    response_format = decoded.get("response_format")
     return PromptRow(
         number=number,
         messages=messages,
@@ -93,7 +93,7 @@ def prompt_row(number: int, line: bytes, where: str) -> PromptRow:
 
 
 def text_of(message: Json) -> str:
-    """Return the text of a message; of parts, those that are text."""
+    """Return the text of a message, joined if it has several text parts."""
     content = message.get("content")
     if isinstance(content, list):
         parts = [cast(Json, part) for part in cast(list[Any], content) if isinstance(part, dict)]

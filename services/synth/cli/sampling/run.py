@@ -41,7 +41,7 @@ def sample_rows(
     budget: SpendingLimit,
     progress: Callable[[str], None] = lambda text: None,
 ) -> SamplingReport:
-    """Sample what the file lacks. Memory is bounded by `concurrency`, for any number of rows.
+    """Sample the replies that the file lacks. `concurrency` bounds the memory, for any number of rows.
 
     An error that no other row would change ends the run after the calls under way, whose replies are kept; then it is
     raised. So does Ctrl-C.
@@ -64,7 +64,7 @@ def sample_rows(
                 if run.report.stopped:
                     break
         except BaseException:
-            # Ctrl-C, or a row that cannot be read: what is under way ends, and no pause is waited for.
+            # Ctrl-C, or a row that cannot be read: calls under way end, and no pause is waited for.
             endpoint.stop()
             raise
         finally:

@@ -1,7 +1,7 @@
 """The task apps of a folder, found by reading its Python files: none of them is imported.
 
-Found are the apps of our SDK (`TaskApp`), the entries of the published clients (`TaskAppEntry`) and Modal's own
-(`modal.App`), each where a module makes it at its top level: only there can another program take it.
+It finds the apps of our SDK (`TaskApp`), the entries of the published clients (`TaskAppEntry`) and Modal's own
+(`modal.App`), each only at a module's top level, since another program can import it only from there.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _MAKERS: dict[tuple[str, str], tuple[Maker, str]] = {
 
 @dataclass(frozen=True)
 class FoundApp:
-    """A task app in a file. id: "" where the source computes it. variable: "" where it has no name of its own."""
+    """A task app in a file. id: "" if the source computes it. variable: "" if it has no name of its own."""
 
     id: str
     kind: Maker
@@ -64,27 +64,27 @@ def find_apps(folder: Path) -> Found:
     """Read every Python file below a folder, hidden folders and environments left out. Raises `UsageProblem`."""
     if not folder.is_dir():
         raise UsageProblem("there is no such folder", expected="a folder with task apps", where=str(folder))
-    found = Found()
+    apps = Found()
     for file in _python_files(folder):
         try:
             text = file.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
-            found.unread.append(f"{file}: cannot be read ({error})")
+            apps.unread.append(f"{file}: cannot be read ({error})")
             continue
         if not any(name in text for _, name in _MAKERS):
             continue
         try:
-            found.apps.extend(apps_of(file, ast.parse(text)))
+            apps.apps.extend(apps_of(file, ast.parse(text)))
         except SyntaxError as error:
-            found.unread.append(f"{file}:{error.lineno or 1}: cannot be parsed ({error.msg})")
+            apps.unread.append(f"{file}:{error.lineno or 1}: cannot be parsed ({error.msg})")
         except ValueError as error:
-            found.unread.append(f"{file}: cannot be parsed ({error})")
-    found.apps.sort(key=lambda app: (app.id, app.file, app.line))
-    return found
+            apps.unread.append(f"{file}: cannot be parsed ({error})")
+    apps.apps.sort(key=lambda app: (app.id, app.file, app.line))
+    return apps
 
 
 def choose_app(id: str, found: Found) -> FoundApp | None:
-    """The task app that has this id, or this alias, ours before others; None where there is none.
+    """Return the task app that has this id, or this alias, ours before others; None if there is none.
 
     Raises `UsageProblem` for several.
     """
@@ -97,7 +97,7 @@ def choose_app(id: str, found: Found) -> FoundApp | None:
 
 
 def no_such_app(id: str, found: Found, folder: Path) -> UsageProblem:
-    """That no app in the folder has this id, with those that are there and what could not be read."""
+    """Make the error for an unknown id, with the ids in the folder and the files that could not be read."""
     ids = sorted({app.id for app in found.apps if app.id})
     expected = (
         "an id of those here: " * bool(ids)
@@ -106,7 +106,7 @@ def no_such_app(id: str, found: Found, folder: Path) -> UsageProblem:
     )
     near = difflib.get_close_matches(id, ids, n=1)
     unread = f"; not looked into: {'; '.join(found.unread)}" if found.unread else ""
-    fix = f"is it {near[0]}?" if near else "`synthctl apps ls FOLDER` lists those of a folder; or name a file"
+    fix = f"is it {near[0]}?" if near else "`synthctl apps ls FOLDER` lists a folder's task apps; or name a file"
     where = "" if folder == Path() else str(folder)
     return UsageProblem(f"there is no task app {id!r} here{unread}", expected=expected, fix=fix, where=where)
 
@@ -177,7 +177,7 @@ def _imported(tree: ast.Module) -> dict[str, tuple[str, str]]:
 
 
 def _full_name(function: ast.expr, names: dict[str, tuple[str, str]]) -> tuple[str, str]:
-    """The module and the name there of what is called; ("", "") for what was not imported."""
+    """Return the module and the name in it of the called function; ("", "") if it was not imported."""
     if isinstance(function, ast.Name):
         return _published(names.get(function.id, ("", "")))
     if not isinstance(function, ast.Attribute):
@@ -215,8 +215,8 @@ def _text(value: ast.expr | None, texts: dict[str, str]) -> str:
 
 
 def _aliases(call: ast.Call, texts: dict[str, str]) -> tuple[str, ...]:
-    given = next((k.value for k in call.keywords if k.arg == "aliases"), None)
-    listed = given.elts if isinstance(given, ast.Tuple | ast.List) else []
+    aliases = next((k.value for k in call.keywords if k.arg == "aliases"), None)
+    listed = aliases.elts if isinstance(aliases, ast.Tuple | ast.List) else []
     return tuple(filter(None, (_text(value, texts) for value in listed)))
 
 

@@ -23,9 +23,9 @@ _EXPECTED = "a task app: its id, a file (app.py), a module (pkg.app), or one of 
 
 
 def set_environment(env_files: Sequence[Path]) -> list[str]:
-    """Set what the files say and the environment does not; make an environment key where there is none.
+    """Set the variables of the files that the environment lacks; make an environment key if there is none.
 
-    Returns what was done, for the user to read. The first file that has a key says what it is.
+    Returns a line for each change, for the user to read. The first file that has a key sets it.
     """
     read_environment(env_files)
     if configured_keys():
@@ -37,7 +37,7 @@ def set_environment(env_files: Sequence[Path]) -> list[str]:
 
 
 def read_environment(env_files: Sequence[Path]) -> None:
-    """Set what the files say and the environment does not: what an app is served with."""
+    """Set the variables of the files that the environment lacks, for the app that is served."""
     for path in env_files:
         extend_environment(read_env_file(path))
 
@@ -65,31 +65,31 @@ def locate(named: str) -> str:
     if source != named or source.endswith(".py") or _is_module_here(source):
         return named
     folder = Path()
-    found = find_apps(folder)
-    app = choose_app(named, found)
+    listing = find_apps(folder)
+    app = choose_app(named, listing)
     if app is None:
         if "." in named or _is_module(named):
             return named
-        raise no_such_app(named, found, folder)
+        raise no_such_app(named, listing, folder)
     if app.kind is Maker.CLIENT:
-        fix = f"serve it with `synth-ai task-app serve {app.id}`, and name its address where a task app's URL is asked"
+        fix = f"serve it with `synth-ai task-app serve {app.id}`, and use its address as the task app's URL"
         raise UsageProblem(f"{named!r} is an app of the synth-ai SDK", expected=_EXPECTED, fix=fix, where=app.place)
     if app.kind is Maker.MODAL:
-        fix = f"serve it with `modal serve {app.file}`, and name its address where a task app's URL is asked"
+        fix = f"serve it with `modal serve {app.file}`, and use its address as the task app's URL"
         raise UsageProblem(f"{named!r} is an app of Modal's", expected=_EXPECTED, fix=fix, where=app.place)
     return f"{app.file}:{app.variable}" if app.variable else str(app.file)
 
 
 def load_task_app(named: str) -> TaskApp:
-    """Import what `locate` found, or any that it takes. Raises `UsageProblem` with the place of what is wrong."""
+    """Import the app of a name that `locate` takes or returns. Raises `UsageProblem` with the place of the problem."""
     named = locate(named)
     source, _, name = named.partition(":")
     module = _from_file(Path(source)) if source.endswith(".py") else _from_module(source)
     if name:
-        found = getattr(module, name, None)
-        if isinstance(found, TaskApp):
-            return found
-        what = f"{source} has no {name}" if found is None else f"{name} is a {type(found).__name__}"
+        value = getattr(module, name, None)
+        if isinstance(value, TaskApp):
+            return value
+        what = f"{source} has no {name}" if value is None else f"{name} is a {type(value).__name__}"
         raise UsageProblem(what, expected=f"a TaskApp{_offer(module)}", where=named)
     apps = _apps_of(module)
     if len({id(app) for app in apps.values()}) != 1:
@@ -139,7 +139,7 @@ def _is_module_here(name: str) -> bool:
 
 
 def _is_module(name: str) -> bool:
-    """Whether Python would find a module of this name, here or among what is installed."""
+    """Return whether Python would find a module of this name, here or among the installed ones."""
     sys.path.insert(0, str(Path.cwd()))
     try:
         return importlib.util.find_spec(name) is not None

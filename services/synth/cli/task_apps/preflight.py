@@ -22,12 +22,12 @@ _KEY_REFUSED = (400, 401, 403)
 #: What stands between this machine and an app may answer so in its place, or it is busy: nothing is known of it then.
 _NOT_ITS_WORD = (407, 408, 425, 429)
 _PATHS = ("/health", "/task_info")
-#: Seconds for the cluster's own look: it answers within less, also where it has no answer.
+#: Seconds for the cluster's own check, which always answers within less.
 _CLUSTER_S = 60.0
 
 
 class Seen(StrEnum):
-    """What came of looking: it is well, it says no, or what it says is no word on it."""
+    """The result of a check: the app is well, it refuses, or its answer decides nothing."""
 
     WELL = "well"
     REFUSED = "refused"
@@ -45,7 +45,7 @@ class AppLook:
 
 
 class _ClusterLook(msgspec.Struct):
-    """What the cluster says of a task app, which it asked with every key that it has."""
+    """The cluster's result for a task app, which it called with each of its keys."""
 
     any_ok: bool
     detail: str = ""
@@ -69,7 +69,7 @@ def look_at(address: ConfigValue, key: ConfigValue | None) -> AppLook:
 
 
 def _read(app: TaskAppConnection, path: str, reply: httpx.Response) -> AppLook | dict[str, Any]:
-    """The answer of an app that is well; else what is wrong with it."""
+    """Return the answer of an app that is well; else its problem."""
     where, status = app.url + path, reply.status_code
     if status in _KEY_REFUSED:
         [problem] = app.refused(path, status).problems
@@ -83,18 +83,18 @@ def _read(app: TaskAppConnection, path: str, reply: httpx.Response) -> AppLook |
     except TaskAppError as error:
         return AppLook(Seen.UNKNOWN, f"{where} {error.problems[0].what}", fix)
     if path == "/health" and body.get("healthy") is False:
-        return AppLook(Seen.REFUSED, f"{where} says that it is not healthy", "see its log")
+        return AppLook(Seen.REFUSED, f"{where} reports that it is not healthy", "see its log")
     if path == "/task_info" and not body.keys() & {"taskset", "task"}:
         return AppLook(Seen.REFUSED, f"{where} answers without a task: {excerpt(reply.text)}", fix)
     return body
 
 
 def preflight(address: ConfigValue, config: Config, client: Client, *, env_name: ConfigValue | None = None) -> None:
-    """Look at a job's task app before the job is submitted, and say on stderr what was seen.
+    """Check a job's task app before the job is submitted, and print the result on stderr.
 
-    env_name: the environment that the job names, if any. What is not well from here is asked of the cluster, which may
-    have another key, or another way to the app: its word decides. Raises `UsageProblem` where it says no, and where the
-    app has no such environment.
+    env_name: the environment that the job names, if any. If the check fails from here, the cluster checks the app: it
+    may have another key, or another route to the app, so its result decides. Raises `UsageProblem` if the app refuses,
+    and if it has no such environment.
     """
     url, key = address.text, config.environment_key
     if is_loopback(url) and not config.is_on_this_machine:
@@ -111,10 +111,10 @@ def preflight(address: ConfigValue, config: Config, client: Client, *, env_name:
             raise UsageProblem.of([wrong])
         return
     if key is not None:
-        # As a submission does it: this key is then among those that the cluster tries.
+        # A submission stores this key too, so the cluster must try it here as well.
         client.add_environment_key(key.text, url)
     try:
-        with output.status("asking the cluster to look at it"):
+        with output.status("waiting for the cluster to check it"):
             other = client.request(
                 "POST", "/rl/verify_task_app", _ClusterLook, json={"endpoint_base_url": url}, timeout=_CLUSTER_S
             )

@@ -77,9 +77,9 @@ def make_tiny_qwen3(
 
 
 def save_whole(out_dir: Path, *parts: Any) -> None:
-    """Save what has `save_pretrained` into one directory, which appears when it is whole.
+    """Save each part with its `save_pretrained` into one directory, which appears when it is complete.
 
-    The registry must not see it before: names with a leading dot are no model ids.
+    The registry must not see it before, so it is written under a name with a leading dot, which is no model id.
     """
     out_dir.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".", dir=out_dir.parent) as scratch:
@@ -96,7 +96,7 @@ def check_sizes(out_dir: Path, *, hidden: int, layers: int, heads: int, kv_heads
         problems.append(
             Problem(
                 what="this directory exists already",
-                fix="--replace makes it anew, --name makes another",
+                fix="--replace replaces it, --name makes another",
                 where=str(out_dir),
             )
         )

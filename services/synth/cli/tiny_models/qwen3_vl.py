@@ -1,7 +1,7 @@
 """Makes a tiny real Qwen3-VL, with tokenizer, chat template and image processor: a base that learns to look.
 
 The recipe, measured in the project's research: vision weights drawn with a spread of 1/√fan-in and wide position
-embeddings, so that a random tower keeps what it sees apart.
+embeddings, so that a random tower maps different images to different features.
 """
 
 from __future__ import annotations

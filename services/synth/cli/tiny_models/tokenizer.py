@@ -48,7 +48,7 @@ _VISIBLE = [
     "</think>",
 ]
 # ChatML as Qwen3 writes it: tools in the system turn, tool results as user turns, earlier thoughts stripped.
-# Unlike Qwen3's, it adds nothing to the prompt unless thinking is asked for.
+# Unlike Qwen3's, it adds nothing to the prompt unless thinking is requested.
 _TEMPLATE = """\
 {%- if tools %}
 {{- '<|im_start|>system\\n' }}
@@ -133,10 +133,10 @@ def chat_template(*, vision: bool = False, thinking: bool = False) -> str:
 
 
 def make_tokenizer(context: int, *, vision: bool = False, thinking: bool = False) -> PreTrainedTokenizerFast:
-    """A tokenizer of some 300 tokens with Qwen3's special ones and a chat template; always the same.
+    """Make a tokenizer of some 300 tokens with Qwen3's special ones and a chat template; always the same.
 
-    context: tokens that it is said to take. vision: of a model that sees, with the words of its tasks. thinking: with
-    the template of a model that always thinks.
+    context: its declared maximum length in tokens. vision: for a model that sees, with the words of its tasks.
+    thinking: with the template of a model that always thinks.
     """
     from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
@@ -170,7 +170,7 @@ def make_tokenizer(context: int, *, vision: bool = False, thinking: bool = False
 
 
 def _sums() -> list[str]:
-    """4000 chats about sums, without their special tokens: what the merges are learned from, the same for any seed."""
+    """Return 4000 chats about sums, without special tokens: the text for learning the merges, the same for any seed."""
     chance = random.Random(0)
     texts: list[str] = []
     for _ in range(4000):

@@ -1,6 +1,6 @@
 """A trace database as the published clients have it, which their `filter` reads.
 
-Its tables are those of synth-ai 0.2.23 and 0.2.16, with one difference: a message may be of the type
+It has the tables of synth-ai 0.2.23 and 0.2.16, with one difference: a message may be of the type
 `policy_system_prompt`. Their own check does not allow what their own filter looks for, and without it the rows of that
 filter would lack the system's message.
 """
@@ -82,7 +82,7 @@ class TraceDatabase:
         self._db.execute("BEGIN")
 
     def commit(self) -> None:
-        """Write all that was added."""
+        """Write all added rows."""
         self._db.execute("COMMIT")
 
     def close(self) -> None:
@@ -130,8 +130,8 @@ class TraceDatabase:
 
     def _add_message(self, session: str, created: str, message: Object) -> None:
         time, kind = message["time_record"], message["message_type"]
-        said = message["content"]
-        content = json.loads(said["json_payload"]) if "json_payload" in said else said["text"]
+        stored = message["content"]
+        content = json.loads(stored["json_payload"]) if "json_payload" in stored else stored["text"]
         self._insert(
             "messages",
             session_id=session,

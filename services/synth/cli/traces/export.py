@@ -20,7 +20,7 @@ from synth.transcripts.transcript import Transcript, TranscriptTurn
 
 
 class Exported(msgspec.Struct, kw_only=True):
-    """What was written. expired: traces that are not kept any more. images_gone: those that are written without one."""
+    """The counts of an export. expired: traces no longer kept. images_gone: traces written without an expired image."""
 
     path: str
     traces: int = 0

@@ -11,7 +11,7 @@ from typing import Any, cast
 from synth.images.format import read_image_format
 
 _BLOB = re.compile(r"blob://orgs/[^/]+/images/([0-9a-f]{64})", re.A)
-#: Images that are held: those of one rollout are shown turn after turn.
+#: Images in the cache, since a rollout shows the same ones turn after turn.
 _HELD = 64
 
 

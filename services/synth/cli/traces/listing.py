@@ -22,7 +22,7 @@ def print_traces(traces: Sequence[TraceSummary]) -> None:
 
 
 def print_trace(trace: TraceDetail, fetch: FetchImage | None = None) -> None:
-    """Print a trace. fetch: where the images come from that are drawn; None draws none."""
+    """Print a trace. fetch: returns the images to draw; None draws none."""
     print_lines(_lines(trace), fetch)
 
 
@@ -64,5 +64,5 @@ def _sources(t: TraceSummary) -> list[tuple[str, float | None]]:
 def _review(label: str, review: Review) -> Iterator[Line]:
     yield label, number(review.total) + (f": {printable(review.summary)}" if review.summary else "")
     for name, criterion in review.criteria.items():
-        said = f"{number(criterion.score)}: {criterion.reason}" if criterion.reason else number(criterion.score)
-        yield f"  {name}", printable(said)
+        score = f"{number(criterion.score)}: {criterion.reason}" if criterion.reason else number(criterion.score)
+        yield f"  {name}", printable(score)

@@ -40,7 +40,7 @@ def download_model(client: Client, model: str, target: Path) -> list[Path]:
 
 
 def locate_base(client: Client, target: Path, models: Path, *, download: bool) -> None:
-    """Write into a downloaded adapter where its base is on this machine, so that peft loads both; else print how.
+    """Write the base's path into a downloaded adapter, so that peft loads both; if it is not here, print how.
 
     models: the models folder of this machine's cluster. download: whether the base is downloaded beside the adapter.
     An id of the model hub stays: it names the same model on every machine.

@@ -27,7 +27,7 @@ def local_file(path: Path, *, expected: str = "a JSONL or Parquet file, a folder
     """Return a file or folder that can be read again.
 
     A pipe, such as `-`, /dev/stdin, `<(…)` or a FIFO, is copied to a temporary file once; the copy is deleted when the
-    program ends. expected: what a problem names. Raises `UsageProblem` for anything else, and for a missing file.
+    program ends. expected: for the error's text. Raises `UsageProblem` for anything else, and for a missing file.
     """
     if is_regular(path, expected=expected):
         return path

@@ -1,8 +1,8 @@
 """Fetches a base model into the models folder: from the model hub, from the hub's cache here, or from a folder.
 
-Invariants: a model is in the models folder whole or not at all: it is gathered in a hidden folder beside it, which a
-later pull goes on with, checked against what the hub says of it, and then moved. Only what the services read is
-fetched: weights in safetensors, the tokenizer, the configuration.
+Invariants: a model is in the models folder complete or not at all: it is downloaded into a hidden folder beside it,
+where a later pull continues, checked against the hub's sizes and digests, and then moved. Only files that the
+services read are fetched: weights in safetensors, the tokenizer, the configuration.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ _DOUBLES = ("consolidated*.safetensors",)
 _SHOW_EVERY_S = 0.5
 
 Show = Callable[[int, int], None]
-"""Called with the bytes that are there, and those of the whole model."""
+"""Called with the downloaded bytes, and the bytes of the whole model."""
 
 
 class PulledModel(msgspec.Struct, kw_only=True):
-    """A model that is in the models folder. fetched_bytes: 0 where it was there already."""
+    """A model that is in the models folder. fetched_bytes: 0 if it was there already."""
 
     id: str
     path: str
@@ -84,7 +84,7 @@ def pull_folder(source: Path, models_dir: Path, *, id: str) -> PulledModel:
 def pull_from_hub(model_id: str, models_dir: Path, *, revision: str | None, show: Show) -> PulledModel:
     """Fetch a model from the hub that HF_ENDPOINT names, with HF_TOKEN; offline (HF_HUB_OFFLINE) from the hub's cache.
 
-    A pull that was broken off goes on where it stood. Raises `NotFound`, `Unreachable` or `CliError` with what to do.
+    An interrupted pull continues. Raises `NotFound`, `Unreachable` or `CliError` with the fix.
     """
     id = canonical(model_id) or model_id
     target = models_dir / id
@@ -101,7 +101,7 @@ def pull_from_hub(model_id: str, models_dir: Path, *, revision: str | None, show
         total = sum(f.size for f in files)
         _check_room(models_dir, total - _size(partial))
         hub.utils.disable_progress_bars()
-        # First what is small and says whether the rest can be used.
+        # First the small file that decides whether the model is supported.
         hub.hf_hub_download(id, "config.json", revision=info.sha, local_dir=partial)
         _check_family(partial, id)
         with _shown(partial, total, show):
@@ -194,10 +194,10 @@ def _check_bytes(path: Path, file: RemoteFile) -> None:
         with path.open("rb") as opened:
             if hashlib.file_digest(opened, "sha256").hexdigest() == file.sha256:
                 return
-    # The next pull fetches it anew.
+    # The next pull downloads it again.
     path.unlink()
     raise CliError(
-        f"{file.name} is not what the hub says it is, and was deleted",
+        f"{file.name} differs from the hub's file, and was deleted",
         expected=f"{file.size} bytes" + (f" with sha256 {file.sha256}" if file.sha256 else ""),
         fix="pull again",
         where=str(path),
@@ -237,13 +237,13 @@ def _already(id: str, target: Path) -> PulledModel:
 
 
 def _size(folder: Path) -> int:
-    found = 0
+    size = 0
     for path in folder.rglob("*"):
         try:
-            found += path.stat().st_size if path.is_file() else 0
+            size += path.stat().st_size if path.is_file() else 0
         except FileNotFoundError:
             continue  # it was just finished, and moved
-    return found
+    return size
 
 
 @contextmanager
@@ -268,7 +268,7 @@ def _hub_errors(hub: Any, id: str) -> Iterator[None]:
     """The hub's errors in our words."""
     endpoint = hub.constants.ENDPOINT
     errors = hub.errors
-    # Of whichever HTTP library the hub's client uses: what does not get as far as an answer is one of these.
+    # The base class of the HTTP library that the hub's client uses: the class of every connection error.
     http_error: type[Exception] = errors.HfHubHTTPError.__bases__[0]
     try:
         yield
@@ -289,7 +289,7 @@ def _hub_errors(hub: Any, id: str) -> Iterator[None]:
         raise Unreachable(f"the hub does not answer ({_first_line(error)})", fix=_RETRY, where=endpoint) from error
 
 
-_RETRY = "pull again, which goes on where this stopped; HF_ENDPOINT names another hub, HF_HUB_OFFLINE=1 uses the cache"
+_RETRY = "pull again, which continues this pull; HF_ENDPOINT names another hub, HF_HUB_OFFLINE=1 uses the cache"
 
 
 def _first_line(error: Exception) -> str:

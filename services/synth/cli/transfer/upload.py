@@ -55,7 +55,7 @@ def _as_one_file(named: Path, out: Path, drop: Sequence[str]) -> Path:
 
 
 def _upload_ready(client: Client, path: Path, named: Path, *, timeout: float) -> File:
-    """named: what the user called it."""
+    """Upload a file and wait until it is ready. named: its path as the user wrote it."""
     total = path.stat().st_size
     with output.status(f"uploading {named} ({output.size(total)})") as status:
 

@@ -1,7 +1,7 @@
 """Completion in bash of words that hold a colon, such as ids of models.
 
-bash takes a colon for the end of a word (COMP_WORDBREAKS): it hands `rl:tiny` over as `rl`, `:` and `tiny`, and puts
-what is offered in the place of `tiny` alone.
+bash takes a colon for the end of a word (COMP_WORDBREAKS): it passes `rl:tiny` as `rl`, `:` and `tiny`, and replaces
+only `tiny` with the completion.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Callable
 from synth.cli.tui.output import print_piece
 from synth.runtime.lines import split_lines
 
-#: Set where bash asks for completions; the words come in COMP_WORDS, a line each.
+#: bash sets this variable to request completions; the words are in COMP_WORDS, a line each.
 ASKED = ("_SYNTHCTL_COMPLETE", "complete_bash")
 
 

@@ -1,4 +1,4 @@
-"""What a shell completes: ids of jobs, files and models, asked of the backend within a second."""
+"""Shell completions of ids of jobs, files and models, which the backend returns within a second."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _MOST = 100
 
 def complete_jobs(ctx: typer.Context, incomplete: str) -> list[tuple[str, str]]:
     """Ids of jobs, newest first, and `@last`."""
-    found = _ask(
+    pairs = _ask(
         ctx, lambda client: ((j.id, f"{j.state} {j.name}") for j in client.jobs(prefix=incomplete, limit=_MOST))
     )
-    return [*found, ("@last", "the newest job")]
+    return [*pairs, ("@last", "the newest job")]
 
 
 def complete_files(ctx: typer.Context, incomplete: str) -> list[tuple[str, str]]:
@@ -36,7 +36,7 @@ def complete_models(ctx: typer.Context, incomplete: str) -> list[tuple[str, str]
 
 
 def _ask(ctx: typer.Context, question: Callable[[Client], Iterable[tuple[str, str]]]) -> list[tuple[str, str]]:
-    """The answer of the backend that the command line so far means; nothing where there is none in time."""
+    """Return the answer of the backend that the command line names so far; nothing if none comes in time."""
     from pathlib import Path
 
     import httpx
@@ -46,10 +46,10 @@ def _ask(ctx: typer.Context, question: Callable[[Client], Iterable[tuple[str, st
     from synth.cli.connect import find_default_env_file
     from synth.errors import SynthError
 
-    said = ctx.find_root().params
-    files = tuple(Path(file) for file in said.get("env_file") or ()) or (find_default_env_file(),)
+    params = ctx.find_root().params
+    files = tuple(Path(file) for file in params.get("env_file") or ()) or (find_default_env_file(),)
     try:
-        config = resolve(backend=said.get("backend"), env_files=files, optional=files)
+        config = resolve(backend=params.get("backend"), env_files=files, optional=files)
         with Client(config, retry_budget=0.0, timeout=_DEADLINE_S) as client:
             return [(printable(word), printable(about)) for word, about in question(client)]
     except (SynthError, httpx.HTTPError, OSError):

@@ -1,4 +1,4 @@
-"""Curves over each other in the terminal, by plotext: braille in colours, or letters where there are none."""
+"""Curves over each other in the terminal, by plotext: braille in colours, or letters without colours."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from synth.cli.tui import output
 from synth.cli.tui.series import averaged
 from synth.runtime.lines import split_lines
 
-#: Of the curves, in their order; names that plotext and rich share.
+#: The colours of the curves, in order; names that plotext and rich share.
 COLOURS = ("cyan", "magenta", "yellow", "green", "red", "blue")
 _WIDEST_PLOT = 110
 _TICKS = 5
@@ -20,7 +20,7 @@ _POINTS_A_COLUMN = 2
 
 @dataclass(frozen=True)
 class Curve:
-    """One curve. mark: a letter, what it is drawn with where colours cannot tell it from the others.
+    """One curve. mark: the letter to draw it with if colours cannot distinguish it from the others.
 
     steps, values: of the same length; every value is finite.
     """
@@ -36,7 +36,7 @@ def colour_of(index: int) -> str:
 
 
 def print_curves(curves: Sequence[Curve], *, title: str, height: int) -> None:
-    """Print curves over each other, as wide as the terminal; prints nothing where none has a point."""
+    """Print curves over each other, as wide as the terminal; prints nothing if none has a point."""
     from rich.text import Text
 
     console = output.out()
@@ -47,7 +47,7 @@ def print_curves(curves: Sequence[Curve], *, title: str, height: int) -> None:
 
 
 def draw(curves: Sequence[Curve], *, title: str, width: int, height: int, colours: bool) -> str:
-    """The curves as lines of text, with ANSI colours or none; "" where none has a point.
+    """Return the curves as lines of text, with ANSI colours or none; "" if none has a point.
 
     A curve of more points than columns is drawn by the means of neighbours.
     """

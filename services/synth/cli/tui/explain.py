@@ -1,4 +1,4 @@
-"""A resolved job as a table: each setting, its value, where it came from, and why it is not what was asked for."""
+"""A resolved job as a table: each setting, its value, its origin, and why it differs from the requested value."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ _LONGEST_NAME = 14
 
 @dataclass(frozen=True)
 class Setting:
-    """One setting. origin: the place in the file, a flag, "registry" or "default". why: "" where it is as asked.
+    """One setting. origin: the place in the file, a flag, "registry" or "default". why: "" if it is as requested.
 
-    key: what the key is called that sets it; the field's own name where none does.
+    key: the name of the key that sets it; the field's own name if none does.
     """
 
     field: str
@@ -36,7 +36,7 @@ class Setting:
 
 
 class CheckReport(msgspec.Struct, kw_only=True):
-    """The outcome of `config check` for one file. kind: None where it is unknown; summary: "" with problems."""
+    """The outcome of `config check` for one file. kind: None if it is unknown; summary: "" with problems."""
 
     file: str
     kind: str | None = None
@@ -54,7 +54,7 @@ def settings_of(found: ValidationReport) -> list[Setting]:
 
 
 def summary(found: ValidationReport) -> str:
-    """What a good file asks for, in one line."""
+    """Return the job of a good file, in one line."""
     job = found.job
     if isinstance(job, RlJob):
         each = f"{job.batch_size} x {job.group_size} rollouts"
@@ -118,7 +118,7 @@ def _range(start: int, count: int) -> str:
 
 
 class SettingsTable:
-    """Draws the settings for a terminal of any width; a `*` leads to why a value is not what was asked for."""
+    """Draws the settings for a terminal of any width; a `*` marks a value that differs from the requested one."""
 
     def __init__(self, settings: list[Setting], file: str) -> None:
         self._settings = settings
@@ -127,12 +127,12 @@ class SettingsTable:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         rows: list[list[Text]] = []
         for setting in self._settings:
-            asked = setting.origin not in ("default", "registry")
+            set_by_user = setting.origin not in ("default", "registry")
             value = Text(format_value(setting.value))
             if setting.why:
                 value.append(" *", style="yellow")
-            key = Text(setting.key, style="" if asked else "dim")
-            rows.append([key, value, Text(self._place(setting.origin), style="cyan" if asked else "dim")])
+            key = Text(setting.key, style="" if set_by_user else "dim")
+            rows.append([key, value, Text(self._place(setting.origin), style="cyan" if set_by_user else "dim")])
         yield Rows(("setting", "value", "from"), rows, wrap="value")
         for setting in self._settings:
             if setting.why:

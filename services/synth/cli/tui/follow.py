@@ -32,7 +32,7 @@ class FollowOptions:
     detaches: bool = True
 
     def follower(self, client: Client, job_id: str, *, after: int = 0) -> EventFollower:
-        """Start to follow a job; the timeout runs from here on. Outages are said on stderr."""
+        """Start to follow a job; the timeout runs from here on. Outages are reported on stderr."""
         deadline = None if self.timeout is None else time.monotonic() + self.timeout
         return EventFollower(
             client,

@@ -1,4 +1,4 @@
-"""How help reads: one text that fits a terminal of any width and a pipe, with no types where a word says it."""
+"""The format of help: one text for a terminal of any width and a pipe, without types that a word explains."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _LONGEST_TERM = 34
 _INDENT = 2
 _GAP = 2
 
-#: A term, such as an option, and what it means.
+#: A term, such as an option, and its meaning.
 Entry = tuple[str, str]
 
 
@@ -37,7 +37,7 @@ def tidy(command: Any) -> None:
 
 
 def help_text(command: Any, ctx: typer.Context) -> str:
-    """The help of a command, wrapped for standard output, and styled where that has colours."""
+    """Return the help of a command, wrapped for standard output, and styled if that has colours."""
     from synth.cli.tui.output import out
 
     console = out()
@@ -66,17 +66,17 @@ def _parts(command: Any, ctx: typer.Context, width: int) -> Iterator[RenderableT
 
 def _sections(command: Any, ctx: typer.Context) -> Iterator[tuple[str, list[Entry]]]:
     """Arguments, options and commands under their headings, each heading once and in the order of declaration."""
-    found: dict[str, list[Entry]] = {"Arguments": [], "Options": []}
+    groups: dict[str, list[Entry]] = {"Arguments": [], "Options": []}
     for param in command.get_params(ctx):
         # None of a hidden one.
         if entry := param.get_help_record(ctx):
-            found["Arguments" if isinstance(param, TyperArgument) else "Options"].append(entry)
+            groups["Arguments" if isinstance(param, TyperArgument) else "Options"].append(entry)
     for below in command.commands.values() if isinstance(command, TyperGroup) else ():
         if not below.hidden:
             heading = getattr(below, "rich_help_panel", None)
             about = next(_paragraphs(below.help), "")
-            found.setdefault(heading if isinstance(heading, str) else "Commands", []).append((below.name or "", about))
-    yield from ((heading, entries) for heading, entries in found.items() if entries)
+            groups.setdefault(heading if isinstance(heading, str) else "Commands", []).append((below.name or "", about))
+    yield from ((heading, entries) for heading, entries in groups.items() if entries)
 
 
 def _paragraphs(text: str | None) -> Iterator[str]:
@@ -86,7 +86,7 @@ def _paragraphs(text: str | None) -> Iterator[str]:
 
 
 def _listed(entries: Sequence[Entry], width: int) -> Iterator[RenderableType]:
-    """The entries with their meanings in a column beside them, or below them where there is no room for a column."""
+    """Yield the entries with their meanings in a column beside them, or below them if it would be too narrow."""
     from rich.padding import Padding
     from rich.table import Table
     from rich.text import Text
@@ -107,7 +107,7 @@ def _listed(entries: Sequence[Entry], width: int) -> Iterator[RenderableType]:
 
 
 def _styled(text: str) -> Text:
-    """Prose in which commands and keys stand out, and what is said in brackets at the end does not."""
+    """Style prose: commands and keys stand out, and the brackets at its end do not."""
     from rich.text import Text
 
     styled = Text(text)

@@ -11,7 +11,7 @@ from synth.events import LineProblem
 
 _KEY = ("id", "name", "state", "scopes", "created_at", "created_by", "expires_at", "revoked_at")
 
-#: Of the types that are not printed whole.
+#: The printed fields of each type that is not printed whole.
 _FIELDS: dict[type, tuple[str, ...]] = {
     JobWithConfig: (
         *("id", "state", "kind", "name", "label", "source_model", "stand_in", "model", "step", "provisional_step"),

@@ -1,7 +1,7 @@
 """Output of the command line: data on stdout (tables for people, JSON for programs), messages on stderr.
 
-Everything that is printed goes through here, since most of it was written by others: names, errors, what models and
-task apps said. Nothing of that reaches the terminal as a control character; styles and cursor are ours alone.
+Everything that is printed goes through here, since most of it was written by others: names, errors, text of models and
+task apps. None of it reaches the terminal as a control character; only our own styles and cursor moves do.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _STYLES = {
 
 
 class Cell(str):
-    """A value as people read it; `raw` is the whole value, as it is printed where a program reads the output."""
+    """A value as people read it; `raw` is the whole value, which is printed for programs."""
 
     raw: str
 
@@ -115,7 +115,7 @@ def warn(text: str) -> None:
 
 
 def confirm(question: str, *, yes: bool) -> None:
-    """Ask on the terminal before what cannot be undone. yes: it was said already. Raises `CliError` for a no."""
+    """Ask on the terminal before an irreversible action. yes: the answer is already given. Raises `CliError` for no."""
     from synth.cli.errors import CliError, UsageProblem
 
     if yes:
@@ -132,7 +132,7 @@ def confirm(question: str, *, yes: bool) -> None:
 
 @contextmanager
 def status(text: str) -> Iterator[Callable[[str], None]]:
-    """Say what is being waited for, on a terminal with a spinner; yields what changes the text."""
+    """Print the text of a wait, on a terminal with a spinner. Yields a function that changes the text."""
     if not err().is_terminal:
         yield lambda text: None
         return
@@ -143,7 +143,7 @@ def status(text: str) -> Iterator[Callable[[str], None]]:
 
 
 def show_problems(problems: Sequence[Problem], *, label: str = "error") -> None:
-    """Print each problem in its parts: where and what, what was expected, what to do."""
+    """Print each problem in its parts: the place and the problem, the expected value, the fix."""
     from rich.padding import Padding
     from rich.text import Text
 
@@ -206,7 +206,7 @@ def print_sentence(text: str) -> None:
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, wrap: str = "") -> None:
     """Print rows under headings; off a terminal, a line of names and the raw values, separated by tabs and never cut.
 
-    wrap: the column that gives way where the terminal is too narrow.
+    wrap: the column that becomes narrower if the table is too wide for the terminal.
     """
     if is_terminal():
         return out().print(table(columns, rows, wrap=wrap))
@@ -223,7 +223,7 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, wrap: str = 
 
 
 def room_beside(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> int:
-    """How wide one more column of this table may be on this terminal; below 1 where there is no room."""
+    """Return the width that this terminal has left for one more column of this table; below 1 if none."""
     from synth.cli.tui.tables.rows import GAP, width_of
 
     widths = [max(map(len, cells)) for cells in zip(columns, *rows, strict=True)]
@@ -231,12 +231,12 @@ def room_beside(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> int:
 
 
 def _raw(cell: str) -> str:
-    """The whole value of a cell, on one line and without a tab; "-" where there is none."""
+    """Return the whole value of a cell, on one line and without a tab; "-" if it is empty."""
     return " ".join((cell.raw if isinstance(cell, Cell) else cell).split()) or "-"
 
 
 def print_findings(rows: Sequence[tuple[str, str, str, str]]) -> None:
-    """Print checks with their result and what was found; what to do stands below, and all of it is wrapped, not cut."""
+    """Print checks with their results and observations; fixes stand below, and all of it is wrapped, not cut."""
     if not is_terminal():
         return print_table(("check", "result", "found", "fix"), rows)
     from rich.text import Text
@@ -255,7 +255,7 @@ def print_findings(rows: Sequence[tuple[str, str, str, str]]) -> None:
 
 
 def print_reports(rows: Sequence[tuple[str, str, str, str, str]]) -> None:
-    """Print results on a terminal: beside each the subject, and below it what was found, where, and what to do."""
+    """Print results on a terminal: the subject beside each, and below it the observation, the place and the fix."""
     from rich.text import Text
 
     from synth.cli.tui.tables.labelled import labelled

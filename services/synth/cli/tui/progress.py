@@ -36,13 +36,13 @@ Batch = tuple[str, int]
 class Progress:
     """The state of a job after its events so far. Times are unix seconds; `reached`: lifecycle fact → when.
 
-    clock: how long it was queued and ran.
+    clock: the time that it was queued and ran.
 
     step: the last durable one. trained: the newest one of this attempt. shown: the newest one of any attempt, so that a
     step that is trained again, or that becomes durable, is not taken for another one. steps_seen: the first and the
-    last step that was seen, with their times; began: the step that this attempt began behind, and when, if that was
-    seen. failures: how often rollouts failed, by what was wrong. evaluated_step: whose model was evaluated last, 0 for
-    the source; None before. away: why the cluster cannot be asked now, "" while it can.
+    last step that was seen, with their times; began: the step after which this attempt began, and when, if that was
+    seen. failures: counts of failed rollouts by their problem. evaluated_step: the step of the last evaluated model,
+    0 for the source; None before. away: why the cluster cannot be reached now, "" while it can.
     """
 
     job_id: str
@@ -115,7 +115,7 @@ class Progress:
             self._measurement(event)
 
     def _lifecycle(self, event: EventView) -> None:
-        # A watcher may begin in the middle, so a fact is taken for what it says, not checked against the table.
+        # A watcher may begin in the middle, so a fact sets the state without a check of the transition.
         state = next((s for (_, fact), s in TRANSITIONS.items() if fact == event.type), None)
         before = self.state
         # The next attempt of a job that is to stop only ends it.
@@ -147,7 +147,7 @@ class Progress:
             case "job.resumed":
                 self.asked_to_resume = True
             case "job.paused" | "job.parked":
-                # The pace before the pause says nothing of the time left.
+                # The pace before the pause predicts nothing about the time left.
                 self.steps_seen, self.began, self.waiting = [], [], ""
             case "job.succeeded":
                 self.model = data.get("model")
@@ -222,7 +222,7 @@ class Progress:
         batch = self._batch_of(data)
         self.done[batch] = self.done.get(batch, 0) + 1
         if batch in self.wanted:
-            # What stands in for groups without a signal is numbered on, beyond what was asked for.
+            # Replacements of groups without a signal continue the numbers beyond the requested count.
             self.wanted[batch] = max(self.wanted[batch], int(data.get("index") or 0) + 1)
 
     def _batch_of(self, data: dict[str, Any]) -> Batch:
@@ -252,13 +252,13 @@ def failure(event: EventView) -> str:
 
 
 def describe_new(event: EventView, *, shown: int) -> list[str]:
-    """An event as lines of text, without what was said before. shown: the newest step that was."""
+    """Return the lines of an event without those already printed. shown: the newest step that was printed."""
     data = _fields(event)
     match event.type:
         case "train.step" if data and int(data["step"]) <= shown:
             return []
         case "rollout.completed" | "rollout.judged":
-            # A job has thousands of rollouts; those that failed are worth a line while it runs.
+            # A job has thousands of rollouts; only failed ones are worth a line while it runs.
             return []
         case "train.progressed" if data and data["steps"]:
             new = [step for step in data["steps"] if int(step["step"]) > shown]
@@ -269,7 +269,7 @@ def describe_new(event: EventView, *, shown: int) -> list[str]:
 
 
 def describe(event: EventView) -> str | None:
-    """An event as one line of text; None for those that only show that the job is alive."""
+    """Return an event as one line of text; None for events that only show that the job is alive."""
     data = _fields(event)
     values = _numbers(data.get("values"))
     match event.type:
@@ -311,9 +311,9 @@ def describe(event: EventView) -> str | None:
         case "queue.waiting":
             return f"waiting: {_waiting(data)}"
         case "rollout.requested" if data:
-            wanted = len(data.get("seeds") or ()) * int(data.get("group_size") or 1)
+            total = len(data.get("seeds") or ()) * int(data.get("group_size") or 1)
             batch = "an evaluation" if data.get("mode") == "eval" else f"iteration {data.get('iteration')}"
-            return f"{wanted} rollouts of {batch} are requested"
+            return f"{total} rollouts of {batch} are requested"
         case "rollout.batch":
             groups = f"{data.get('groups_kept')} groups kept, {data.get('groups_dropped')} dropped"
             return f"batch {data.get('iteration')}: {data.get('sequences')} sequences, {groups}"
@@ -377,7 +377,7 @@ def _fields(event: EventView) -> dict[str, Any]:
 
 
 def _warning_text(data: dict[str, Any]) -> str:
-    """The problem in a `train.warned`, with what was expected and what to do."""
+    """Return the problem in a `train.warned`, with the expected value and the fix."""
     return msgspec.convert(data.get("problem") or {"what": ""}, Problem).text()
 
 

@@ -15,7 +15,7 @@ class _Pipe(io.FileIO):
         try:
             return super().write(data)  # type: ignore[arg-type]
         except BrokenPipeError:
-            # What is still buffered, and what is written on the way out, has nowhere to go either.
+            # Buffered output, and output written during the exit, would hit the closed pipe too.
             os.dup2(os.open(os.devnull, os.O_WRONLY), self.fileno())
             raise SystemExit(128 + signal.SIGPIPE) from None
 

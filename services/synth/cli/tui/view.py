@@ -35,7 +35,7 @@ _ENDINGS = {State.FAILED: "✗ failed", State.REJECTED: "✗ rejected", State.CA
 
 
 class JobView:
-    """Draws a job anew at every refresh."""
+    """Draws a job at every refresh."""
 
     def __init__(self, progress: Progress) -> None:
         self.progress = progress
@@ -107,7 +107,7 @@ class JobView:
 
     def _under_way(self, label: str) -> Text:
         frame = self._spinner.render(time.monotonic())
-        # Rich types a frame as whatever it may be drawn with.
+        # Rich declares a frame as any renderable.
         return (frame.copy() if isinstance(frame, Text) else Text("…")).append(f" {label}", style="cyan")
 
     def _figures(self, width: int) -> list[Labelled]:
@@ -137,7 +137,7 @@ class JobView:
         return rows
 
     def _times(self) -> str:
-        """How long the job ran, and how long it was queued; "" where nothing is known of it."""
+        """Return the job's time of running and of waiting; "" if neither is known."""
         times, now = self.progress.clock.times, datetime.now(UTC)
         queued, ran = times.queued(now), times.ran(now)
         parts = [f"ran {duration(ran)}"] if self.progress.clock.runs else []
@@ -150,7 +150,7 @@ class JobView:
         left, pace = p.seconds_left, p.pace
         if left is None or pace is None or p.over or not p.steps_seen:
             return ""
-        # A step that takes longer than those before it is late, and says nothing of the others.
+        # A step that takes longer than the earlier ones is late; it predicts nothing about the others.
         since = max(0.0, time.time() - p.steps_seen[-1][1])
         return f"about {duration(left - min(since, pace))} left"
 
@@ -172,7 +172,7 @@ def _bar(label: str, done: int, of: int, width: int, *, note: str = "") -> Label
 
 
 def _spark(label: str, series: Series, width: int, *, note: str = "") -> Labelled:
-    """A series as bars from the run's beginning on, its last value, its lowest and highest. note: said behind them."""
+    """Draw a series as bars since the run's beginning, with its last, lowest and highest value. note: follows them."""
     room = max(8, min(50, width - _LABEL - 34))
     parts = [Text(sparkline(series.values, width=room), style="cyan"), _named("now", series.last, "bold")]
     if len(series.values) > 1:

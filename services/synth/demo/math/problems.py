@@ -21,9 +21,9 @@ def is_held_out(a: int, b: int) -> bool:
 def pairs(*, held_out: bool) -> list[tuple[int, int]]:
     """Every pair of one side of the split, in an order that is always the same and looks random."""
     numbers = range(_LOW, _HIGH + 1)
-    found = [(a, b) for a in numbers for b in numbers if is_held_out(a, b) == held_out]
-    random.Random(0).shuffle(found)
-    return found
+    sums = [(a, b) for a in numbers for b in numbers if is_held_out(a, b) == held_out]
+    random.Random(0).shuffle(sums)
+    return sums
 
 
 def operands(seed: int) -> tuple[int, int]:
@@ -33,7 +33,7 @@ def operands(seed: int) -> tuple[int, int]:
 
 
 def question(a: int, b: int) -> str:
-    """What the model is asked."""
+    """Return the user's question."""
     return f"What is {a} + {b}?"
 
 

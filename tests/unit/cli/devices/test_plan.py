@@ -93,14 +93,14 @@ REFUSALS: list[tuple[str, Inventory, dict[str, Any], str, str]] = [
         "one, and two asked for",
         machine(h100()),
         {"gpus_for_vllm": 1, "gpus_for_training": 1},
-        "--gpus-for-vllm 1, --gpus-for-training 1: 1 GPU cannot be shared out as 1 for inference, 1 for training",
+        "--gpus-for-vllm 1, --gpus-for-training 1: 1 GPU cannot be divided into 1 for inference, 1 for training",
         "one GPU is shared by turns",
     ),
     (
         "two, and a reference",
         machine(h100(0), h100(1)),
         {"gpus_for_vllm": 1, "gpus_for_training": 1, "gpus_for_ref": 1},
-        "--gpus-for-ref 1: 2 GPUs cannot be shared out as 1 for inference, 1 for training, 1 for the reference",
+        "--gpus-for-ref 1: 2 GPUs cannot be divided into 1 for inference, 1 for training, 1 for the reference",
         "ask for fewer",
     ),
     ("all for vLLM", machine(h100(0), h100(1)), {"gpus_for_vllm": 2}, "--gpus-for-vllm 2", "ask for fewer"),
@@ -136,7 +136,7 @@ def test_what_cannot_be_is_refused_by_its_flag(
         (machine(h100()), "training and inference take turns at GPU 0"),
         (machine(busy_h100(0), h100(1)), "is used by pid 4711 (python), 70 of 80 GiB: left alone"),
         (machine(h100(), vllm=""), "`make install-vllm` installs vLLM"),
-        (machine(t4(0), t4(1), h100(2)), "those that train together are of one"),
+        (machine(t4(0), t4(1), h100(2)), "GPUs that train together must be of one kind"),
     ],
 )
 def test_a_plan_says_what_the_user_should_know(inventory: Inventory, note: str) -> None:

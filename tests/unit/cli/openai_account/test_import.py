@@ -152,7 +152,7 @@ def test_an_import_that_broke_off_goes_on_where_it_was(run: Run, url: str, accou
     code, _, err = run("import", "openai", "--base-url", url, "--patience", "0")
     assert code == 1
     assert "OpenAI answers HTTP 500" in err
-    assert "what is downloaded is kept" in err
+    assert "downloaded files are kept" in err
     account.files["file-held-out"] = held_out
     account.failures.clear()
     account.paths.clear()

@@ -14,7 +14,7 @@ from synth.cli.tui.output import Format, Output
 
 
 def backup(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Where the backup is, or will be.", show_default=False)],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The backup's folder.", show_default=False)],
     data: Data = DEFAULT_DATA,
     fmt: Output = Format.TABLE,
 ) -> None:
@@ -47,7 +47,7 @@ def restore(
     pools: Annotated[str, typer.Option(help="The pools of the cluster, as SYNTH_POOLS.")] = "default",
     fmt: Output = Format.TABLE,
 ) -> None:
-    """Make a cluster from a backup, in a data folder where none has run; then start it with `synthctl up`.
+    """Create a cluster from a backup, in an empty data folder; then start it with `synthctl up`.
 
     Every event keeps its number. Jobs that had not ended go on from their last checkpoint.
     """
@@ -60,5 +60,5 @@ def restore(
     if fmt is Format.JSON:
         output.print_json(manifest)
         return
-    output.message(f"restored what was saved at {manifest.taken_at:%Y-%m-%d %H:%M:%S} UTC")
+    output.message(f"restored the backup of {manifest.taken_at:%Y-%m-%d %H:%M:%S} UTC")
     output.hint("start it: synthctl up")

@@ -76,7 +76,7 @@ def _security(ctx: typer.Context, data: Path, compose: Path | None, fmt: Format)
 
 
 def _print_security(findings: list[Finding]) -> None:
-    """On a terminal, what is well is one list of names: what needs work must not be lost in it."""
+    """Print the findings. On a terminal, checks that are ok share one list of names, so that the problems stand out."""
     if not output.is_terminal():
         rows = [(f.check, f.result, f.found, f.where, f.fix) for f in findings]
         return output.print_table(("check", "result", "found", "where", "fix"), rows)

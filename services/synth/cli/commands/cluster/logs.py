@@ -1,4 +1,4 @@
-"""`synthctl logs`: what the services of the cluster on this machine wrote, and what the backend stored about a job."""
+"""`synthctl logs`: the logs of the cluster's services on this machine, and the stored logs of a job."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def logs(
             autocompletion=_complete,
         ),
     ] = None,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with what is written, until Ctrl-C.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Print new lines until Ctrl-C.")] = False,
     since: Annotated[
         str | None, typer.Option(metavar="WHEN", help="Only later lines: 90s, 10m, 2h, 1d ago, or a time as 14:30.")
     ] = None,
@@ -54,10 +54,10 @@ def logs(
     data: Data = DEFAULT_DATA,
     fmt: Output = Format.TABLE,
 ) -> None:
-    """Show what the services of the cluster on this machine wrote, merged by time; of a job, every service's lines.
+    """Show the logs of the cluster's services on this machine, merged by time; of a job, the lines that name it.
 
-    The lines of a job on another machine are those that the backend stored: the last ones of trainer, rollouts and
-    inference, a few seconds late. `-o json` prints one line an object. The logs of the start before the last one are
+    For a job on another machine it shows the lines that the backend stored: the last ones of trainer, rollouts and
+    inference, a few seconds late. `-o json` prints one object per line. The logs of the start before the last one are
     shown too.
     """
     from collections import deque

@@ -34,7 +34,7 @@ def up(
     ctx: typer.Context,
     port: Annotated[
         int | None,
-        typer.Option(min=1, max=65535, help="Where the gateway listens, on loopback; as before, the first time 8000."),
+        typer.Option(min=1, max=65535, help="The gateway's port, on loopback: the earlier one, at first 8000."),
     ] = None,
     detach: Annotated[bool, typer.Option("--detach", "-d", help="Return when all is healthy.")] = False,
     timeout: Annotated[float, typer.Option(min=1, help="Seconds that --detach waits for each next process.")] = 180,
@@ -43,7 +43,7 @@ def up(
         EngineChoice | None,
         typer.Option(
             envvar="SYNTH_ENGINE",
-            help="What serves models; vllm (`make install-vllm`) where it can use the GPU, else transformers.",
+            help="The engine that serves models; vllm (`make install-vllm`) if it can use the GPU, else transformers.",
             show_default=False,
         ),
     ] = None,
@@ -62,9 +62,9 @@ def up(
 ) -> None:
     """Start a cluster on this machine: the bus and every service, restarted when they die.
 
-    What computes where is decided by the machine's GPUs: several are divided, one is shared by turns, and without one
-    the CPU does it all. Keys and the address go into the nearest .env (or the first --env-file), beside what is there;
-    an address that an earlier `up` wrote there is brought up to date.
+    The machine's GPUs decide which process uses which device: several are divided, one is shared by turns, and
+    without one the CPU does all. Keys and the address go into the nearest .env (or the first --env-file), whose other
+    lines stay; an address that an earlier `up` wrote there is updated.
     Without --detach it runs until Ctrl-C.
     """
     import os
@@ -93,8 +93,8 @@ def up(
     )
 
     def plan() -> tuple[DevicePlan, str]:
-        found = plan_devices(read_inventory(find_vllm_python()), wishes)
-        return found, vllm_python() if found.engine == "vllm" else ""
+        devices = plan_devices(read_inventory(find_vllm_python()), wishes)
+        return devices, vllm_python() if devices.engine == "vllm" else ""
 
     home = data.resolve()
     file = StateFile(home)
@@ -211,13 +211,13 @@ def _print_report(report: ClusterReport) -> None:
     if report.device:
         output.hint(report.device)
     if report.state == "orphaned":
-        output.warn("the supervisor is gone and restarts nothing: `synthctl up` starts anew, `synthctl down` ends them")
+        output.warn("the supervisor is gone and restarts nothing: `synthctl up` restarts it, `synthctl down` ends all")
     else:
         output.hint(f"{report.url} · supervisor pid {report.supervisor_pid}")
 
 
 def _print_gpus(gpus: list[GpuReport], problem: str = "") -> None:
-    """Each GPU in lines of its own: a table would lose something where the terminal is narrow."""
+    """Print each GPU in lines of its own: a table would cut text on a narrow terminal."""
     if problem:
         output.warn(problem)
     for gpu in gpus:

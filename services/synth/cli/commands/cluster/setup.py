@@ -30,11 +30,11 @@ def setup(
     no_input: Annotated[bool, typer.Option("--no-input", help="Never ask, also on a terminal.")] = False,
     fmt: Output = Format.TABLE,
 ) -> None:
-    """Write what is missing into the nearest .env (or --env-file), and let the backend know the key of your task apps.
+    """Write missing settings into the nearest .env (or --env-file), and store your task apps' key at the backend.
 
-    What the file says already is never changed. On a terminal it asks for what has no flag. `synthctl up` does the
-    same for a cluster on this machine. `--approve` writes nothing here: it gives a key to the machine on which
-    `synth-ai setup` waits.
+    Existing lines of the file are never changed. On a terminal it prompts for each value that has no flag. `synthctl
+    up` does the same for a cluster on this machine. `--approve` writes nothing here: it gives a key to the machine on
+    which `synth-ai setup` waits.
     """
     import sys
 

@@ -71,7 +71,9 @@ def distil(
     min_score: Annotated[
         float | None, typer.Option("--min-score", metavar="S", help="Keep replies with at least this score.")
     ] = None,
-    best: Annotated[int | None, typer.Option("--best", metavar="N", min=1, help="Of each prompt, the best N.")] = None,
+    best: Annotated[
+        int | None, typer.Option("--best", metavar="N", min=1, help="Keep the best N replies of each prompt.")
+    ] = None,
     pairs: Annotated[
         bool, typer.Option("--pairs", help="Rows for DPO: the best reply of each prompt against the worst.")
     ] = False,
@@ -84,7 +86,9 @@ def distil(
     ] = None,
     price: Annotated[
         str | None,
-        typer.Option(metavar="IN,OUT", help="Of a million tokens of prompts and of replies.", show_default=False),
+        typer.Option(
+            metavar="IN,OUT", help="The price of a million tokens of prompts and of replies.", show_default=False
+        ),
     ] = None,
     concurrency: Annotated[int, typer.Option(metavar="N", min=1, help="Calls at one time.")] = 8,
     limit: Limit = None,

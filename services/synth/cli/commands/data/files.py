@@ -76,34 +76,34 @@ def get(
     ],
     fmt: Output = Format.TABLE,
 ) -> None:
-    """Show one file, and what is wrong with it."""
+    """Show one file and its problems."""
     from synth.cli.transfer.upload import line_problems
 
     with open_client(ctx) as client:
-        found = client.file(file)
+        row = client.file(file)
     if fmt is Format.JSON:
-        return output.print_json(found)
+        return output.print_json(row)
     pairs = [
-        ("id", found.id),
-        ("name", found.filename),
-        ("status", found.status),
-        ("purpose", found.purpose),
-        ("size", output.size(found.bytes)),
-        ("rows", output.count(found.rows) if found.rows else ""),
-        ("messages", output.count(found.messages) if found.messages else ""),
-        ("tokens", _about(found.tokens) if found.tokens else ""),
-        ("lengths", _lengths(found.lengths)),
-        ("images", output.count(found.images) if found.images else ""),
-        ("pairs", output.count(found.pairs) if found.pairs else ""),
-        ("prompts", output.count(found.prompts) if found.prompts else ""),
-        ("converted", ", ".join(f"{output.count(n)} {shape}" for shape, n in found.converted.items())),
-        ("annotations", ", ".join(f"{name} ({output.count(n)})" for name, n in found.annotations.items())),
-        ("sha256", found.sha256),
-        ("age", output.age(found.created_at)),
+        ("id", row.id),
+        ("name", row.filename),
+        ("status", row.status),
+        ("purpose", row.purpose),
+        ("size", output.size(row.bytes)),
+        ("rows", output.count(row.rows) if row.rows else ""),
+        ("messages", output.count(row.messages) if row.messages else ""),
+        ("tokens", _about(row.tokens) if row.tokens else ""),
+        ("lengths", _lengths(row.lengths)),
+        ("images", output.count(row.images) if row.images else ""),
+        ("pairs", output.count(row.pairs) if row.pairs else ""),
+        ("prompts", output.count(row.prompts) if row.prompts else ""),
+        ("converted", ", ".join(f"{output.count(n)} {shape}" for shape, n in row.converted.items())),
+        ("annotations", ", ".join(f"{name} ({output.count(n)})" for name, n in row.annotations.items())),
+        ("sha256", row.sha256),
+        ("age", output.age(row.created_at)),
     ]
     output.print_pairs([(label, text) for label, text in pairs if text])
-    if found.status == "failed":
-        output.show_problems(line_problems(found.problems, found.bad_lines, found.filename), label="problem")
+    if row.status == "failed":
+        output.show_problems(line_problems(row.problems, row.bad_lines, row.filename), label="problem")
     return None
 
 
@@ -117,7 +117,7 @@ def rm(
     yes: Yes = False,
     fmt: Output = Format.TABLE,
 ) -> None:
-    """Delete files; prints their ids. Jobs that were verified with them keep what they need.
+    """Delete files; prints their ids. Jobs that were verified with them keep their own copies.
 
     A file that a job has used is deleted after a confirmation only.
     """

@@ -49,7 +49,7 @@ def filter_traces(
         float | None, typer.Option("--min-reward", help="Only rollouts with at least this reward.", show_default=False)
     ] = None,
     top_k: Annotated[
-        int | None, typer.Option("--top-k", min=1, help="Of each seed, the best so many.", show_default=False)
+        int | None, typer.Option("--top-k", min=1, help="Keep the best N of each seed.", show_default=False)
     ] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Rows, at most.", show_default=False)] = None,
     upload: Annotated[
@@ -61,7 +61,7 @@ def filter_traces(
 ) -> None:
     """Turn traces into a dataset: rows with `messages`, ready for SFT. Prints its path, or with --upload its id.
 
-    What each key dropped is told on stderr. Exit 1 where no row is left.
+    Prints on stderr how many rows each key dropped. Exit 1 if no row is left.
     """
     from synth.cli.job_files import name_of, read_config
     from synth.cli.job_ids import find_job_id
@@ -107,7 +107,7 @@ def _settings(flags: dict[str, Any]) -> list[Assignment]:
 
 
 def _default_output(text: str, settings: list[Assignment], path: str) -> list[Assignment]:
-    """Where rows are written that are only uploaded, unless the file or a flag says where."""
+    """Return the setting of an output path for rows that are only uploaded; none if the file or a flag sets it."""
     from synth.cli.job_text.set_values import Assignment, set_values
 
     _, document = set_values(text, name="", settings=settings)
@@ -155,7 +155,7 @@ def _run(client: Client | None, rules: Rules) -> Report:
     jobs = [find_job_id(client, name) for name in rules.jobs] if rules.jobs else None
     for job in jobs or ():
         if client.job(job).state not in TERMINAL:
-            output.hint(f"{job} still runs: what it has done so far is filtered")
+            output.hint(f"{job} still runs: only its traces so far are filtered")
     images = Images(client.image) if rules.include_images else None
     return run_filter(rules, PlatformTraces(client, jobs, images))
 

@@ -27,10 +27,10 @@ Jobs = Annotated[
         autocompletion=complete_jobs,
     ),
 ]
-OfMode = Annotated[Mode | None, typer.Option(help="Only those of training, or of evaluations.", show_default=False)]
-OfModel = Annotated[str | None, typer.Option(help="Only those of jobs with this source model.", show_default=False)]
-OfEnv = Annotated[str | None, typer.Option("--env", help="Only those of this environment.", show_default=False)]
-OfSeed = Annotated[int | None, typer.Option(help="Only those of this seed.", show_default=False)]
+OfMode = Annotated[Mode | None, typer.Option(help="Only traces of training, or of evaluations.", show_default=False)]
+OfModel = Annotated[str | None, typer.Option(help="Only traces of jobs with this source model.", show_default=False)]
+OfEnv = Annotated[str | None, typer.Option("--env", help="Only traces of this environment.", show_default=False)]
+OfSeed = Annotated[int | None, typer.Option(help="Only traces of this seed.", show_default=False)]
 MinReward = Annotated[float | None, typer.Option(help="Only those with at least this reward.", show_default=False)]
 MaxReward = Annotated[float | None, typer.Option(help="Only those with at most this reward.", show_default=False)]
 Since = Annotated[datetime | None, typer.Option(help="Only those since this time (UTC).", show_default=False)]
@@ -65,39 +65,39 @@ def ls(
     from synth.cli.traces.listing import print_traces
 
     with open_client(ctx) as client:
-        wanted = _wanted(ctx, job, mode, model, env, seed, min_reward, max_reward, since, until)
-        found = list(list_traces(client, limit=limit, **wanted))
+        filters = _wanted(ctx, job, mode, model, env, seed, min_reward, max_reward, since, until)
+        traces = list(list_traces(client, limit=limit, **filters))
     if fmt is Format.JSON:
-        return output.print_json(found)
-    print_traces(found)
-    if found:
-        return output.hint(f"read one: synthctl traces show {found[0].id}")
-    return output.hint("no such traces: evaluations keep that of every rollout, training keeps a share of them")
+        return output.print_json(traces)
+    print_traces(traces)
+    if traces:
+        return output.hint(f"read one: synthctl traces show {traces[0].id}")
+    return output.hint("no such traces: evaluations keep every rollout's trace, training keeps a share of them")
 
 
 @app.command()
 def show(
     ctx: typer.Context,
     trace: Annotated[str, typer.Argument(metavar="TRACE", help="Its whole id, as `ls` shows it.", show_default=False)],
-    draw: Annotated[bool, typer.Option("--draw/--no-draw", help="Draw images, where the terminal can.")] = True,
+    draw: Annotated[bool, typer.Option("--draw/--no-draw", help="Draw images if the terminal can.")] = True,
     fmt: Output = Format.TABLE,
 ) -> None:
-    """Read one trace: what was said, what the task app answered, and what its judges said."""
+    """Read one trace: its conversation, the task app's answers, and its judges' scores."""
     from synth.cli.api.traces import read_trace
     from synth.cli.traces.listing import print_trace
     from synth.cli.tui.rollout.pictures import can_draw
 
     with open_client(ctx) as client:
-        found = read_trace(client, trace)
+        detail = read_trace(client, trace)
         if fmt is Format.JSON:
-            return output.print_json(found)
-        return print_trace(found, client.image if draw and can_draw() else None)
+            return output.print_json(detail)
+        return print_trace(detail, client.image if draw and can_draw() else None)
 
 
 @app.command()
 def export(
     ctx: typer.Context,
-    out: Annotated[Path, typer.Argument(metavar="FILE", help="Where it is written.", show_default=False)],
+    out: Annotated[Path, typer.Argument(metavar="FILE", help="The file to write.", show_default=False)],
     job: Jobs = None,
     mode: OfMode = None,
     model: OfModel = None,
@@ -111,7 +111,7 @@ def export(
         ExportFormat,
         typer.Option(
             "--format",
-            help="synth: JSONL of what the API answers; v3: JSONL of the clients' sessions; sqlite: a database that"
+            help="synth: JSONL as the API returns it; v3: JSONL of the clients' sessions; sqlite: a database that"
             " `synth-ai filter` reads.",
         ),
     ] = ExportFormat.SYNTH,
@@ -127,8 +127,8 @@ def export(
     if out.exists() and not replace:
         raise UsageProblem("there is such a file already", fix="choose another name, or pass --replace", where=str(out))
     with open_client(ctx) as client:
-        wanted = _wanted(ctx, job, mode, model, env, seed, min_reward, max_reward, since, until)
-        done = export_traces(client, out, kind=format.value, inline=images, limit=limit, **wanted)
+        filters = _wanted(ctx, job, mode, model, env, seed, min_reward, max_reward, since, until)
+        done = export_traces(client, out, kind=format.value, inline=images, limit=limit, **filters)
     if fmt is Format.JSON:
         return output.print_json(done)
     if done.expired:
@@ -153,12 +153,12 @@ def _wanted(
     """The flags as parameters of the API."""
     from synth.cli.job_ids import find_job_id
 
-    found = None
+    jobs = None
     if job:
         with open_client(ctx) as client:
-            found = [find_job_id(client, name) for name in job]
+            jobs = [find_job_id(client, name) for name in job]
     return {
-        "job": found,
+        "job": jobs,
         "mode": mode and mode.value,
         "model": model,
         "env_name": env,

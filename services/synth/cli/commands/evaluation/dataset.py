@@ -72,7 +72,9 @@ Prices = Annotated[
 ]
 
 
-Temperature = Annotated[float | None, typer.Option(metavar="T", min=0, help="Of the sampling; the API's own if none.")]
+Temperature = Annotated[
+    float | None, typer.Option(metavar="T", min=0, help="The sampling temperature; the API's own if none.")
+]
 MaxTokens = Annotated[int | None, typer.Option(metavar="N", min=1, help="Tokens of a reply, at most.")]
 
 

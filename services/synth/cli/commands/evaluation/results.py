@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 Step = Annotated[
     int | None,
-    typer.Option(metavar="N", min=0, help="Of an RL job: its evaluation of this step; the last one without it."),
+    typer.Option(metavar="N", min=0, help="The evaluation of this step of an RL job; its last one by default."),
 ]
 _METHODS = {"wilson": "Wilson", "student": "Student"}
 
@@ -84,8 +84,8 @@ def compare(
             )
     measures = [paired_estimates(first.measures, evaluation.measures) for evaluation in others]
     if fmt is Format.JSON:
-        found = {"evaluations": [as_data(e) for e in evaluations], "differences": differences[1:]}
-        return output.print_json(found | ({"measures": measures} if any(measures) else {}))
+        report = {"evaluations": [as_data(e) for e in evaluations], "differences": differences[1:]}
+        return output.print_json(report | ({"measures": measures} if any(measures) else {}))
     if per_seed:
         shared = sorted(set(first.by_seed).intersection(*(e.by_seed for e in others)))
         rows = [[str(s), *(output.number(e.by_seed[s]) for e in evaluations), *_gains(evaluations, s)] for s in shared]
@@ -103,9 +103,9 @@ def compare(
 
 
 def as_data(evaluation: Evaluation) -> dict[str, object]:
-    """An evaluation for programs. interval: of the mean reward; null where there is none.
+    """Return an evaluation for programs. interval: of the mean reward; null if it has none.
 
-    seeds: its rollouts, in the order of their seeds. measures: mean@k and pass@k, where there are any.
+    seeds: its rollouts, in the order of their seeds. measures: mean@k and pass@k, if there are any.
     """
     from synth.estimates.intervals import mean_interval
 
@@ -125,8 +125,8 @@ def as_data(evaluation: Evaluation) -> dict[str, object]:
 def _estimates(evaluation: Evaluation) -> dict[str, Estimate]:
     from synth.estimates.repeated import over_seeds
 
-    found = {name: over_seeds(by_seed) for name, by_seed in evaluation.measures.items()}
-    return {name: estimate for name, estimate in found.items() if estimate is not None}
+    estimates = {name: over_seeds(by_seed) for name, by_seed in evaluation.measures.items()}
+    return {name: estimate for name, estimate in estimates.items() if estimate is not None}
 
 
 def print_mean(evaluation: Evaluation) -> None:
@@ -143,7 +143,7 @@ def print_mean(evaluation: Evaluation) -> None:
 
 
 def interval_rows(evaluation: Evaluation) -> list[tuple[str, str]]:
-    """The confidence interval of the mean reward, named by its method; none where there is no interval."""
+    """Return the confidence interval of the mean reward, named by its method; [] if it has none."""
     from synth.estimates.intervals import mean_interval
 
     interval = mean_interval(list(evaluation.by_seed.values()))
@@ -154,13 +154,13 @@ def interval_rows(evaluation: Evaluation) -> list[tuple[str, str]]:
 
 def print_seeds(evaluation: Evaluation) -> None:
     """Print a line for each rollout, the worst first."""
-    found = sorted(evaluation.rewards.values(), key=lambda r: (r.reward, r.seed, r.rollout))
+    rewards = sorted(evaluation.rewards.values(), key=lambda r: (r.reward, r.seed, r.rollout))
     rows = [
         [
             *(str(r.seed), output.number(r.reward), r.outcome, str(r.calls), str(r.tokens)),
             *(output.seconds(r.seconds), r.rollout),
         ]
-        for r in found
+        for r in rewards
     ]
     rows += [[str(seed), "-", "failed", "-", "-", "-", "-"] for seed in sorted(evaluation.failed.values())]
     output.print_table(("seed", "reward", "outcome", "calls", "tokens", "took", "rollout"), rows, wrap="rollout")

@@ -101,7 +101,10 @@ def evaluate(
         str | None, typer.Option(metavar="NAME", help="The environment; the app's own if none.")
     ] = None,
     temperature: Annotated[
-        float | None, typer.Option(metavar="T", min=0, help="Of the sampling; 1 if none, with --dataset the API's own.")
+        float | None,
+        typer.Option(
+            metavar="T", min=0, help="The sampling temperature; by default 1, or the API's own with --dataset."
+        ),
     ] = None,
     max_tokens: Annotated[int | None, typer.Option(metavar="N", min=1, help="Sampled tokens a call, at most.")] = None,
     max_turns: Annotated[
@@ -275,15 +278,15 @@ def evaluate(
             else:
                 ended, code = wait_for_job(client, created.id, options=options)
                 show_outcome(ended)
-        # What a job that did not succeed measured is not the result that was asked for.
+        # The measures of a failed job are not the result that the user requested.
         evaluation = find_evaluation(client, ended.id) if code is ExitCode.OK else None
     if code is ExitCode.INTERRUPTED:
         raise typer.Exit(code)
     if fmt is Format.JSON:
         values = ended.eval or {}
-        found = as_data(evaluation) if evaluation else {}
-        names = ["interval", *(name for name in ("measures",) if name in found), *(["seeds"] if per_seed else [])]
-        detail = {name: found.get(name) for name in names}
+        result = as_data(evaluation) if evaluation else {}
+        names = ["interval", *(name for name in ("measures",) if name in result), *(["seeds"] if per_seed else [])]
+        detail = {name: result.get(name) for name in names}
         summary = {"job": ended.id, "state": ended.state, "model": ended.source_model, "values": values}
         output.print_json(summary | detail)
     elif ended.eval is not None:
@@ -315,7 +318,7 @@ def _print_result(values: dict[str, float], evaluation: Evaluation | None) -> No
 
 
 def _place(name: str) -> tuple[bool, bool, str, int, str]:
-    """Where a measure stands: pass@2 before pass@16."""
+    """Return the sort key of a measure: pass@2 comes before pass@16."""
     kind, _, k = name.partition("@")
     return name != "reward_mean", not k, kind, int(k) if k.isdecimal() else 0, name
 

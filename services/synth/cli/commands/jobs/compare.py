@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 _PLOT_HEIGHT = 12
 _BETTER = " *"
-#: As many as there are colours that can be told apart.
+#: The number of colours that a reader can tell apart.
 _MOST_JOBS = 6
 
 
@@ -108,7 +108,7 @@ def _evaluations(client: Client, compared: Sequence[_Compared]) -> list[Measured
 
     measured: list[Measured] = []
     for c in compared:
-        # To read the events of a job takes long: only of those that have evaluations.
+        # Reading all events of a job takes long, so only jobs with evaluations are read.
         evaluation = find_evaluation(client, c.job.id) if c.points_of("eval.reward_mean") or c.job.eval else None
         if evaluation is not None:
             measured.append(Measured(evaluation.title, evaluation.by_seed))
@@ -180,13 +180,13 @@ def _figures(compared: Sequence[_Compared]) -> list[tuple[str, list[str]]]:
 
     rows: list[tuple[str, list[str]]] = []
     for name in COMPARED:
-        found = [c.figures.get(name) for c in compared]
-        if not any(found):
+        row = [c.figures.get(name) for c in compared]
+        if not any(row):
             continue
-        best = better_runs(found, name, kinds=[c.job.kind for c in compared])
-        rows.append((name, [_final(f, marked=i in best) for i, f in enumerate(found)]))
-        if any(f is not None and f.best is not None for f in found):
-            rows.append((Cell("  best @step", f"{name} best @step"), [_best(f) for f in found]))
+        best = better_runs(row, name, kinds=[c.job.kind for c in compared])
+        rows.append((name, [_final(f, marked=i in best) for i, f in enumerate(row)]))
+        if any(f is not None and f.best is not None for f in row):
+            rows.append((Cell("  best @step", f"{name} best @step"), [_best(f) for f in row]))
     return rows
 
 

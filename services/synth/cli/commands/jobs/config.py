@@ -28,19 +28,19 @@ def config(
     from synth.jobs.job_data import job_from_data
 
     with open_client(ctx) as client:
-        found = client.job(job)
+        stored = client.job(job)
     if as_submitted:
-        if found.config is None:
-            raise CliError(f"the backend does not have the text of {found.id}")
-        return output.print_document(found.config.rstrip("\n"))
-    if found.resolved is None:
+        if stored.config is None:
+            raise CliError(f"the backend does not have the text of {stored.id}")
+        return output.print_document(stored.config.rstrip("\n"))
+    if stored.resolved is None:
         raise CliError(
-            f"{found.id} is {found.state}: it has no settings that could be submitted again",
-            fix=f"what was sent: synthctl jobs config {found.id} --as-submitted",
+            f"{stored.id} is {stored.state}: it has no settings that could be submitted again",
+            fix=f"to see the submitted file: synthctl jobs config {stored.id} --as-submitted",
         )
     try:
-        resolved = job_from_data(found.resolved)
+        resolved = job_from_data(stored.resolved)
     except NewerVersion as error:
-        raise CliError(str(error), fix="install the synthctl of the cluster's version", where=found.id) from error
-    text = job_text(resolved, heading=f"{found.id}, with every setting that it ran with.")
+        raise CliError(str(error), fix="install the synthctl of the cluster's version", where=stored.id) from error
+    text = job_text(resolved, heading=f"{stored.id}, with every setting that it ran with.")
     return output.print_document(text.rstrip("\n"))

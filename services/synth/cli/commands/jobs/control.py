@@ -13,34 +13,34 @@ from synth.cli.tui.output import Format, Output, Yes
 def pause(ctx: typer.Context, job: JobArgument, fmt: Output = Format.TABLE) -> None:
     """Ask a job that runs to let go of its workers for a while. Pausing twice is pausing once."""
     with open_client(ctx) as client:
-        found = client.pause(job)
+        paused = client.pause(job)
     if fmt is Format.JSON:
-        return output.print_json(found)
-    output.message(f"{found.id} {found.state}")
-    return output.hint(f"to go on with it: synthctl jobs resume {found.id}")
+        return output.print_json(paused)
+    output.message(f"{paused.id} {paused.state}")
+    return output.hint(f"to go on with it: synthctl jobs resume {paused.id}")
 
 
 def resume(ctx: typer.Context, job: JobArgument, fmt: Output = Format.TABLE) -> None:
     """Go on from the last checkpoint of a paused job; of a failed one in a new job, whose id is printed."""
     with open_client(ctx) as client:
-        found = client.resume(job)
+        resumed = client.resume(job)
     if fmt is Format.JSON:
-        return output.print_json(found)
-    if found.id == job:
-        output.message(f"{found.id} goes on")
+        return output.print_json(resumed)
+    if resumed.id == job:
+        output.message(f"{resumed.id} goes on")
     else:
-        output.message(f"{found.id} goes on from the last checkpoint of {job}")
-        output.print_line(found.id)
-    return output.hint(f"watch it with: synthctl jobs watch {found.id}")
+        output.message(f"{resumed.id} goes on from the last checkpoint of {job}")
+        output.print_line(resumed.id)
+    return output.hint(f"watch it with: synthctl jobs watch {resumed.id}")
 
 
 def cancel(ctx: typer.Context, job: JobArgument, fmt: Output = Format.TABLE) -> None:
-    """Ask a job to stop. Cancelling again tells whoever runs it again; a job that has ended is an error."""
+    """Request that a job stops. Cancelling again sends the request again; a job that has ended is an error."""
     with open_client(ctx) as client:
-        found = client.cancel(job)
+        cancelled = client.cancel(job)
     if fmt is Format.JSON:
-        return output.print_json(found)
-    return output.message(f"{found.id} {found.state}")
+        return output.print_json(cancelled)
+    return output.message(f"{cancelled.id} {cancelled.state}")
 
 
 def rm(ctx: typer.Context, jobs: JobsArgument, yes: Yes = False, fmt: Output = Format.TABLE) -> None:
@@ -48,7 +48,7 @@ def rm(ctx: typer.Context, jobs: JobsArgument, yes: Yes = False, fmt: Output = F
 
     What a job that runs or another model still needs stays until then, and is listed nowhere.
     """
-    output.confirm(f"delete {', '.join(jobs)} and all that was made there?", yes=yes)
+    output.confirm(f"delete {', '.join(jobs)} and all of their results?", yes=yes)
     with open_client(ctx) as client:
         for job in jobs:
             client.delete_job(job)

@@ -23,7 +23,7 @@ def watch(
     patience: Patience = 600.0,
     fmt: Output = Format.TABLE,
 ) -> None:
-    """Follow a job to its end; the exit code is its outcome. When the cluster goes away, it says so and waits.
+    """Follow a job to its end; the exit code is its outcome. During an outage of the cluster it prints so, and waits.
 
     `-o json` prints one event a line, each once and in order. Ctrl-C stops watching (exit 130) and leaves the job.
     """
@@ -51,15 +51,15 @@ def events(
     with open_client(ctx) as client:
         while left is None or left > 0:
             page = client.events(job, after=after)
-            wanted: list[EventView] = [e for e in page.events if type in (None, e.type)][:left]
-            for event in wanted:
+            matching: list[EventView] = [e for e in page.events if type in (None, e.type)][:left]
+            for event in matching:
                 if fmt is Format.JSON:
                     output.print_json_line(event)
                 else:
-                    said = describe(event) or "-"
+                    summary = describe(event) or "-"
                     time = Cell(f"{event.time.astimezone():%H:%M:%S}", event.time.isoformat())
-                    rows.append([str(event.seq), time, event.type, said])
-            left = None if left is None else left - len(wanted)
+                    rows.append([str(event.seq), time, event.type, summary])
+            left = None if left is None else left - len(matching)
             if not page.more or not page.events:
                 break
             after = page.events[-1].seq

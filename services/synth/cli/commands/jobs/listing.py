@@ -57,15 +57,15 @@ def ls(
 def get(ctx: typer.Context, job: JobArgument, fmt: Output = Format.TABLE) -> None:
     """Show one job."""
     with open_client(ctx) as client:
-        found = client.job(job)
+        shown = client.job(job)
     if fmt is Format.JSON:
-        return output.print_json(found)
-    output.print_pairs(_pairs(found))
-    for warning in found.warnings:
+        return output.print_json(shown)
+    output.print_pairs(_pairs(shown))
+    for warning in shown.warnings:
         output.warn(warning)
-    for warned in found.warned.values():
+    for warned in shown.warned.values():
         output.warn(warned.problem.text())
-    output.show_problems(found.problems, label="problem")
+    output.show_problems(shown.problems, label="problem")
     return None
 
 

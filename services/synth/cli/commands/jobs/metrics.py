@@ -1,4 +1,4 @@
-"""`synthctl jobs metrics | checkpoints`: what a job measured, and what it keeps."""
+"""`synthctl jobs metrics | checkpoints`: the metrics of a job, and the checkpoints that it keeps."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _PLOT_HEIGHT = 14
 #: Names of metrics in a message; a run has dozens.
 _NAMED = 8
-#: Bars that the course of a metric is drawn with, where there is room.
+#: Bars in a metric's curve, if the terminal is wide enough.
 _COURSE = 24
 
 
@@ -68,15 +68,15 @@ def metrics(
 def checkpoints(ctx: typer.Context, job: JobArgument, fmt: Output = Format.TABLE) -> None:
     """List the checkpoints that a job keeps, newest first: each can be chatted with, evaluated and trained from.
 
-    evaluation is the mean reward of the evaluation of that step, where there was one.
+    evaluation is the mean reward of that step's evaluation, if it had one.
     """
     from synth.cli.tui.progress import EVALUATION, HEADLINES
 
     with open_client(ctx) as client:
-        found = client.checkpoints(job)
+        kept = client.checkpoints(job)
         evaluated = client.metrics(job, name=EVALUATION) if fmt is Format.TABLE else []
     if fmt is Format.JSON:
-        return output.print_json(found)
+        return output.print_json(kept)
     best = max(evaluated, key=lambda p: p.value, default=None)
     rows = [
         [
@@ -87,7 +87,7 @@ def checkpoints(ctx: typer.Context, job: JobArgument, fmt: Output = Format.TABLE
             _evaluation(c, best),
             output.named_values((n, c.values[n]) for n in HEADLINES if n in c.values),
         ]
-        for c in found
+        for c in kept
     ]
     columns = ["model", "step", "size", "age", "evaluation", "values"]
     if not evaluated:
@@ -95,9 +95,9 @@ def checkpoints(ctx: typer.Context, job: JobArgument, fmt: Output = Format.TABLE
         columns.pop(at)
         rows = [row[:at] + row[at + 1 :] for row in rows]
     output.print_table(columns, rows, wrap="values")
-    if not found:
+    if not kept:
         return output.hint("none yet, or all have expired")
-    if best is not None and not any(c.values.get(EVALUATION) == best.value for c in found):
+    if best is not None and not any(c.values.get(EVALUATION) == best.value for c in kept):
         where = "of the source model" if best.step == 0 else f"of step {best.step}, whose checkpoint is not kept"
         output.hint(f"the best evaluation, {output.number(best.value)}, is that {where}")
     return None
@@ -113,18 +113,18 @@ def _evaluation(checkpoint: Checkpoint, best: Point | None) -> str:
 
 
 def _points(client: Client, job: str, names: list[str], after_step: int | None) -> list[Point]:
-    """The points of these metrics, of all where none is named. Raises `UsageProblem` for a name that there is not."""
+    """Return the points of the named metrics, or of all. Raises `UsageProblem` for an unknown name."""
     if not names:
         return client.metrics(job, after_step=after_step)
-    found = {name: client.metrics(job, name=name, after_step=after_step) for name in dict.fromkeys(names)}
-    if not all(found.values()):
+    series = {name: client.metrics(job, name=name, after_step=after_step) for name in dict.fromkeys(names)}
+    if not all(series.values()):
         known = _ordered({p.name for p in client.metrics(job)})
-        unknown = next((name for name in found if known and name not in known), None)
+        unknown = next((name for name in series if known and name not in known), None)
         if unknown is not None:
             near = difflib.get_close_matches(unknown, known, n=1)
             fix = f"did you mean {near[0]!r}?" if near else f"synthctl jobs metrics {job} lists them"
             raise UsageProblem(f"{job} has no metric {unknown!r}", expected=_some(known), fix=fix, where="--name")
-    return [point for points in found.values() for point in points]
+    return [point for points in series.values() for point in points]
 
 
 def _some(names: list[str]) -> str:
@@ -133,7 +133,7 @@ def _some(names: list[str]) -> str:
 
 
 def _ordered(names: Iterable[str]) -> list[str]:
-    """Names of metrics, those that say the most first; then what evaluations measured, and the rest."""
+    """Sort names of metrics: the headlines first, then measures of evaluations, then the rest."""
     from synth.cli.tui.progress import EVALUATION, HEADLINES
 
     first = [HEADLINES[0], EVALUATION, *HEADLINES[1:]]
@@ -152,7 +152,7 @@ def _save(points: list[Point], out: Path, names: list[str] | None, *, title: str
 
 
 def _headlines(points: list[Point]) -> list[str]:
-    """The metrics that say the most, of those that there are; any where there are none of those."""
+    """Return the headline metrics that the job has; if it has none of them, its first metric."""
     from synth.cli.tui.progress import EVALUATION, HEADLINES
 
     known = {p.name for p in points}

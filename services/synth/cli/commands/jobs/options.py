@@ -44,5 +44,5 @@ _SEVERAL = typer.Argument(
 )
 #: The same for a command that takes several.
 JobsArgument = Annotated[list[str], _SEVERAL]
-#: For one that finds jobs in other ways, too.
+#: Several jobs, or none, for a command that can find jobs in other ways.
 OptionalJobsArgument = Annotated[list[str] | None, _SEVERAL]

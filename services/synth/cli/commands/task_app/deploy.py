@@ -1,4 +1,4 @@
-"""`synthctl deploy`: a task app to where it stays."""
+"""`synthctl deploy`: deploys a task app, so that it outlives the command."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ AppId = Annotated[str, typer.Argument(metavar="ID", help="The app's id.", show_d
 
 
 class Target(StrEnum):
-    """Where an app is deployed to."""
+    """The target of a deployment."""
 
     PROCESS = "process"
     DOCKER = "docker"
     MODAL = "modal"
 
 
-#: The targets that an option has a meaning for, where it is not all.
+#: The options that only some targets have, with those targets.
 _TARGETS_OF = {
     **dict.fromkeys(("port", "host", "max_restarts"), (Target.PROCESS,)),
     "start_timeout": (Target.PROCESS, Target.MODAL),
@@ -84,7 +84,7 @@ def run(
         str | None,
         typer.Option(
             metavar="NAME",
-            help="docker, modal: the name of the image, or of the app at Modal; made of the app's id if none.",
+            help="docker, modal: the name of the image, or of the app at Modal; by default from the app's id.",
             show_default=False,
         ),
     ] = None,
@@ -100,7 +100,7 @@ def run(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="docker, modal: what the app needs, as pip reads it; else what its modules import, as installed here.",
+            help="docker, modal: the app's requirements, as pip reads them; else what its modules import.",
             show_default=False,
         ),
     ] = None,
@@ -123,15 +123,16 @@ def run(
 ) -> None:
     """Deploy a task app made with the SDK: it is served after this command, and this terminal, have ended.
 
-    It gets this environment and what the env files say; an ENVIRONMENT_API_KEY is made and given to the backend as by
-    `serve`. A process that dies is started again. Deployed anew, the new one takes the port over when it is healthy,
-    and only then the old one ends; one that does not come up changes nothing. `run` may be left out.
+    It gets this environment and the settings of the env files; an ENVIRONMENT_API_KEY is made and given to the backend
+    as by `serve`. A process that dies is started again. In a second deployment the new process takes the port over
+    when it is healthy, and only then the old one ends; one that does not become healthy changes nothing. `run` may be
+    left out.
 
-    `--to docker` writes a folder with a Dockerfile, the app's modules and what they ask for, and no key; it is built
-    where docker or podman answers. The environment key is given when the container runs.
+    `--to docker` writes a folder with a Dockerfile, the app's modules and their requirements, and no key; if docker or
+    podman answers, the image is built. The environment key is given when the container runs.
 
-    `--to modal` needs the package modal and a token of Modal's. Modal builds the image and serves the app; what the env
-    files say, SYNTH_ and MODAL_ settings aside, and the environment key are given to it as a secret. Modal answers a
+    `--to modal` needs the package modal and a token of Modal's. Modal builds the image and serves the app; the settings
+    of the env files, SYNTH_ and MODAL_ ones aside, and the environment key are given to it as a secret. Modal answers a
     call that takes longer than 150 s with a redirect, which no job follows: its rollouts must be shorter.
     """
     override_options(ctx, backend=backend, env_files=env_file)
@@ -149,7 +150,7 @@ def run(
     for note in set_environment(get_env_files(ctx)):
         output.hint(note)
     place = locate(app)
-    # What would not start is told here, with its place, and not by a log.
+    # An app that cannot start is reported here, with its place, instead of in the log.
     loaded = load_task_app(place)
     loaded.asgi()
     files = Deployment(data.resolve(), loaded.id)
@@ -191,7 +192,7 @@ def run(
 
 
 def _refuse_what_is_not_for(ctx: typer.Context, to: Target) -> None:
-    """Refuse what was said of another target. Raises `UsageProblem`."""
+    """Refuse options of another target. Raises `UsageProblem`."""
     from synth.cli.errors import UsageProblem
 
     for name, targets in _TARGETS_OF.items():
@@ -247,21 +248,21 @@ def _to_docker(
     name = engine.rpartition("/")[2] if engine else "docker"
     if engine is None:
         command = shlex.join([name, "build", "--tag", tag, str(folder)])
-        output.warn(f"no container engine answers here ({', '.join(image.ENGINES)}); where one does: {command}")
+        output.warn(f"no container engine answers here ({', '.join(image.ENGINES)}); on a machine with one: {command}")
     output.hint(f"run it: {name} run --detach --publish 8001:8001 --env ENVIRONMENT_API_KEY {tag}")
 
 
 def ls(data: Data = DEFAULT_DATA, fmt: Output = Format.TABLE) -> None:
-    """List the deployed task apps. Exit 1 where one is not well."""
+    """List the deployed task apps. Exit 1 if one is not well."""
     import time
 
     from synth.cli.deployments.state import find_deployments
     from synth.cli.errors import ExitCode
 
-    found = find_deployments(data.resolve())
+    deployments = find_deployments(data.resolve())
     if fmt is Format.JSON:
-        output.print_json([_as_data(files, state) for files, state in found])
-    elif not found:
+        output.print_json([_as_data(files, state) for files, state in deployments])
+    elif not deployments:
         output.message("no task app is deployed here")
     else:
         rows = [
@@ -274,23 +275,23 @@ def ls(data: Data = DEFAULT_DATA, fmt: Output = Format.TABLE) -> None:
                 output.duration(time.time() - state.started) if state.running and state.started else "-",
                 state.problem or state.refused or "-",
             ]
-            for _, state in found
+            for _, state in deployments
         ]
         output.print_table(("app", "health", "url", "pid", "restarts", "up", "problem"), rows, wrap="problem")
-    for _, state in found:
+    for _, state in deployments:
         if state.seen() == "orphaned":
             output.warn(f"the supervisor of {state.id} was killed: deploy it again, or end it: synthctl deploy stop")
-    if any(state.seen() not in ("healthy", "deployed", "stopped") for _, state in found):
+    if any(state.seen() not in ("healthy", "deployed", "stopped") for _, state in deployments):
         raise typer.Exit(ExitCode.ERROR)
 
 
 def logs(
     id: AppId,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with what is written, until Ctrl-C.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Print new lines until Ctrl-C.")] = False,
     tail: Annotated[int | None, typer.Option("--tail", "-n", metavar="N", min=0, help="Only the last lines.")] = None,
     data: Data = DEFAULT_DATA,
 ) -> None:
-    """Show what a deployed task app wrote since its supervisor was started, and what became of its processes."""
+    """Show the output of a deployed task app since its supervisor was started, and how its processes ended."""
     import time
 
     from synth.cli.deployments.state import find_deployment
@@ -314,7 +315,7 @@ def logs(
 
 
 def stop(ctx: typer.Context, id: AppId, env_file: EnvFiles = None, data: Data = DEFAULT_DATA) -> None:
-    """End a deployed task app; a process finishes what it plays first, and its port and its log stay known."""
+    """End a deployed task app. A process finishes its rollouts first; the app's port and log are kept."""
     from synth.cli.deployments import control, modal_app
     from synth.cli.deployments.state import find_deployment
     from synth.cli.task_apps.loading import read_environment

@@ -33,8 +33,8 @@ def ls(
     from synth.cli.errors import ExitCode
     from synth.cli.task_apps.discovery import find_apps
 
-    found = find_apps(folder)
-    counts = Counter((app.id, app.kind) for app in found.apps if app.id)
+    listing = find_apps(folder)
+    counts = Counter((app.id, app.kind) for app in listing.apps if app.id)
     twice = [named for named, count in counts.items() if count > 1]
     if fmt is Format.JSON:
         apps = [
@@ -46,21 +46,21 @@ def ls(
                 "variable": app.variable or None,
                 "aliases": list(app.aliases),
             }
-            for app in found.apps
+            for app in listing.apps
         ]
-        output.print_json({"apps": apps, "unread": found.unread})
-    elif found.apps:
-        rows = [(app.id or "-", app.kind, app.place, app.variable or "-") for app in found.apps]
+        output.print_json({"apps": apps, "unread": listing.unread})
+    elif listing.apps:
+        rows = [(app.id or "-", app.kind, app.place, app.variable or "-") for app in listing.apps]
         output.print_table(("app", "kind", "place", "variable"), rows, wrap="place")
     else:
         output.message(f"no task app is in {folder.resolve()}")
-    for line in found.unread:
+    for line in listing.unread:
         output.warn(line)
     for named in twice:
-        places = ", ".join(app.place for app in found.apps if (app.id, app.kind) == named)
+        places = ", ".join(app.place for app in listing.apps if (app.id, app.kind) == named)
         output.warn(f"{counts[named]} task apps have the id {named[0]!r}: {places}; name the file of one to serve it")
-    for app in found.apps:
+    for app in listing.apps:
         if not app.id:
             output.warn(f"{app.place}: the app's id is computed: name its file to serve it")
-    if twice or found.unread:
+    if twice or listing.unread:
         raise typer.Exit(ExitCode.ERROR)

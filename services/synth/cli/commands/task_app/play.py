@@ -69,10 +69,10 @@ def play(
     env_file: EnvFiles = None,
     fmt: Output = Format.TABLE,
 ) -> None:
-    """Play one rollout of a task app and print it: what was said, what each step earned, the reward.
+    """Play one rollout of a task app and print it: the conversation, the reward of each step, the total.
 
-    The app is a file, which is loaded here, or one that runs. The model is one of the cluster; where no SYNTH_API_KEY
-    is set, one at OPENAI_BASE_URL. Without `--model` you are the model: a line you type is a reply, and
+    The app is a file, which is loaded here, or one that runs. The model is one of the cluster; without SYNTH_API_KEY,
+    one at OPENAI_BASE_URL. Without `--model` you are the model: a line you type is a reply, and
     `/call NAME {"key": "value"}` calls a tool. Lines may also come from a file or a pipe.
 
     Nothing is trained and nothing is kept. The exit code is 1 when the app fails.
@@ -91,7 +91,7 @@ def play(
     typist = Typist() if model is None else None
     chosen = _choose(model, model_url, settings, typist, trusted=trust_model_url)
     sampling: dict[str, Any] = {"temperature": temperature, "max_tokens": max_tokens}
-    asked = Asked(
+    options = Asked(
         seed=seed,
         env_name=env_name,
         max_turns=max_turns,
@@ -106,12 +106,12 @@ def play(
         say = open_things.enter_context(output.status("playing")) if typist is None else None
         heard = (lambda n: say(f"turn {n}")) if say else (lambda n: None)
         limit = most_calls(max_turns or turns or 1)
-        relay = ModelRelay(chosen.answer, asked.sampling, limit, host=listen, heard=heard)
+        relay = ModelRelay(chosen.answer, options.sampling, limit, host=listen, heard=heard)
         open_things.enter_context(relay)
         player = f"{chosen.name} at {chosen.where}" if chosen.name else f"you: {chosen.where}"
         output.hint(f"{name} on seed {seed}, played by {player}")
         body = request_of(
-            asked,
+            options,
             inference_url=relay.url,
             credential=relay.credential,
             turns=turns,
@@ -191,7 +191,7 @@ def _open_app(app: str, settings: Config, env_files: Any, *, trusted: bool) -> I
     # Of this process alone: nobody else is to open it.
     extend_environment({"ENVIRONMENT_API_KEY": new_environment_key()})
     loaded = load_task_app(app)
-    # What the app's code raises is the outcome here, and is told at the end.
+    # An exception of the app's code is the outcome here; it is printed at the end.
     logging.getLogger("synth.taskapp").setLevel(logging.CRITICAL)
     key = ConfigValue(loaded.keys[0], "of the app itself", "ENVIRONMENT_API_KEY")
     with serving(loaded.asgi()) as url, TaskAppConnection(ConfigValue(url, "this command"), key) as client:

@@ -1,4 +1,4 @@
-"""`synthctl serve --reload`: the process begins anew when the app's files change, and keeps its socket.
+"""`synthctl serve --reload`: the process restarts when the app's files change, and keeps its socket.
 
 The socket is handed on to the next life of the process, so the port stays, and a call that comes in between waits in
 the socket's queue. A file that does not import is shown, and calls wait for the save that mends it.
@@ -71,7 +71,7 @@ def serve_and_reload(
 
     watcher = threading.Thread(target=look, name="reload", daemon=True)
     watcher.start()
-    # Rollouts are cut off on purpose, which is no error; the server closes what it is given.
+    # Rollouts are cut off on purpose, which is no error; the server closes the socket that it gets.
     logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
     server.run(sockets=[listener.dup()])
     stop.set()
@@ -81,7 +81,7 @@ def serve_and_reload(
 
 
 def _changes(named: str, begun: float, stop: threading.Event) -> Iterator[None]:
-    """Yields each time that Python files of the app, or of what it imports, have changed, until `stop`.
+    """Yield each time that Python files of the app, or of its imports, have changed, until `stop`.
 
     begun: when the process began to read them, in unix seconds.
     """
@@ -118,14 +118,14 @@ def _saved_at(file: Path) -> float:
 
 
 def own_folders(named: str) -> set[Path]:
-    """The folders of the app's own modules: what it was imported from, and where it was named."""
+    """Return the folders of the app's own modules: of its imports, and of its own file."""
     source = named.partition(":")[0]
-    found = {Path(source).resolve().parent} if source.endswith(".py") else {Path.cwd()}
+    folders = {Path(source).resolve().parent} if source.endswith(".py") else {Path.cwd()}
     for module in [*sys.modules.values()]:
         file = getattr(module, "__file__", None)
         if isinstance(file, str) and is_own(file):
-            found.add(Path(file).resolve().parent)
-    return {folder for folder in found if folder.is_dir()}
+            folders.add(Path(file).resolve().parent)
+    return {folder for folder in folders if folder.is_dir()}
 
 
 def _handed_on() -> tuple[socket.socket, str] | None:

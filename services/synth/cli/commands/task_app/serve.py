@@ -23,7 +23,7 @@ def serve(
     ],
     port: Annotated[int, typer.Option(metavar="PORT", min=0, max=65535, help="The port; 0 takes a free one.")] = 8001,
     host: Annotated[str, typer.Option(metavar="HOST", help="The address to listen on.")] = "127.0.0.1",
-    reload: Annotated[bool, typer.Option("--reload", help="Begin anew when the app's Python files change.")] = False,
+    reload: Annotated[bool, typer.Option("--reload", help="Restart when the app's Python files change.")] = False,
     backend: Backend = None,
     env_file: EnvFiles = None,
 ) -> None:
@@ -31,8 +31,8 @@ def serve(
 
     An id is looked for in the Python files of this folder and below (`synthctl apps ls` lists them).
 
-    It gets what the env files say. Without an ENVIRONMENT_API_KEY one is made and written to the first of them; the
-    backend, when it answers, is given the key.
+    It gets the settings of the env files. Without an ENVIRONMENT_API_KEY one is made and written to the first file;
+    the backend, when it answers, is given the key.
 
     With `--reload` the port stays, rollouts under way end with an error that a job plays again, and a file that does
     not import is shown: calls wait for the save that mends it.

@@ -14,7 +14,7 @@ _ENDED = {"length": "the reply was cut off at the token limit", "abort": "the re
 
 
 def conversation(t: Transcript) -> Iterator[Line]:
-    """What was said and done in the turns of a transcript, and what was left out of them."""
+    """Yield the turns of a transcript with their steps, and a note on the omitted ones."""
     steps = list(t.answer.steps) if t.answer else []
     placed = _placed(t, steps)
     half = len(t.turns) - len(t.turns) // 2
@@ -28,9 +28,9 @@ def conversation(t: Transcript) -> Iterator[Line]:
         yield from _goes_on(turn, shown, lengths)
         yield from _said(turn)
         lengths[shown] = turn.kept + len(_list(turn.messages)) + 1
-        said = [call_text(call) for call in _list(turn.reply.get("tool_calls") if isinstance(turn.reply, dict) else ())]
+        calls = _list(turn.reply.get("tool_calls") if isinstance(turn.reply, dict) else ())
         for k, step in placed.get(shown, []):
-            yield from _step(step, k, said=said)
+            yield from _step(step, k, said=[call_text(call) for call in calls])
     if rest := placed.get(0, []):
         yield "steps of the environment", None
         for k, step in rest:
@@ -53,9 +53,9 @@ def versions_text(versions: tuple[int, int] | None) -> str:
 
 
 def _placed(t: Transcript, steps: list[TranscriptStep]) -> dict[int, list[tuple[int, TranscriptStep]]]:
-    """The steps, with their numbers, by the turn that each stands behind; 0: behind all of them.
+    """Return the steps, with their numbers, by the turn that each follows; 0: after all of them.
 
-    An app that does not say where its steps belong, and has one for each call, means one after the other.
+    If the app does not name the turn of a step, and has one step for each call, they are matched in order.
     """
     calls = len(t.turns) + t.turns_left_out
     one_each = len(steps) + t.steps_left_out == calls and not t.steps_left_out
@@ -80,7 +80,7 @@ def _heading(turn: TranscriptTurn, n: int) -> str:
 
 
 def _goes_on(turn: TranscriptTurn, n: int, lengths: dict[int, int]) -> Iterator[Line]:
-    """Where the turn does not go on from the whole of the one before. lengths: of the earlier conversations."""
+    """Yield notes on how the turn continues an earlier one, if not the whole one before. lengths: of conversations."""
     if turn.continues is None:
         if n > 1:
             yield "note", "a conversation of its own: it goes on from no earlier turn"
@@ -106,7 +106,7 @@ def _said(turn: TranscriptTurn) -> Iterator[Line]:
 
 
 def _step(step: TranscriptStep, n: int, *, said: Sequence[str] = ()) -> Iterator[Line]:
-    """said: the calls of the turn that the step stands behind; a step that played just these does not repeat them."""
+    """Yield the lines of a step. said: the calls of its turn, which the step does not repeat if it played the same."""
     reward = "no reward" if step.reward is None else f"reward {number(step.reward)}"
     yield f"step {n}", reward + (", done" if step.done else "") + (", truncated" if step.truncated else "")
     played = [call_text(call) for call in _list(step.tool_calls or ())]
@@ -119,7 +119,7 @@ def _step(step: TranscriptStep, n: int, *, said: Sequence[str] = ()) -> Iterator
 
 
 def _list(value: Any) -> list[Any]:
-    """A foreign value that should be a list; what is none stands alone in one."""
+    """Return a foreign value that should be a list; any other value becomes a list of one."""
     if isinstance(value, list | tuple):
         return list(cast(Sequence[Any], value))
     return [value] if value else []

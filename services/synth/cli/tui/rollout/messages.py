@@ -1,4 +1,4 @@
-"""What is said in a rollout: messages, tools and calls of any shape as lines, and any value as text."""
+"""The text of a rollout: messages, tools and calls of any shape as lines, and any value as text."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from synth.cli.tui.output import size
 from synth.cli.tui.rollout.lines import IMAGE, Line
 
 _BLOB = re.compile(r"blob://orgs/[^/]+/images/([0-9a-f]{64})")
-#: A JSON text of up to so many characters stands on one line.
+#: The longest JSON text that is printed on one line, in characters.
 _ONE_LINE = 100
-#: Of a message's role.
+#: Characters of a role's label.
 _LABEL = 10
 _LABELS = {"assistant": "reply", "developer": "system", "function": "tool"}
 
 
 def message_lines(message: Any) -> Iterator[Line]:
-    """A message of any shape: what is not one is shown as it is."""
+    """Yield a message of any shape; a value that is no message is shown as it is."""
     if message is None:
         return
     if not isinstance(message, dict):
@@ -86,12 +86,12 @@ def call_text(call: Any) -> str:
             return printable(f"{name}({arguments})")
     if not isinstance(arguments, dict):
         return printable(f"{name}({'' if arguments is None else json_text(arguments)})")
-    given = cast(dict[str, Any], arguments)
-    return printable(f"{name}({', '.join(f'{key}={json_text(value)}' for key, value in given.items())})")
+    named = cast(dict[str, Any], arguments)
+    return printable(f"{name}({', '.join(f'{key}={json_text(value)}' for key, value in named.items())})")
 
 
 def tools_lines(tools: Sequence[Any] | None) -> Iterator[Line]:
-    """The tools that are offered, where there are any."""
+    """Yield the tools that are offered, if any."""
     if tools:
         yield "tools", ", ".join(_tool(tool) for tool in tools)
 
@@ -109,7 +109,7 @@ def _tool(tool: Any) -> str:
 
 
 def value_text(value: Any) -> str:
-    """Any value: a text as it is, JSON on one line where it is short."""
+    """Return any value as text: a string as it is, JSON on one line if it is short."""
     if isinstance(value, str):
         return printable(value) or "(empty)"
     line = json_text(value)

@@ -1,4 +1,4 @@
-"""Images of a rollout, drawn in the terminal: by its own graphics where it has them, else as coloured half blocks."""
+"""Images of a rollout, drawn in the terminal: by its own graphics if it has them, else as coloured half blocks."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from synth.cli.tui import output
 _WIDTH = 32
 
 FetchImage = Callable[[str], bytes | None]
-"""From the sha256 of an image to its file; None where it is gone."""
+"""Returns the file of an image by its sha256; None if it is no longer stored."""
 
 
 def can_draw() -> bool:
     """Whether standard output is a terminal with colours, in which an image can be drawn at all."""
     if not output.is_terminal() or os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
         return False
-    # The terminal is asked for its graphics, and its answer is read where a person types.
+    # The terminal reports its graphics on the input, so standard input must be the terminal.
     if sys.__stdin__ is None or not sys.__stdin__.isatty():
         return False
     try:
@@ -33,11 +33,11 @@ def can_draw() -> bool:
 
 def drawing(body: bytes) -> Any:
     """What rich prints of an image's file; a sentence for one that cannot be decoded."""
-    # The library asks the terminal what it can do when it is imported.
+    # The library queries the terminal when it is imported.
     from textual_image.renderable import Image
 
     try:
         return Image(io.BytesIO(body), width=min(_WIDTH, output.out().width - 4), height="auto")
-    # Pillow raises whatever its decoders do for a broken file.
+    # Pillow raises any exception of its decoders for a broken file.
     except Exception as error:  # noqa: BLE001
         return f"(it cannot be drawn: {error})"

@@ -1,4 +1,4 @@
-"""One rollout as a person reads it: its outcome, what became of it, then turn by turn what was said and done."""
+"""One rollout as a person reads it: its outcome and use, then its turns and steps."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ _DROPPED = {
 
 
 def print_rollout(rollout: RolloutDetail, fetch: FetchImage | None = None) -> None:
-    """Print a rollout. fetch: where the images come from that are drawn; None draws none."""
+    """Print a rollout. fetch: returns the images to draw; None draws none."""
     print_lines(lines(rollout), fetch)
 
 
 def lines(rollout: RolloutDetail) -> Iterator[Line]:
-    """All that there is to say of a rollout, in the order in which it is read."""
+    """Yield every line of a rollout, in reading order."""
     yield from _outcome(rollout)
     if rollout.transcript is None:
         yield "note", rollout.transcript_note or "there is no transcript"
@@ -70,14 +70,14 @@ def _outcome(r: RolloutDetail) -> Iterator[Line]:
 
 
 def _policy_failure(transcript: Transcript | None) -> str:
-    """Why an error of the task app is not the environment's; "" where the app itself says that the policy failed."""
+    """Return why an error of the task app counts as the policy's; "" if the app's answer has status 200."""
     if transcript is None or transcript.answer is None or transcript.answer.status == 200:
         return ""
     if transcript.turns and transcript.turns[-1].finish_reason == "length":
         return "the error below counts as the policy's: its last reply was cut off at the token limit"
     if transcript.turns and transcript.turns[-1].malformed_call:
         return "the error below counts as the policy's: its last reply has a tool call that cannot be read"
-    return "the error below counts as the policy's: the task app says so"
+    return "the error below counts as the policy's: the task app reports it so"
 
 
 def _tries(r: RolloutDetail) -> Iterator[Line]:
@@ -109,7 +109,7 @@ def _training(t: RolloutTraining) -> tuple[str, str]:
 
 
 def transcript_lines(t: Transcript) -> Iterator[Line]:
-    """What was said and done, what the task app answered, and what is lacking."""
+    """Yield the conversation, the task app's answer, and a note if a part is missing."""
     yield from conversation(t)
     if t.answer is None:
         yield "answer", None
@@ -134,7 +134,7 @@ def _answer(answer: TaskAppAnswer) -> Iterator[Line]:
     if scores:
         yield "reward", ", ".join(scores)
     if answer.aborted:
-        yield "aborted", "the task app says that the policy failed"
+        yield "aborted", "the task app reports that the policy failed"
     if metrics.get("details"):
         yield "details", value_text(metrics["details"])
     if answer.metrics is not None and not metrics:
@@ -147,21 +147,21 @@ _SCORES = ("outcome_score", "mean_return", "episode_returns", "events_score")
 
 
 def _error_text(body: Any) -> str:
-    """The words of an error, `{"detail": {"error": {"code", "message"}}}`, and what the app sent beside it."""
+    """Return the text of an error, `{"detail": {"error": {"code", "message"}}}`, and the app's further fields."""
     if not isinstance(body, dict):
         return value_text(body)
     fields = cast(dict[str, Any], body)
     detail = fields.get("detail")
-    found: Any = cast(dict[str, Any], detail).get("error") if isinstance(detail, dict) else None
-    if not isinstance(found, dict) or "message" not in found:
+    nested: Any = cast(dict[str, Any], detail).get("error") if isinstance(detail, dict) else None
+    if not isinstance(nested, dict) or "message" not in nested:
         return value_text(fields)
-    error = cast(dict[str, Any], found)
+    error = cast(dict[str, Any], nested)
     code = f"{error['code']}: " if error.get("code") else ""
-    said = [printable(f"{code}{error['message']}")]
+    text = [printable(f"{code}{error['message']}")]
     rest = {name: value for name, value in fields.items() if name not in ("detail", "traceback")}
     trace = fields.get("traceback")
-    said += [printable(str(line)) for line in cast(list[Any], trace if isinstance(trace, list) else [])]
-    return "\n".join([*said, *([value_text(rest)] if rest else [])])
+    text += [printable(str(line)) for line in cast(list[Any], trace if isinstance(trace, list) else [])]
+    return "\n".join([*text, *([value_text(rest)] if rest else [])])
 
 
 def _problem(problem: Problem) -> str:

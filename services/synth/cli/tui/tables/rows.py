@@ -1,4 +1,4 @@
-"""Rows under headings on a terminal of any width: what does not fit is wrapped, or stands below, and is never cut."""
+"""Rows under headings on a terminal of any width: a text that does not fit is wrapped or moved below, never cut."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ Value = str | Text
 
 
 class Rows:
-    """A table. Where it is too wide for the terminal, one column gives way: `wrap`.
+    """A table. If it is too wide for the terminal, one column becomes narrower: `wrap`.
 
-    Its texts are wrapped in what is left; one that would be broken there stands below its row. Where not even the
-    others fit, each row is a few lines of names and values. style: of a cell, by its text.
+    Its texts are wrapped in the width left; a text with a word that would be broken stands below its row. If not even
+    the other columns fit, each row becomes lines of names and values. style: of a cell, by its text.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class Rows:
     def _card(self, console: Console, row: Sequence[Value], width: int) -> Text:
         """The first value and then the others with their names, those left out that there are not."""
         first = Text(str(row[0]), style="bold")
-        # A number alone does not say what it counts.
+        # A number alone does not show its meaning.
         if first.plain.isdigit():
             first = Text(f"{self._columns[0]} ", style="dim").append_text(first)
         others = [self._named(i, value) for i, value in enumerate(row) if i and str(value) not in _NOTHING]
@@ -90,9 +90,9 @@ def width_of(widths: Sequence[int]) -> int:
 
 
 def flow(parts: Sequence[Text], width: int, *, indent: int = 0, console: Console | None = None) -> Text:
-    """Parts side by side, a line being broken between two of them alone; the lines after the first one are indented.
+    """Join parts side by side, with line breaks only between two parts; the lines after the first are indented.
 
-    A part that is longer than a line is wrapped, by the console where there are indents.
+    A part that is longer than a line is wrapped; if lines are indented, by the console.
     """
     text, used = Text(overflow="fold"), 0
     for n, part in enumerate(parts):

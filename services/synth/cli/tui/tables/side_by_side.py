@@ -1,4 +1,4 @@
-"""Values of several things, a column for each; those of a row that no column can hold stand below each other."""
+"""Values of several things, a column for each; a row with a value too wide for a column shows them below each other."""
 
 from __future__ import annotations
 

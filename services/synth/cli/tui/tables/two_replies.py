@@ -13,13 +13,13 @@ from rich.text import Text
 _GAP = 3
 #: A reply in fewer columns cannot be read: below that they stand below each other.
 _NARROWEST = 32
-#: How often a stream that says nothing is looked at, so that Ctrl-C ends the wait.
+#: Seconds between two checks of a silent stream, so that Ctrl-C ends the wait.
 _LOOK_S = 0.05
 
 
 @dataclass
 class _ShownReply:
-    """What a model has said so far; error: why it said no more."""
+    """A model's reply so far. error: why it ended early."""
 
     model: str
     pieces: list[str] = field(default_factory=list[str])
@@ -92,5 +92,5 @@ def _read(reply: _ShownReply, stream: Iterator[str], stopped: Callable[[], bool]
             if stopped():
                 return
             reply.pieces.append(piece)
-    except Exception as error:  # noqa: BLE001 - the edge of the thread: it is raised where the replies are shown
+    except Exception as error:  # noqa: BLE001 - the edge of the thread: raised again where the replies are shown
         reply.error = error
