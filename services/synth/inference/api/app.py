@@ -172,7 +172,7 @@ class _Api:
                     principal = await self._authenticate(request)
                 held = exit_stack.enter_context(self._memory.hold(principal))
                 kept = None if text is None else self._recorder.responses(text)
-                call = await self._decode(await self._body(request, memory), principal, read, kept)
+                call = await self._decode(await self._body(request, held), principal, read, kept)
                 body, rename = call.chat, call.rename
                 if text is not None:
                     recordings = self._recorder.begin_choices(text, num_choices(body))
@@ -191,7 +191,7 @@ class _Api:
                     images=self._images,
                     limits=self._limits,
                     off_loop=self._off_loop,
-                    size=memory.size,
+                    size=held.size,
                 )
                 if body.stream:
                     recordings = []  # the stream settles them

@@ -195,8 +195,8 @@ async def _check(text: str, where: str, limits: SchemaLimits) -> dict[str, Any]:
             text.encode(), seconds=limits.seconds + _START_S, cpu_s=seconds, map_bytes=limits.memory
         )
     except DecoderEnded as ended:
-        said = ended.answer
-    answers = split_lines(bytes(said))
+        answer = ended.answer
+    answers = split_lines(bytes(answer))
     if not answers:
         raise SchemaError(
             Problem(

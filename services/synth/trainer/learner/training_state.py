@@ -174,7 +174,7 @@ class TrainingState:
         if (
             _job_fields(_complete(state.config, type(self.policy.config)))
             != _job_fields(config_as_json(self.policy.config))
-            or set(found.weights) != self.policy.model_names()
+            or set(checkpoint.weights) != self.policy.model_names()
         ):
             raise TrainingFailed(
                 "bad_checkpoint",
