@@ -39,17 +39,17 @@ async def until(bus: Connection, condition: Callable[[], bool]) -> None:
 
 async def test_an_event_of_a_newer_schema_is_left_to_a_newer_process_and_is_no_dead_letter(own: OwnServer, monkeypatch):
     bus = await own.provision()
-    await declare(bus, job_created=2)
+    await declare(bus, job_created=3)
     old, new = Handler(well, enough=1), Handler(well, enough=2)
     async with validator(own, old):
         older = own.opened[-1]
-        await append_raw(bus, "job.created.org_a.job_1", CREATED)
+        await append_raw(bus, "job.created.org_a.job_1", CREATED, schema=3)
         await until(bus, lambda: older.newer.problem() is not None)
         await submit(own, "later")
-        assert "job.created at 1 (schema 2)" in str(older.newer.problem())
+        assert "job.created at 1 (schema 3)" in str(older.newer.problem())
         assert await left_in(bus, *QUEUE) != (0, 0)
         # What the next release is: the same code with a newer schema of this event.
-        newer = msgspec.structs.replace(CATALOGUE["job.created"], version=2)
+        newer = msgspec.structs.replace(CATALOGUE["job.created"], version=3)
         monkeypatch.setitem(CATALOGUE, "job.created", newer)
         async with validator(own, new):
             await asyncio.wait_for(new.enough.wait(), 20)
@@ -64,7 +64,7 @@ async def test_what_says_that_it_is_newer_and_was_never_declared_is_a_dead_lette
     bus = await own.provision()
     handler = Handler(well, enough=1)
     async with validator(own, handler):
-        for schema in (2, 999):
+        for schema in (3, 999):
             await append_raw(bus, subject, CREATED, schema=schema)
         await submit(own, "later")
         await asyncio.wait_for(handler.enough.wait(), 20)
@@ -73,7 +73,7 @@ async def test_what_says_that_it_is_newer_and_was_never_declared_is_a_dead_lette
     assert handler.names == ["later"]
     assert (await bus.js.stream_info("DEAD")).state.messages == 2
     found = await find_newer_events(bus)
-    assert [(event.schema, event.declared) for event in found] == [(2, False), (999, False)]
+    assert [(event.schema, event.declared) for event in found] == [(3, False), (999, False)]
 
 
 async def test_what_was_declared_after_a_process_started_is_believed_from_then_on(own: OwnServer):
@@ -118,7 +118,7 @@ async def test_a_version_before_takes_nothing_back_that_was_declared(own: OwnSer
     assert await drift(bus.js, topology()) == []
     found = await declared(bus)
     assert [found[type_] for type_ in ("job.created", "job.teleported", "job.started")] == [
-        {1: 0, 3: 0},
+        {2: 0, 3: 0},
         {1: 0},
         {1: 0},
     ]
@@ -156,8 +156,8 @@ async def test_no_service_declares_a_schema(own: OwnServer):
     gateway = await own.connect("gateway")
     log = (await gateway.js.stream_info("EVENTS")).config
     with pytest.raises(TimeoutError):
-        await gateway.js.update_stream(replace(log, metadata={"synth.schema.job.created": "2@0"}))
-    assert (await declared(bus))["job.created"] == {1: 0}
+        await gateway.js.update_stream(replace(log, metadata={"synth.schema.job.created": "3@0"}))
+    assert (await declared(bus))["job.created"] == {2: 0}
 
 
 async def test_a_queue_that_a_newer_event_has_stopped_goes_on_once_it_is_dropped(own: OwnServer):
