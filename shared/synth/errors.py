@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 #: Problems of one error: as many as an event can carry, a worker can return quickly, and a person can read.
-_MOST_PROBLEMS = 100
+MOST_PROBLEMS = 100
 
 
 class Problem(msgspec.Struct, frozen=True, kw_only=True):
@@ -28,12 +28,15 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
         return "; ".join(parts)
 
 
-def shorten_problems(problems: list[Problem]) -> list[Problem]:
-    """Return the first problems, and one that has the number of the others, if there are more than a hundred."""
-    more = len(problems) - _MOST_PROBLEMS
+def shorten_problems(problems: list[Problem], *, of: int | None = None) -> list[Problem]:
+    """Return the first problems, and one that has the number of the others, if there are more than a hundred.
+
+    of: how many there are, if `problems` has the first ones alone.
+    """
+    more = (of or len(problems)) - MOST_PROBLEMS
     if more <= 0:
         return problems
-    return [*problems[:_MOST_PROBLEMS], Problem(what=f"and {more:,} more problems", where=problems[-1].where)]
+    return [*problems[:MOST_PROBLEMS], Problem(what=f"and {more:,} more problems", where=problems[-1].where)]
 
 
 class SynthError(Exception):

@@ -15,7 +15,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from synth.blobs import BlobCorrupt, BlobMissing
-from synth.errors import Conflict, InvalidKey, Problem, Transient, UserError, shorten_problems
+from synth.errors import MOST_PROBLEMS, Conflict, InvalidKey, Problem, Transient, UserError, shorten_problems
 from synth.http_server.body import BodyTooLarge
 from synth.keys import masked
 from synth.runtime import logs
@@ -177,7 +177,8 @@ def _to_api_error(error: Exception, request: Request) -> ApiError:
         case UserError():
             return ApiError(400, str(error), problems=error.problems)
         case RequestValidationError():
-            problems = shorten_problems([_problem(e) for e in error.errors()])
+            errors = error.errors()
+            problems = shorten_problems([_problem(e) for e in errors[:MOST_PROBLEMS]], of=len(errors))
             message = "; ".join(p.text() for p in problems)
             param = problems[0].where.partition(".")[2] or None
             return ApiError(422, message, type="invalid_request", param=param, problems=problems)
