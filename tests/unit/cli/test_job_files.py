@@ -163,7 +163,7 @@ def test_a_model_that_only_the_cluster_can_know_is_a_warning_here(rl: Path):
     away = {"BACKEND_BASE_URL": "http://synth.invalid:8000", "SYNTH_API_KEY": "synth_live_x"}
     run = synthctl("config", "check", "rl.toml", cwd=rl.parent, **away)
     assert run.returncode == 0
-    assert "was not asked (cannot reach the backend" in run.stderr
+    assert "was not checked by the cluster (cannot reach the backend" in run.stderr
 
 
 def test_check_reads_every_line_of_a_dataset_and_says_of_each_what_an_upload_would(tmp_path: Path):

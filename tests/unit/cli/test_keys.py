@@ -41,7 +41,7 @@ def test_a_url_key_is_printed_as_the_whole_url(tmp_path: Path):
         wide = synthctl("keys", "create", "--url", "--scopes", "read", cwd=tmp_path, **surroundings)
         single = synthctl("keys", "create", "--model", "tiny", cwd=tmp_path, **surroundings)
     assert (made.returncode, made.stdout) == (0, f"{client.root.removesuffix('/api')}/keys/synth_url_new/v1\n")
-    assert "key_2 (ci) opens chat with tiny, for whoever has it" in made.stderr
+    assert "key_2 (ci) opens chat with tiny, for anyone who has the URL" in made.stderr
     assert [json.loads(request.body) for request in backend.requests] == [
         {"name": "ci", "url": True, "expires_in_s": 21_600, "model": "tiny"}
     ]

@@ -28,9 +28,9 @@ def conversation(t: Transcript) -> Iterator[Line]:
         yield from _goes_on(turn, shown, lengths)
         yield from _said(turn)
         lengths[shown] = turn.kept + len(_list(turn.messages)) + 1
-        calls = _list(turn.reply.get("tool_calls") if isinstance(turn.reply, dict) else ())
+        calls = [call_text(c) for c in _list(turn.reply.get("tool_calls") if isinstance(turn.reply, dict) else ())]
         for k, step in placed.get(shown, []):
-            yield from _step(step, k, said=[call_text(call) for call in calls])
+            yield from _step(step, k, said=calls)
     if rest := placed.get(0, []):
         yield "steps of the environment", None
         for k, step in rest:
