@@ -7,8 +7,6 @@ import time
 
 from prometheus_client import Histogram
 
-#: A gap that begins between two ticks is measured shorter by a part of this.
-TICK_S = 0.02
 _BUCKETS = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1, 2, 5, 10, 30, 60)
 
 GAPS = Histogram("synth_loop_gap_seconds", "Time for which the event loop stood still", buckets=_BUCKETS)
@@ -19,13 +17,16 @@ OWN_GAPS = Histogram(
 )
 
 
-async def measure_loop_gaps() -> None:
-    """Observe how late the loop wakes this task, until cancelled."""
+async def measure_loop_gaps(tick_s: float) -> None:
+    """Observe how late the loop wakes this task, until cancelled.
+
+    tick_s: seconds between two observations. A gap that begins between them is measured shorter by a part of this.
+    """
     last, used = time.perf_counter(), time.process_time()
     while True:
-        await asyncio.sleep(TICK_S)
+        await asyncio.sleep(tick_s)
         now, cpu = time.perf_counter(), time.process_time()
-        gap = max(0.0, now - last - TICK_S)
+        gap = max(0.0, now - last - tick_s)
         GAPS.observe(gap)
         OWN_GAPS.observe(min(gap, cpu - used))
         last, used = now, cpu

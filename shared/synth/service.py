@@ -144,7 +144,7 @@ class Service:
         # in which nothing was answered.
         gc.freeze()
         self.ready.set()
-        self.add_background(asyncio.create_task(measure_loop_gaps(), name="loop gaps"))
+        self.add_background(asyncio.create_task(measure_loop_gaps(self.settings.loop_tick_s), name="loop gaps"))
         stopped = asyncio.create_task(self.stop.wait())
         done, _ = await asyncio.wait([stopped, *self._tasks, *self._helpers], return_when=asyncio.FIRST_COMPLETED)
         self.stop.set()

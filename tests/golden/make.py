@@ -69,10 +69,9 @@ def play(p: Platform) -> None:
         assert p.outcome(p.submit(rl("tiny-qwen3", app.url)))[1]["state"] == "failed"
     rejected = {"config": sft(model="tiny-qwen9"), "config_name": "wrong.toml"}
     # The events of the second one, which is deleted, are erased.
-    for _ in range(2):
-        wrong = p.api.post("/api/jobs", json=rejected).raise_for_status().json()["id"]
-        assert p.outcome(wrong)[1]["state"] == "rejected"
-    assert p.api.delete(f"/api/jobs/{wrong}").is_success
+    wrong = [p.api.post("/api/jobs", json=rejected).raise_for_status().json()["id"] for _ in range(2)]
+    assert [p.outcome(job)[1]["state"] for job in wrong] == ["rejected", "rejected"]
+    assert p.api.delete(f"/api/jobs/{wrong[1]}").is_success
 
 
 async def dump(shell: Shell) -> list[Msg]:

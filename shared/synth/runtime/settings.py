@@ -45,6 +45,10 @@ class ServiceSettings(HttpSettings, WorkerSettings):
     nats_key: OptionalFile = None
     """The file of that certificate's private key (PEM), which no passphrase seals."""
 
+    loop_tick_s: float = Field(default=0.1, gt=0)
+    """Seconds between two measurements of how long the event loop stood still (`synth_loop_gap_seconds`). A gap is
+    measured shorter by up to this; a shorter time costs CPU time."""
+
     blob_url: str = "file:.synth/blobs"
     """The blob store: `file:DIR`, or what obstore understands (`s3://bucket/prefix`, `gs://…`, `az://…`)."""
 

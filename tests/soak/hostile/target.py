@@ -178,6 +178,7 @@ def _start(found: Target, name: str) -> None:
         # What hangs is waited for: the less, the more can be tried.
         SYNTH_CALL_DEADLINE_S="2",
         SYNTH_RETRY_FOR_S="0.2",
+        SYNTH_LOOP_TICK_S="0.02",
         SYNTH_IMAGE_DEADLINE_S="2",
         SYNTH_IMAGE_TRIES="1",
         SYNTH_ANSWER_GRACE_S="1",

@@ -25,6 +25,7 @@ from synth.cli.connections.clients import open_local_http
 from synth.cli.errors import CliError
 from synth.cli.processes import end_group, start_of
 from synth.runtime.forking.server import ForkedProcess
+from synth.runtime.lines import split_lines
 
 _FIRST_DELAY_S = 0.2
 _LAST_DELAY_S = 5.0
@@ -144,7 +145,7 @@ class Supervisor:
             return False
         if (code := ended.result()) != 0:
             log = self.plan.provision.log
-            lines = log.read_text(errors="replace").splitlines() if log.exists() else []
+            lines = split_lines(log.read_text(errors="replace")) if log.exists() else []
             why = lines[-1] if lines else "(nothing)"
             what = f"provisioning the bus ended with code {code}"
             raise CliError(what, fix=f"its log ends with: {why}", where=str(log))

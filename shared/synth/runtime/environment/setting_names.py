@@ -102,6 +102,7 @@ NAMES = frozenset(
         "SYNTH_LOG_MAX_BYTES",
         "SYNTH_LOG_READ_S",
         "SYNTH_LOG_RESERVE",
+        "SYNTH_LOOP_TICK_S",
         "SYNTH_MAX_ADAPTERS",
         "SYNTH_MAX_ANSWER_BYTES",
         "SYNTH_MAX_ANSWER_DEPTH",

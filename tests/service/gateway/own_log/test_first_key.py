@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import httpx
 import pytest
@@ -36,7 +37,7 @@ async def test_a_gateway_does_not_start_when_a_record_of_its_first_key_is_lost(b
 async def test_a_first_start_that_was_killed_is_begun_again(bus_as, start_gateway, monkeypatch):
     key, create = new_api_key(), SecretStore._create
 
-    async def killed(store: SecretStore, place: str, value: object) -> bool:
+    async def killed(store: SecretStore, place: str, value: Any) -> bool:
         if place.startswith("org."):
             raise asyncio.CancelledError
         return await create(store, place, value)
