@@ -56,7 +56,7 @@ IN_A_JOB_FILE = {
         '"0..15"',
         "error: rl.toml:19 [data].seeds: seeds = '0..15' is not valid\n"
         '  expected a range such as "0-99", first and last seed, both included\n'
-        '  seeds: a list, "0-99", or {start, count}; 0-99999 without those of `[evaluation]`\n',
+        '  seeds: a list, "0-99", or {start, count}; default: 0-99999 without the seeds of `[evaluation]`\n',
     ),
     "a misspelt key": (
         "group_size = 2",
