@@ -104,6 +104,15 @@ async def queued(bus: Connection, org: str, count: int) -> list[tuple[str, int |
     return found
 
 
+def handlers_of(bus: Connection, blobs: Any, registry: Registry, client: Any, settings: Any) -> Any:
+    """Return the handlers of one more verifier."""
+    from synth.verifier.handlers import VerifierHandlers
+
+    rendering = Rendering(blobs, registry, settings, FairSlots(1))
+    secrets, answers = SecretStore(bus, secrets_of("gateway")), AnswerMemory(1 << 30, wait_s=5)
+    return VerifierHandlers(bus, secrets, registry, client, settings, asyncio.Event(), OffLoop(), answers, rendering)
+
+
 async def test_an_rl_job_gets_its_collector_and_its_engine(verifier, bus_as, models_dir):
     gateway = await bus_as("gateway")
     org = new_org_id()
@@ -199,7 +208,6 @@ async def test_an_sft_job_waits_for_its_file_and_goes_to_the_trainer(verifier, b
 async def test_an_sft_job_that_waited_too_long_for_its_file_is_refused(bus_as, settings_of, blobs, models_dir):
     """As a second verifier finds it, long after the first one began to wait."""
     from synth.outbound.http_guard import guarded_client
-    from synth.verifier.handlers import VerifierHandlers
     from synth.verifier.settings import VerifierSettings
 
     org, gateway, bus = new_org_id(), await bus_as("gateway"), await bus_as("verifier")
@@ -207,13 +215,7 @@ async def test_an_sft_job_that_waited_too_long_for_its_file_is_refused(bus_as, s
     org, job = await validated(bus_as, models_dir, SFT, org=org, training_file=file)
     settings = VerifierSettings(file_wait_s=0.0)
     async with guarded_client(settings.guard) as client:
-        secrets = SecretStore(bus, secrets_of("gateway"))
-        registry = Registry(models_dir)
-        rendering = Rendering(blobs, registry, settings, FairSlots(1))
-        answers = AnswerMemory(1 << 30, wait_s=5)
-        handlers = VerifierHandlers(
-            bus, secrets, registry, client, settings, asyncio.Event(), OffLoop(), answers, rendering
-        )
+        handlers = handlers_of(bus, blobs, Registry(models_dir), client, settings)
         event = (await read_job(bus, org, job)).facts[1]
         assert isinstance(event.event, JobValidated)
         await handlers.job_validated(event, event.event)
@@ -304,7 +306,6 @@ async def test_a_job_that_was_withdrawn_meanwhile_gets_no_tasks(verifier, bus_as
 async def test_a_redelivery_queues_what_a_dead_verifier_did_not(bus_as, blobs, models_dir, started):
     """The verifier before us appended its fact and died; no service runs here, the handler is called as it is."""
     from synth.outbound.http_guard import guarded_client
-    from synth.verifier.handlers import VerifierHandlers
     from synth.verifier.settings import VerifierSettings
 
     org, job = await validated(bus_as, models_dir, EVAL, task_url="http://127.0.0.1:9")
@@ -315,12 +316,7 @@ async def test_a_redelivery_queues_what_a_dead_verifier_did_not(bus_as, blobs, m
     before = await read_job(bus, org, job)
     settings, registry = VerifierSettings(), Registry(models_dir)
     async with guarded_client(settings.guard) as client:
-        secrets = SecretStore(bus, secrets_of("gateway"))
-        rendering = Rendering(blobs, registry, settings, FairSlots(1))
-        answers = AnswerMemory(1 << 30, wait_s=5)
-        handlers = VerifierHandlers(
-            bus, secrets, registry, client, settings, asyncio.Event(), OffLoop(), answers, rendering
-        )
+        handlers = handlers_of(bus, blobs, registry, client, settings)
         event = before.facts[1]
         assert isinstance(event.event, JobValidated)
         for _ in range(2):

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from synth.blobs import BlobMissing, BlobStore, blob_key
+from synth.blobs import BlobCorrupt, BlobMissing, BlobStore, blob_key
 from synth.chat.messages import TrainingMessage, TrainingRow
 from synth.errors import Problem, UserError
 from synth.events import BlobRef
@@ -86,19 +86,20 @@ class ImageFetcher:
             partial.replace(self.folder / sha256)
         except BlobMissing as error:
             raise _unusable(uri, "is not in the blob store") from error
+        except BlobCorrupt as error:
+            raise _unusable(uri, "does not match its URI: its sha256 differs") from error
         finally:
             partial.unlink(missing_ok=True)
 
     async def _write(self, uri: str, target: Path) -> str:
-        """Write the blob to a new file; its sha256."""
+        """Write the blob to a new file, and return its sha256. Raises `BlobCorrupt`, `BlobMissing`."""
         if self.blobs.root is not None:
             return await asyncio.to_thread(_link, self.blobs.root / blob_key(uri), target, uri)
-        digest = hashlib.sha256()
+        sha256 = digest_of(uri)
         with target.open("wb") as out:
-            async for piece in self.blobs.stream(BlobRef(uri=uri, size=0, sha256=digest_of(uri))):
-                digest.update(piece)
+            async for piece in self.blobs.stream(BlobRef(uri=uri, size=0, sha256=sha256)):
                 out.write(piece)
-        return digest.hexdigest()
+        return sha256
 
 
 def dataset_images(dataset: Path, *, most: int) -> list[str]:
