@@ -52,7 +52,7 @@ class Variant:
     bound: int = _ROLLOUTS
 
     def toml(self) -> str:
-        """The job, as a user would write it."""
+        """Return the job as a user would write it."""
         changes = {"iterations_per_epoch": self.steps, "async_level": self.async_level}
         lines: list[str] = []
         for line in (ROOT / "configs" / "demo" / "rl.toml").read_text().splitlines():
@@ -138,7 +138,7 @@ def main() -> int:
 
 
 def sft_model(cluster: Cluster, steps: int) -> str:
-    """The demo's SFT model: it works one sum in three out, so that RL has a signal from its first step on."""
+    """Train the demo's SFT model: it works one sum in three out, so that RL has a signal from its first step on."""
     rows = cluster.folder / "math.jsonl"
     rows.write_text("".join(f"{json.dumps(row)}\n" for row in dataset.rows(20 * steps, seed=0)))
     toml = cluster.folder / "sft.toml"
@@ -188,7 +188,7 @@ def slow_app(cluster: Cluster, model: str, steps: int) -> list[str]:
 
 
 def slow_trainer(cluster: Cluster, model: str, steps: int) -> list[str]:
-    """Up to 64 rollouts at once, four iterations ahead, against a trainer that takes its rows one by one."""
+    """Run 64 rollouts at once, four iterations ahead, against a trainer that takes its rows one by one."""
     ran = run(cluster, model, Variant(4, steps, idle_s=0.0, tokens=32, bound=64))
     limits = [int(b["concurrency_limit"]) for b in ran.batches]
     table = Table(title="a slow trainer, async_semaphore_max = 64, async_level = 4", title_justify="left")
@@ -268,7 +268,7 @@ def histogram(lags: Counter[int]) -> str:
 
 
 def plot(curves: dict[str, list[float]], title: str) -> None:
-    """The curves in the terminal."""
+    """Print the curves in the terminal."""
     plotext.clear_figure()
     plotext.plot_size(76, 14)
     for marker, (name, values) in zip(("braille", "x", "o"), curves.items(), strict=False):

@@ -67,7 +67,7 @@ class Cluster:
         return self.folder / ".synth" / "models"
 
     def state(self) -> ClusterState:
-        """Its processes and passwords."""
+        """Return its processes and passwords."""
         state = StateFile(self.folder / ".synth").read()
         assert state is not None
         return state
@@ -94,7 +94,7 @@ class Cluster:
 
 @contextlib.contextmanager
 def running_cluster(folder: Path, *app_command: str, engine: str = "transformers") -> Iterator[Cluster]:
-    """A cluster with a task app, both ended afterwards. app_command: a module that takes `--port`, and more for it."""
+    """Run a cluster with a task app during the block. app_command: a module that takes `--port`, and its arguments."""
     (folder / ".synth").mkdir(parents=True, exist_ok=True)
     synthctl(folder, "up", "--detach", "--port", str(free_port()), "--engine", engine)
     try:
@@ -162,7 +162,7 @@ async def _follow(bus: Connection, cluster: Cluster, workload: Workload, job_id:
 
 
 async def reader(state: ClusterState) -> Connection:
-    """A connection that may read the log: as the gateway, since it must be one of the bus's users."""
+    """Return a connection that may read the log: as the gateway, since it must be one of the bus's users."""
     nats = next(p for p in state.processes if p.name == "nats")
     settings = ServiceSettings(
         nats_url=f"nats://127.0.0.1:{nats.port}", nats_user="gateway", nats_password=SecretStr(state.users["gateway"])

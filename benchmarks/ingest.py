@@ -69,7 +69,7 @@ def main() -> int:
 
 
 def write_rows(path: Path, size: int, *, seed: int = 0) -> None:
-    """A file of conversations of about `size` bytes: 16 MB of different rows, over and over."""
+    """Write a file of conversations of about `size` bytes: 16 MB of different rows, repeated."""
     block = b"".join(_rows(random.Random(seed), min(size, _DISTINCT)))
     with path.open("wb") as out:
         for _ in range(max(1, size // len(block))):
@@ -77,7 +77,7 @@ def write_rows(path: Path, size: int, *, seed: int = 0) -> None:
 
 
 def _rows(chance: random.Random, size: int) -> Iterator[bytes]:
-    """Chats of one to three turns, 1.9 kB on average; one in ten is not ASCII."""
+    """Yield chats of one to three turns, 1.9 kB on average; one in ten is not ASCII."""
     words = ["the", "of", "and", "sum", "reward", "model", "step", "answer", "naturally", "7", "42"]
     words += ["".join(chance.choices("abcdefghijklmnopqrstuvwxyz", k=chance.randint(2, 11))) for _ in range(2000)]
     foreign = ["слово", "模型", "été", "größer", "答え"]

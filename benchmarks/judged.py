@@ -33,7 +33,7 @@ def digits(call: JudgeCall) -> float:
 
 
 def job(url: str, judge: JudgeServer, *, iterations: int, groups: int, rate: float, seed: int = 0) -> str:
-    """The job, as a user would write it."""
+    """Return the job, as a user would write it."""
     return f"""
 [algorithm]
 type = "online"
@@ -77,13 +77,13 @@ url = "{judge.url}"
 
 
 def events(cluster: Cluster, job_id: str, type: str) -> list[dict[str, Any]]:
-    """The bodies of a job's events of one type."""
+    """Return the bodies of a job's events of one type."""
     lines = synthctl(cluster.folder, "jobs", "events", job_id, "--type", type, "-o", "json").splitlines()
     return [json.loads(line)["data"] for line in lines]
 
 
 def limited(cluster: Cluster, rollouts: int, rate: float) -> bool:
-    """One large iteration against the limit. Returns whether it held, with nothing lost."""
+    """Run one large iteration against the limit. Returns whether the limit was kept, with nothing lost."""
     with JudgeServer(scored(digits)) as judge:
         toml = cluster.folder / "limited.toml"
         toml.write_text(job(cluster.task_url, judge, iterations=1, groups=rollouts // _GROUP, rate=rate))

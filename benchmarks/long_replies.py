@@ -40,7 +40,7 @@ _POLL_S = 0.5
 
 
 def job(url: str, *, tokens: int, iterations: int, budget_s: float) -> str:
-    """The job, as a user would write it."""
+    """Return the job, as a user would write it."""
     return f"""
 [algorithm]
 type = "online"
@@ -123,13 +123,13 @@ class Watch(threading.Thread):
 
 
 def events(cluster: Cluster, job_id: str, type: str) -> list[dict[str, Any]]:
-    """The bodies of a job's events of one type."""
+    """Return the bodies of a job's events of one type."""
     lines = synthctl(cluster.folder, "jobs", "events", job_id, "--type", type, "-o", "json").splitlines()
     return [json.loads(line)["data"] for line in lines]
 
 
 def trained_lengths(cluster: Cluster, batched: dict[str, Any]) -> list[int]:
-    """The trained tokens of each sequence of a batch, as its blob has them."""
+    """Return the trained tokens of each sequence of a batch, as its blob has them."""
     store = BlobStore.open(f"file://{cluster.folder / '.synth' / 'blobs'}")
     reference = BlobRef(**batched["batch"])
     batch = RolloutBatch.from_bytes(asyncio.run(store.get_bytes(reference)))

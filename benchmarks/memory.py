@@ -256,7 +256,7 @@ def _batch(case: Case, iteration: int) -> RolloutBatch:
 
 
 def _held(model: Any) -> int:
-    """Bytes of a model's tensors, each storage once."""
+    """Return the bytes of a model's tensors, each storage once."""
     tensors = (*model.parameters(), *model.buffers())
     return sum({t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}.values())
 

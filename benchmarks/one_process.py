@@ -91,7 +91,7 @@ async def run(start: Start) -> None:
 
 
 def as_batch(rollouts: list[ScoredRollout], job: RlJob, k: int) -> RolloutBatch:
-    """The batch of iteration k, as the collector builds it."""
+    """Return the batch of iteration k, as the collector builds it."""
     return build_batch(
         rollouts,
         job_id="tax",

@@ -124,7 +124,7 @@ def _fail(error: Exception) -> None:
 
 
 def _batch(k: int, tokens: int) -> RolloutBatch:
-    """Sequences of random tokens, half of each sampled."""
+    """Return sequences of random tokens, half of each sampled."""
     generator, count = np.random.default_rng(k), tokens // _LENGTH
     mask = np.arange(_LENGTH) >= _LENGTH // 2
     branches = [
@@ -149,7 +149,7 @@ def _batch(k: int, tokens: int) -> RolloutBatch:
 
 
 def _measure(save: Callable[[int], Saved], steps: int) -> Saved:
-    """The median of every figure over the steps after the first, which allocates."""
+    """Return the median of every figure over the steps after the first, which allocates."""
     saved = [save(k) for k in range(1, steps + 2)][1:]
     return Saved(*(median(getattr(one, name) for one in saved) for name in ("train", "published", "blocked")))
 

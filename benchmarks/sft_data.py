@@ -103,7 +103,7 @@ def _measure_all(folder: Path, size: int, processes: int, vocabulary: int) -> in
 
 
 def make_model(folder: Path, rows: Path, vocabulary: int) -> Path:
-    """A tiny model with a byte-pair tokenizer of so many tokens, learnt from these rows."""
+    """Make a tiny model with a byte-pair tokenizer of so many tokens, learnt from these rows."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     from synth.cli.tiny_models.qwen3 import make_tiny_qwen3
@@ -241,7 +241,7 @@ def _chunks(work: Path) -> dict[str, tuple[int, float]]:
 
 
 def _made_again(killed: Measured, kept: dict[str, tuple[int, float]]) -> float:
-    """The bytes of the source that were tokenised before the kill, and are in no chunk."""
+    """Return the bytes of the source that were tokenised before the kill, and are in no chunk."""
     return max(0.0, killed.progress[-1][1] - _CHUNK_BYTES * len(kept))
 
 

@@ -89,7 +89,7 @@ def main() -> int:
 
 
 def within_limits(c: Comparison) -> bool:
-    """The ratio counts on the large model, the CPU time on the demo's."""
+    """Return whether the limits are kept: the ratio on the large model, the CPU time on the demo's."""
     return c.ratio <= RATIO_LIMIT if c.workload.model == LARGE.model else c.platform_cpu_ms <= CPU_MS_LIMIT
 
 
@@ -111,7 +111,7 @@ def compare(workload: Workload) -> Comparison:
 
 
 def run_plain(workload: Workload, folder: Path, *, threads: int) -> list[StepTimes]:
-    """The counted steps of the run as one process."""
+    """Return the counted steps of the run as one process."""
     models = folder / ".synth" / "models"
     work = folder / "one-process"
     work.mkdir(exist_ok=True)

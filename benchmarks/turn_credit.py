@@ -38,7 +38,7 @@ class Run:
 
 
 def job(url: str, loss: str, seed: int, iterations: int) -> str:
-    """The job, as a user would write it."""
+    """Return the job, as a user would write it."""
     return f"""
 [algorithm]
 type = "online"
@@ -88,7 +88,7 @@ def run(cluster: Cluster, loss: str, seed: int, iterations: int) -> Run:
 
 
 def report(runs: list[Run]) -> None:
-    """The table and the curves, each the mean over the seeds."""
+    """Print the table and the curves, each the mean over the seeds."""
     table = Table("loss", "seed", "held out, before", "after")
     for one in runs:
         table.add_row(one.loss, str(one.seed), f"{one.held_out[0]:.3f}", f"{one.held_out[1]:.3f}")

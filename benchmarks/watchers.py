@@ -71,7 +71,7 @@ class Gateway:
     buses: dict[str, Connection]
 
     async def submit(self) -> tuple[str, Fence]:
-        """A job that its trainer has started."""
+        """Submit a job, and start it in the trainer's place."""
         headers = {"Authorization": f"Bearer {self.key}"}
         async with httpx.AsyncClient(base_url=self.url, headers=headers, timeout=60, trust_env=False) as http:
             reply = await http.post("/api/jobs", json={"config": "[job]"})
@@ -97,7 +97,7 @@ class Gateway:
         await append_as_owner(self.buses["trainer"], fence, lambda _: JobSucceeded(steps=steps))
 
     async def lagged(self) -> float:
-        """How often a watcher was too slow, and was sent back to the log."""
+        """Return how often a watcher was too slow, and was sent back to the log."""
         async with httpx.AsyncClient(base_url=self.url, timeout=60, trust_env=False) as http:
             text = (await http.get("/metrics")).text
         lines = [line for line in text.splitlines() if line.startswith("synth_gateway_streams_lagged_total")]
@@ -256,7 +256,7 @@ async def crowd(gateway: Gateway, *, watchers: int, stalled: int, steps: int) ->
 
 
 async def dropped(gateway: Gateway, *, times: int, seed: int = 0) -> tuple[list[int], int]:
-    """The steps that a watcher sees who loses its connection so often, anywhere in the stream; how many there were."""
+    """Return the steps seen by a watcher that loses its connection `times` times, and the number of the last step."""
     job, fence = await gateway.submit()
     rng, over = random.Random(seed), asyncio.Event()
 
@@ -291,7 +291,7 @@ async def dropped(gateway: Gateway, *, times: int, seed: int = 0) -> tuple[list[
 
 
 def _faults(seen: list[int], first: int, last: int) -> tuple[int, int]:
-    """Of these steps: how many are missing, and how many came twice or late."""
+    """Count the missing steps, and the steps that came twice or late."""
     return len(set(range(first, last + 1)) - set(seen)), sum(1 for a, b in pairwise(seen) if b <= a)
 
 

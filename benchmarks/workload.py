@@ -45,7 +45,7 @@ class Workload:
         return made.parameters
 
     def toml(self, task_url: str) -> str:
-        """The job, as a user would write it."""
+        """Return the job as a user would write it."""
         return f"""\
 [algorithm]
 type = "online"
@@ -79,7 +79,7 @@ packing = false
 """
 
     def job(self, models: Path, task_url: str) -> RlJob:
-        """The job as the validator resolves it."""
+        """Return the job as the validator resolves it."""
         resolved = resolve_job(
             read_toml(self.toml(task_url), name="tax.toml"), overrides=Overrides(), registry=Registry(models)
         )
@@ -116,5 +116,5 @@ DEMO = Workload(
 
 
 def shortened(workload: Workload) -> Workload:
-    """The same step, fewer times: two that count."""
+    """Return the same step, fewer times: two that count."""
     return replace(workload, steps=workload.warmup + 2)

@@ -43,12 +43,12 @@ _Plain.add_representer(str, _Plain.represent_str)
 
 
 def asyncapi() -> str:
-    """The document as YAML."""
+    """Return the document as YAML."""
     return yaml.dump(document(), Dumper=_Plain, sort_keys=False, allow_unicode=True, width=110)
 
 
 def document() -> dict[str, Any]:
-    """The document as data."""
+    """Return the document as data."""
     types = [spec.event for spec in CATALOGUE.values()]
     _, schemas = msgspec.json.schema_components([*types, Task], ref_template=_SCHEMA_REF)
     channels: dict[str, Any] = {}

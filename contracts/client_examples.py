@@ -70,7 +70,7 @@ class Verdict:
 
 
 def verdicts(site_packages: Path) -> dict[str, Verdict]:
-    """The verdict on each example of one installed client, by its path in the wheel."""
+    """Return the verdict on each example of one installed client, by its path in the wheel."""
     files = [f for folder in _FOLDERS for f in (site_packages / folder).rglob("*.toml")]
     return {f.relative_to(site_packages).as_posix(): verdict(f.read_bytes()) for f in sorted(files)}
 
@@ -99,7 +99,7 @@ def verdict(text: bytes) -> Verdict:
 
 
 def _report(text: bytes, flags: list[str]) -> tuple[ValidationReport, list[Problem]]:
-    """What `config check` finds far from any cluster's data, and the models that only a cluster can know."""
+    """Run `config check` without any cluster's data; also returns the models that only a cluster can know."""
     values: dict[str, Any] = {}
     for flag in flags:
         values |= GIVEN[flag]
@@ -119,7 +119,7 @@ def _asked_for(problems: list[Problem]) -> list[str]:
 
 
 def _place(where: str) -> str:
-    """A place without file and line, which differ between versions."""
+    """Return a place without file and line, which differ between versions."""
     return where.partition(" ")[2]
 
 
@@ -137,7 +137,7 @@ def _note(warning: str) -> str:
 
 
 def page(site_packages: dict[str, Path]) -> str:
-    """The whole page. site_packages: where each version is installed."""
+    """Return the whole page. site_packages: where each version is installed."""
     rows: dict[tuple[str, Verdict], list[str]] = {}
     for version, folder in site_packages.items():
         for file, found in verdicts(folder).items():

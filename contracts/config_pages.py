@@ -75,7 +75,7 @@ _NOTES = {
 
 
 def configs_page() -> str:
-    """The page of job files as Markdown."""
+    """Return the page of job files as Markdown."""
     parts = [_CONFIGS_HEAD]
     for kind, title, config in _KINDS:
         parts.append(f"\n## {title}\n{_NOTES.get(kind, '')}")
@@ -170,7 +170,7 @@ def _default(field: FieldInfo) -> str:
 
 
 def settings_page() -> str:
-    """The page of settings as Markdown."""
+    """Return the page of settings as Markdown."""
     parts = [_SETTINGS_HEAD, "\n## Every service\n\n", _settings_table(ServiceSettings, set())]
     shared = set(ServiceSettings.model_fields)
     parts.append("\n## Services that call what users name: `verifier`, `rollouts`, `judge`\n\n")
@@ -186,7 +186,7 @@ def settings_page() -> str:
 
 
 def setting_names() -> str:
-    """The module of every setting's name."""
+    """Return the module of every setting's name."""
     names = sorted(set(re.findall(r"^\| `(SYNTH_[A-Z0-9_]+)`", settings_page(), re.MULTILINE)))
     lines = "".join(f'        "{name}",\n' for name in names)
     title = "The names of every service's settings; `make contracts` writes this file."
@@ -226,7 +226,7 @@ def _setting_default(field: FieldInfo) -> str:
 
 
 def _docstrings(cls: type) -> dict[str, str]:
-    """The text below each field of a class, by field."""
+    """Return the text below each field of a class, by field."""
     body = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0]
     assert isinstance(body, ast.ClassDef)
     texts: dict[str, str] = {}

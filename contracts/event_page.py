@@ -52,7 +52,7 @@ _CARRIED = (BlobRef, ModelRef, LoraShape, LineProblem, Problem)
 
 
 def events_page() -> str:
-    """The page as Markdown."""
+    """Return the page as Markdown."""
     parts = [_HEAD, "\n## All of them\n\n| event | publisher | readers | write |\n|---|---|---|---|\n"]
     parts += [_row(spec) for spec in CATALOGUE.values()]
     parts.append("\n## Each of them\n")
@@ -94,7 +94,7 @@ def _default(field: Any) -> str:
 
 
 def type_name(hint: Any) -> str:
-    """A type in words that JSON has: `number`, `list of text`, `BlobRef or null`."""
+    """Return a type in words that JSON has: `number`, `list of text`, `BlobRef or null`."""
     return " or ".join(dict.fromkeys(_names(hint)))
 
 
@@ -135,7 +135,7 @@ def _task_subject(kind: str) -> str:
 
 
 def _user(service: str) -> str:
-    """The row of a service in the table of users, from its permissions."""
+    """Return the row of a service in the table of users, from its permissions."""
     subjects = may_publish(service, ("default",))
 
     def named(prefix: str, end: str = "") -> list[str]:

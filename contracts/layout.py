@@ -26,7 +26,7 @@ MOST_SHARED_CLASS_NAMES = 0
 
 
 def violations(root: Path = ROOT) -> list[str]:
-    """Every broken rule of the repository in `root`, as one line for a person."""
+    """Return every broken rule of the repository in `root`, as one line for a person."""
     checks = (_crowded, _long, _unguarded, _upward, _single_modules, _shared_names)
     return [line for check in checks for line in check(root)]
 
@@ -58,7 +58,7 @@ def _boundaries(root: Path) -> configparser.ConfigParser:
 
 
 def _layers(boundaries: configparser.ConfigParser) -> set[str]:
-    """The names below `synth` in the layers of the boundary file."""
+    """Return the names below `synth` in the layers of the boundary file."""
     return {name for section in boundaries.values() for name in re.split(r"[\s|:]+", section.get("layers", "")) if name}
 
 

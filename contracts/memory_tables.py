@@ -50,7 +50,7 @@ def gpu_page() -> str:
 
 
 def training_table() -> list[str]:
-    """Rows: a model and what of it is trained, with the defaults of an RL job, activations kept and checkpointed."""
+    """Return rows of models and training modes, with an RL job's defaults, activations kept and checkpointed."""
     lines = [
         "| model | trained | weights | gradients, moments | logits | activations | in all | card "
         "| checkpointed | in all | card |",
@@ -73,7 +73,7 @@ def training_table() -> list[str]:
 
 
 def vision_table() -> list[str]:
-    """Rows: a model that sees and what of it is trained, with the defaults of an RL job and checkpointing."""
+    """Return rows of models that see and training modes, with an RL job's defaults and checkpointing."""
     lines = [
         "| model | trained | weights | gradients, moments | logits | activations | of images | in all | card |",
         "|---|---|--:|--:|--:|--:|--:|--:|--:|",
@@ -89,7 +89,7 @@ def vision_table() -> list[str]:
 
 
 def serving_table() -> list[str]:
-    """Rows: a model on a card that has nothing else, with the defaults of an inference process."""
+    """Return rows of a model on a card that has nothing else, with the defaults of an inference process."""
     lines = ["| model | card | weights | logits | KV cache | tokens |", "|---|--:|--:|--:|--:|--:|"]
     for model in SERVED:
         for card, gib in CARDS.items():

@@ -50,7 +50,7 @@ def story(demo: Demo, port: int, *, blank: bool) -> None:
 
 
 def report(demo: Demo) -> None:
-    """The table, the curve on the screen and as a PNG, and the figures as JSON."""
+    """Print the table and the curve, and save the curve as a PNG and the figures as JSON."""
     save_curve(
         demo.reward,
         demo.evaluation,

@@ -57,7 +57,7 @@ class Api:
         return reply.json()
 
     def upload(self, file: Path) -> str:
-        """The id of a dataset; the same bytes are the same file."""
+        """Return the id of a dataset; the same bytes are the same file."""
         with file.open("rb") as rows:
             stored = self.call("POST", "files", data={"purpose": "fine-tune"}, files={"file": (file.name, rows)})
         while stored["status"] == "processing":
@@ -80,7 +80,7 @@ class Api:
 
 
 def filtered(job: str, min_reward: float) -> str:
-    """The best rollout of each seed of an evaluation, as a dataset; its id. The same traces make the same bytes."""
+    """Return the id of a dataset of each seed's best rollout in an evaluation. The same traces make the same bytes."""
     command = [str(Path(sys.executable).parent / "synthctl"), "filter", "--job", job, "--out", f"{job}.jsonl"]
     command += ["--top-k", "1", "--min-reward", str(min_reward), "--upload", "-o", "json"]
     done = subprocess.run(command, stdout=subprocess.PIPE, check=False)
@@ -90,7 +90,7 @@ def filtered(job: str, min_reward: float) -> str:
 
 
 def flywheel(api: Api, arguments: argparse.Namespace) -> None:
-    """All rounds, with a line for the held-out reward of each model."""
+    """Run all rounds, and print a line for the held-out reward of each model."""
     app = {"task_url": arguments.task_url}
 
     def run(step: str, config: str, **fields: Any) -> dict[str, Any]:

@@ -83,7 +83,7 @@ MATH = Task(question=lambda seed: question(*operands(seed)), reward=exact_sum)
 
 
 async def run(work: Path, *, log: Callable[[str], None] = print) -> Rewards:
-    """The whole story, in an empty folder."""
+    """Run fine-tuning, then GSPO, in an empty folder."""
     base = make_tiny_qwen3(work / "base", context=128).path
     sft = fine_tune(base, work / "sft", log=log)
     engine = await TransformersEngine.load(base, settings=EngineSettings(seed=0))
@@ -151,7 +151,7 @@ async def reinforce(engine: TransformersEngine, model_dir: Path, weights: Path, 
 
 
 async def evaluate(engine: TransformersEngine, model_dir: Path) -> float:
-    """The mean reward on problems that no training has seen, one sample each."""
+    """Return the mean reward on problems that no training has seen, one sample each."""
     tokenizer = load_tokenizer(model_dir)
     rollouts = await sample(engine, tokenizer, MATH, HELD_OUT, group_size=1, max_tokens=MAX_TOKENS)
     return float(np.mean([rollout.reward for rollout in rollouts]))

@@ -32,7 +32,7 @@ def tapered(inputs: LossInputs, *, clip: Clip) -> LossOutput:
 
 
 def by_rank(rewards: list[float]) -> list[float]:
-    """Each rollout's place in its group, from −1 (the worst) to 1 (the best); rollouts that earned the same share one.
+    """Return each rollout's rank in its group, from −1 (the worst) to 1 (the best); equal rewards share a rank.
 
     A reward that is much larger than the others counts no more than one that is a little larger.
     """

@@ -136,7 +136,7 @@ async def _print(arguments: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    """The command line."""
+    """Parse the command line and follow the events."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--bus", default="nats://127.0.0.1:4222", help="nats-server's address")
     parser.add_argument("--ca", type=Path, help="the CA that signed the bus's certificate (PEM), if it has one")

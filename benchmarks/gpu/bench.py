@@ -95,7 +95,7 @@ class Bench:
         return self._train(SftTrainer(policy, config, SftDataset(sequences, _NOTHING_CUT)).step, policy, FULL)
 
     def rl_lora(self) -> Measured:
-        """A GSPO iteration through a LoRA of rank 16."""
+        """Measure a GSPO iteration through a LoRA of rank 16."""
         config = RlTrainConfig(
             mode="lora",
             lora=AdapterConfig(r=16, alpha=32),

@@ -88,12 +88,12 @@ def measure(row: Row, *, device: Device, steps: int, scratch: Path) -> Measured:
 
 
 def smoke(row: Row) -> Row:
-    """The same row with a model and a load that any device is quick with."""
+    """Return the same row with a model and a load that any device is quick with."""
     return Row(row.name, row.kind, TINY, TINY_LOAD, row.options)
 
 
 def table(results: dict[int, Result], rows: list[Row]) -> str:
-    """The rows as markdown; results by the rows' indices."""
+    """Return the rows as markdown; results by the rows' indices."""
     lines = [
         "| model | run | tok/s | MFU | peak memory | attention | prime-rl, 1×H100 |",
         "|---|---|--:|--:|--:|---|---|",
@@ -110,7 +110,7 @@ def table(results: dict[int, Result], rows: list[Row]) -> str:
 
 
 def in_own_process(index: int, options: argparse.Namespace) -> Result:
-    """One row in a process that ends with it."""
+    """Measure one row in a process of its own."""
     command = [sys.executable, "-m", "benchmarks.gpu.run", "--row", str(index), "--device", options.device]
     command += ["--steps", str(options.steps), *(["--smoke"] if options.smoke else [])]
     try:

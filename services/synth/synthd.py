@@ -31,7 +31,7 @@ _USAGE += "  |  synthd bus sweep  |  synthd bus reseal  |  synthd secrets [SERVI
 
 
 def program() -> NoReturn:
-    """The process `synthd`."""
+    """Return the process `synthd`."""
     run_and_end(main)
 
 

@@ -28,7 +28,7 @@ def describe(seed: int) -> dict[str, object]:
 
 @colours.episode
 async def answer(ep: Episode) -> None:
-    """One turn. env_config `blank = true` leaves the square out: then nobody can know."""
+    """Play one turn. env_config `blank = true` leaves the square out, so that no policy can know the answer."""
     reply = await ep.chat(messages(ep.seed, blank=ep.env_config.get("blank") is True))
     right = reply.finish_reason == "stop" and is_right(reply.content, ep.seed)
     ep.step(

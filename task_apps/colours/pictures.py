@@ -17,12 +17,12 @@ _LARGEST_GAP = 4
 
 
 def colour_of(seed: int) -> str:
-    """The colour of a seed's square."""
+    """Return the colour of a seed's square."""
     return random.Random(seed).choice(list(COLOURS))
 
 
 def picture(seed: int, *, blank: bool = False) -> str:
-    """A seed's picture as a data URL of a PNG. blank: without its square, the same for every seed."""
+    """Return a seed's picture as a data URL of a PNG. blank: without its square, the same for every seed."""
     image = Image.new("RGB", (SIDE, SIDE), _BACKGROUND)
     if not blank:
         chance = random.Random(seed)

@@ -107,7 +107,7 @@ async def play(ep: Episode) -> None:
 
 
 def begin(seed: int, env: EnvSettings, policy: PolicySettings) -> Game:
-    """The seed's game as the settings have it."""
+    """Begin the seed's game with the settings."""
     return Game(
         seed,
         area=env.area,
@@ -119,7 +119,7 @@ def begin(seed: int, env: EnvSettings, policy: PolicySettings) -> Game:
 
 
 def _ended(turn: Turn, *, given_up: bool) -> str:
-    """Why the episode is over after a turn; "" when it goes on."""
+    """Return why the episode is over after a turn; "" when it goes on."""
     if turn.dead:
         return "died"
     if turn.truncated:

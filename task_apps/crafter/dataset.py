@@ -23,7 +23,7 @@ from task_apps.crafter.settings import EnvSettings, PolicySettings, read_setting
 def rows(
     seeds: range, *, turns: int, env_config: dict[str, Any], policy_config: dict[str, Any]
 ) -> Iterator[dict[str, Any]]:
-    """A conversation for each seed, of `turns` replies or fewer, the same for the same settings.
+    """Yield a conversation for each seed, of `turns` replies or fewer, the same for the same settings.
 
     env_config, policy_config: as of a job. Raises UserError for a config that the task app would refuse.
     """

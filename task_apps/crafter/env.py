@@ -45,7 +45,7 @@ class Observation:
     pictures: list[Picture] = field(default_factory=list[Picture])
 
     def summary(self) -> dict[str, Any]:
-        """The observation without the pictures' bytes."""
+        """Return the observation without the pictures' bytes."""
         return {"text": self.text, "images": [picture.digest() for picture in self.pictures]}
 
 
@@ -103,7 +103,7 @@ class Game:
         return self.world.player
 
     def look(self) -> Observation:
-        """The observation as it is now."""
+        """Return the observation as it is now."""
         return self._observe([self._picture()] if self._image_size else [])
 
     def play(self, actions: Iterable[str]) -> Turn:

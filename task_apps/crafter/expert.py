@@ -71,7 +71,7 @@ class Expert:
                 self._known[x, y] = thing_at(self._game.world.world, (x, y))
 
     def _decide(self) -> tuple[str, str]:
-        """The goal, and the next action for it."""
+        """Return the goal, and the next action for it."""
         if self._player.sleeping:
             return "sleep", "noop"
         situation = (self._at, tuple(self._player.facing), tuple(self._player.inventory.values()))
@@ -126,7 +126,7 @@ class Expert:
         yield from self._when_all_is_made()
 
     def _on_the_way(self, held: dict[str, int]) -> Iterator[tuple[str, str | None]]:
-        """What is worth a few steps when it is near."""
+        """Yield goals that are worth a few steps when they are near."""
         if not self._has("collect_drink") or held["drink"] < 6:
             yield "drink", self._reach(("water",), "do", within=6)
         if not self._has("eat_cow") or held["food"] < 5:
@@ -211,13 +211,13 @@ class Expert:
         return self._search(lambda c: any(n in targets for n in _around(c)), within=within, then=targets)
 
     def _explore(self) -> str | None:
-        """The next step to the nearest cell that is not known."""
+        """Return the next step to the nearest cell that is not known."""
         return self._search(lambda c: any(n not in self._known for n in _around(c)))
 
     def _search(
         self, arrived: Callable[[Cell], bool], *, within: int | None = None, then: set[Cell] | None = None
     ) -> str | None:
-        """The next action on the cheapest known way to a cell that is arrived; there, a turn to one of `then`."""
+        """Return the next action on the cheapest known way to a goal cell; at the cell, a turn to one of `then`."""
         start = self._at
         cost, came = {start: 0}, dict[Cell, Cell]()
         heap: list[tuple[int, Cell]] = [(0, start)]
@@ -263,7 +263,7 @@ def _around(cell: Cell) -> list[Cell]:
 
 
 def _first(came: dict[Cell, Cell], start: Cell, cell: Cell) -> Cell | None:
-    """The first cell after the start on the way; None where we are there."""
+    """Return the first cell after the start on the way; None where we are there."""
     if cell == start:
         return None
     while came[cell] != start:

@@ -32,7 +32,7 @@ sapling from grass; it hits a cow (which feeds you), a zombie, a skeleton; it ea
 
 
 def _recipes() -> str:
-    """What the game's tables say that each thing takes."""
+    """Return the recipes of the game's own tables."""
     tools = [f"{what} needs {next(iter(r['require']))}" for what, r in RULES.collect.items() if r["require"]]
     placed = [f"place_{what} {_counts(r['uses'])}" for what, r in RULES.place.items() if what in _PLACED]
     made = [f"make_{what} {_counts(r['uses'])} near a {' and a '.join(r['nearby'])}" for what, r in RULES.make.items()]
@@ -44,7 +44,7 @@ def _counts(uses: dict[str, int]) -> str:
 
 
 def system_message(env: EnvSettings, policy: PolicySettings) -> Message:
-    """What the game is, how it is shown, and how to answer."""
+    """Return the rules of the game, its display, and how to answer."""
     parts = [f"{_RULES}\n{_recipes()}", f"Achievements: {', '.join(ACHIEVEMENTS)}.", f"Actions: {', '.join(ACTIONS)}."]
     if policy.shows_pictures:
         parts.append(
@@ -65,7 +65,7 @@ def system_message(env: EnvSettings, policy: PolicySettings) -> Message:
 
 
 def tools(env: EnvSettings) -> list[dict[str, Any]]:
-    """The one tool, as the OpenAI API has it."""
+    """Return the one tool, as the OpenAI API has it."""
     actions = {"type": "array", "items": {"type": "string", "enum": list(ACTIONS)}, "minItems": 1}
     return [
         {
@@ -92,7 +92,7 @@ class Decision:
 
 
 def read_reply(reply: Reply, env: EnvSettings, policy: PolicySettings) -> Decision:
-    """The actions of a reply; a reply is valid as a whole or not at all."""
+    """Return the actions of a reply; a reply is valid as a whole or not at all."""
     if reply.finish_reason == "length":
         return Decision(problem="your reply was cut off; answer in fewer words")
     try:
@@ -137,7 +137,7 @@ def _written(text: str) -> list[str]:
 
 
 def assistant_message(actions: Sequence[str], policy: PolicySettings, *, number: int) -> Message:
-    """The reply that plays these actions, as an expert gives it."""
+    """Return the reply that plays these actions, as an expert gives it."""
     if not policy.calls_tools:
         return {"role": "assistant", "content": f"actions: {', '.join(actions)}"}
     arguments = json.dumps({"actions": list(actions)})
@@ -154,7 +154,7 @@ class Conversation:
         self._turns = [[self._shown(first)]]
 
     def messages(self) -> list[Message]:
-        """The prompt of the next reply: the system message, the turns that are kept, and the latest observation."""
+        """Return the prompt of the next reply: the system message, the kept turns, and the latest observation."""
         kept = self._turns if self._history is None else self._turns[-(self._history + 1) :]
         return [self._system, *(message for turn in kept for message in turn)]
 

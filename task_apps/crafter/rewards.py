@@ -22,7 +22,7 @@ def _own_name(strategy: Any) -> Any:
 
 
 def _achievements(table: Any) -> Any:
-    """The table by the game's names. `craft_…` is the published app's other word for `make_…`."""
+    """Return the table by the game's names. `craft_…` is the published app's other word for `make_…`."""
     if not isinstance(table, dict):
         return table
     named: dict[Any, Any] = {}
@@ -134,7 +134,7 @@ class StepCredit:
         }
 
     def _worth(self, turn: Turn) -> tuple[float, list[str]]:
-        """A turn's worth before its factor, and the achievements that it is paid for by name."""
+        """Return a turn's worth before its factor, and the achievements that it is paid for by name."""
         if self._rewards.strategy == "consistent":
             return float(bool(turn.unlocked)), []
         credited: list[str] = []

@@ -100,7 +100,7 @@ class PolicySettings(BaseModel):
 def read_settings(
     env_config: dict[str, Any], policy_config: dict[str, Any], *, seed: int
 ) -> tuple[EnvSettings, PolicySettings]:
-    """The settings of one rollout. Raises UserError with every problem that they have."""
+    """Return the settings of one rollout. Raises UserError with every problem that they have."""
     problems: list[Problem] = []
     config = {name: value for name, value in _one_name(env_config, problems).items() if name != "step_rewards"}
     config |= _step_rewards(env_config, policy_config, problems)

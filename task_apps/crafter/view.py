@@ -42,7 +42,7 @@ _CREATURES = {objects.Cow: "cow", objects.Zombie: "zombie", objects.Skeleton: "s
 
 
 def thing_at(world: Any, pos: tuple[int, int]) -> str:
-    """What is to be met at a cell, a key of SIGNS: the creature there, else the material."""
+    """Return the thing at a cell, a key of SIGNS: the creature there, else the material."""
     material, thing = world[pos]
     if isinstance(thing, objects.Plant):
         return "ripe plant" if thing.ripe else "sapling"
@@ -52,7 +52,7 @@ def thing_at(world: Any, pos: tuple[int, int]) -> str:
 
 
 def facing(player: Any) -> tuple[int, int]:
-    """The cell that the player faces, on which `do` and `place_…` act."""
+    """Return the cell that the player faces, on which `do` and `place_…` act."""
     return int(player.pos[0] + player.facing[0]), int(player.pos[1] + player.facing[1])
 
 

@@ -135,7 +135,7 @@ def center(area: tuple[int, int]) -> tuple[int, int]:
 
 
 def beginning(seed: int, area: tuple[int, int], episode: int) -> Beginning:
-    """The world of a seed's n-th episode. One is generated at a time: rollouts of a group ask for the same one."""
+    """Generate the world of a seed's n-th episode, one at a time, since rollouts of a group need the same one."""
     with _generating:
         return _generate(seed, area, episode)
 

@@ -159,7 +159,7 @@ app.add_typer(dead.app, name="dead", rich_help_panel="Cluster")
 
 
 def program() -> NoReturn:
-    """The process `synthctl`."""
+    """Return the process `synthctl`."""
     run_and_end(main)
 
 
@@ -197,7 +197,7 @@ def _run() -> Any:
 
 
 def build() -> Any:
-    """The program as one command of click."""
+    """Return the program as one command of click."""
     from synth.cli.tui.help import tidy
 
     command = typer.main.get_command(app)

@@ -44,13 +44,13 @@ def get_env_files(ctx: typer.Context) -> tuple[Path, ...]:
 
 
 def find_default_env_file() -> Path:
-    """The nearest `.env`, as seen from the working directory; it need not be there."""
+    """Return the nearest `.env`, as seen from the working directory; it need not be there."""
     here = Path.cwd()
     return Path(os.path.relpath(find_env_file(here, home=Path.home()), here))
 
 
 def load_config(ctx: typer.Context, *, may_be_new: bool = False) -> Config:
-    """The settings of this invocation. may_be_new: the first env file need not be there."""
+    """Return the settings of this invocation. may_be_new: the first env file need not be there."""
     files = get_env_files(ctx)
     optional = files if not ctx.obj.env_files else files[:1] if may_be_new else ()
     # A file that is named need not be there when it is the default's name.

@@ -33,7 +33,7 @@ class CliError(SynthError):
 
     @classmethod
     def of(cls, problems: list[Problem]) -> CliError:
-        """An error of several problems, as the backend reports them."""
+        """Return an error of several problems, as the backend reports them."""
         error = cls("")
         error.problems = problems
         error.args = ("\n".join(p.text() for p in problems),)

@@ -60,7 +60,7 @@ class Flags:
 
 
 def name_of(path: Path) -> str:
-    """What a job file is called in messages."""
+    """Return the name of a job file in messages."""
     return "stdin" if str(path) == "-" else str(path)
 
 
@@ -115,7 +115,7 @@ def validate_text(text: str, *, name: str, flags: Flags, registry: Registry) -> 
 
 
 def _unreadable(job: SftJob | RlJob, origins: dict[str, str]) -> list[Problem]:
-    """What is wrong with the files that a job names, each at the place that names it."""
+    """Return the problems of the files that a job names, each at the place that names it."""
     problems: list[Problem] = []
     for field, path in datasets_of(job):
         try:
@@ -126,7 +126,7 @@ def _unreadable(job: SftJob | RlJob, origins: dict[str, str]) -> list[Problem]:
 
 
 def datasets_of(job: SftJob | RlJob) -> list[tuple[str, Path]]:
-    """The datasets that are uploaded with a job: the field that names each, and its path."""
+    """Return the datasets that are uploaded with a job: the field that names each, and its path."""
     files, prefix = (job, "") if isinstance(job, SftJob) else (job.graded, "graded.")
     if files is None:
         return []

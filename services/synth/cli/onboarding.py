@@ -163,7 +163,7 @@ def _given(text: str | None, name: str) -> ConfigValue | None:
 
 
 def _same(key: str, text: str) -> str:
-    """A setting in the one form that it is compared in."""
+    """Return a setting normalised for comparison."""
     return api_root(ConfigValue(text, "file")) if key == "BACKEND_BASE_URL" else text
 
 

@@ -30,12 +30,12 @@ def join_origin(scheme: str, host: str, port: int | None) -> str:
 
 
 def is_loopback(url: str) -> bool:
-    """Whether the host is this machine's loopback, by its address or as `localhost`. No name is resolved."""
+    """Return whether the host is this machine's loopback, by its address or as `localhost`. No name is resolved."""
     return not base_url_fault(url) and is_loopback_host(urlsplit(url).hostname or "")
 
 
 def is_loopback_host(host: str) -> bool:
-    """Whether a host is this machine's loopback."""
+    """Return whether a host is this machine's loopback."""
     host = plain_host(host)
     address = ip_address(host)
     return host == "localhost" if address is None else address.is_loopback

@@ -21,7 +21,7 @@ def start_of(pid: int) -> float | None:
 
 
 def is_alive(pid: int | None, started: float | None) -> bool:
-    """Whether the process with this pid and start time still runs."""
+    """Return whether the process with this pid and start time still runs."""
     if pid is None or started is None:
         return False
     since = start_of(pid)

@@ -119,7 +119,7 @@ def submit_job(
 
 
 def submission_body(checked: CheckedJob, *, files: Mapping[str, str | None], name: str | None = None) -> dict[str, Any]:
-    """What is sent of a job. files: its datasets by their fields. name: of the job; its file's when None."""
+    """Return the body of a submission. files: its datasets by their fields. name: of the job; its file's when None."""
     job, flags = checked.job, checked.flags
     body: dict[str, Any] = {"config": checked.text, "config_name": checked.name, **files}
     if flags.task_url is not None and _is_played(job):
@@ -131,12 +131,12 @@ def submission_body(checked: CheckedJob, *, files: Mapping[str, str | None], nam
 
 
 def _is_played(job: SftJob | RlJob | EvalJob) -> bool:
-    """Whether a task app plays a job's rollouts."""
+    """Return whether a task app plays a job's rollouts."""
     return isinstance(job, EvalJob) or (isinstance(job, RlJob) and job.graded is None)
 
 
 def task_app_address(flag: str | None, settings: Config) -> ConfigValue | None:
-    """The task app's address: the flag, else TASK_APP_URL of the environment or an env file, else the job file's."""
+    """Return the task app's address: the flag, else TASK_APP_URL of the environment or an env file, else the file's."""
     if flag is not None:
         return ConfigValue(flag, "--task-url")
     if settings.task_url is None:
@@ -198,7 +198,7 @@ def cancelled_if_left(client: Client, job_id: str) -> Iterator[None]:
 
 
 def _uploaded(client: Client, file: str | None, check_timeout: float) -> str | None:
-    """A file's id, the file being uploaded when it is a path."""
+    """Return a file's id; a path is uploaded first."""
     if file is None or file.startswith("file_"):
         return file
     try:

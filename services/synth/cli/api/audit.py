@@ -21,7 +21,7 @@ class _Records(msgspec.Struct):
 
 
 def audit_records(client: Client, *, since: datetime, org: str | None) -> Iterator[AuditRecord]:
-    """Every record since a time, oldest first. org: of one organisation, for an operator."""
+    """Yield every record since a time, oldest first. org: of one organisation, for an operator."""
     params: dict[str, str | int] = {"since": since.isoformat(), "limit": MAX_PAGE} | ({"org": org} if org else {})
     after, more = 0, True
     while more:

@@ -147,7 +147,7 @@ class Client:
             after_step = page.points[-1].step
 
     def rollouts(self, job_id: str, *, limit: int, **wanted: Any) -> Iterator[RolloutSummary]:
-        """The rollouts of a job, page by page: at most `limit`. wanted: the parameters of the API, None for all."""
+        """Return up to `limit` rollouts of a job, read page by page. wanted: parameters of the API, None for all."""
         path, after = f"/jobs/{quote(job_id, safe='')}/rollouts", ""
         while limit > 0 and after is not None:
             params = wanted | {"limit": min(limit, MAX_PAGE), "after": after or None}
@@ -283,7 +283,7 @@ class Client:
 
     @contextmanager
     def stream_chat(self, body: dict[str, Any], *, patience: float) -> Iterator[httpx.Response]:
-        """As `chat`, with `stream` in the body: the reply as server-sent events."""
+        """Send a chat as `chat` does, with `stream` in the body; the reply arrives as server-sent events."""
 
         def send() -> httpx.Response:
             reply = self._open("POST", "/v1/chat/completions", {"json": body, "timeout": self._limit(None)})
@@ -328,7 +328,7 @@ class Client:
         return self.request("GET", path, type, params=params, timeout=self._limit(_LONG_TIMEOUT_S))
 
     def request(self, method: str, path: str, type: type[T], **options: Any) -> T:
-        """The answer to a request, retried as it may be."""
+        """Return the answer to a request, retried as it may be."""
         if "params" in options:
             options["params"] = {k: v for k, v in options["params"].items() if v is not None}
         reply = self._retried(lambda: self.http.request(method, self.root + path, **options))
@@ -340,7 +340,7 @@ class Client:
         return self.decode(reply.content, type)
 
     def _pages(self, path: str, type: type[_Listed], limit: int, params: dict[str, Any]) -> list[_Listed]:
-        """The first `limit` items of a list, in as many pages as that takes."""
+        """Return the first `limit` items of a list, in as many pages as that takes."""
         items: list[_Listed] = []
         while True:
             query = {**params, "limit": min(limit - len(items), MAX_PAGE), "after": items[-1].id if items else None}

@@ -32,7 +32,7 @@ def dead_letters(client: Client, *, limit: int, settled: bool) -> tuple[list[Dea
 
 
 def dead_letter(client: Client, id: int) -> DeadLetterPayload:
-    """One letter, with its payload."""
+    """Return one letter, with its payload."""
     return client.request("GET", f"/dead-letters/{id}", DeadLetterPayload)
 
 

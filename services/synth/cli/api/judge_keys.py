@@ -30,7 +30,7 @@ def add_judge_key(client: Client, name: str, key: str, *, url: str) -> StoredJud
 
 
 def judge_keys(client: Client) -> list[JudgeKeyName]:
-    """Every name."""
+    """Return the names of all stored keys."""
     return client.list_of("/judge-keys", JudgeKeyName)
 
 

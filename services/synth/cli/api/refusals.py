@@ -20,7 +20,7 @@ class NoScore(CliError):
 
 
 def gave_no_score(reply: httpx.Response) -> bool:
-    """Whether an error is the judge's, who answered: the same request again would cost the same calls again."""
+    """Return whether an error is the judge's, who answered: the same request again would cost the same calls again."""
     return reply.status_code == 503 and _error(reply).get("type") == _NO_SCORE
 
 
@@ -61,7 +61,7 @@ def error_of(reply: httpx.Response, *, key: ConfigValue) -> CliError:
 
 
 def _problems(reply: httpx.Response) -> list[Problem]:
-    """The problems in an error of the backend; none when the body is not one of the backend's errors."""
+    """Return the problems in an error of the backend; none when the body is not one of the backend's errors."""
     try:
         error = _error(reply)
         listed = msgspec.convert(error.get("problems") or [], list[Problem])
@@ -72,7 +72,7 @@ def _problems(reply: httpx.Response) -> list[Problem]:
 
 
 def _error(reply: httpx.Response) -> dict[str, Any]:
-    """The error object of an answer; {} if it has none."""
+    """Return the error object of an answer; {} if it has none."""
     try:
         error = msgspec.json.decode(reply.content, type=dict[str, Any]).get("error")
     except (msgspec.DecodeError, msgspec.ValidationError):

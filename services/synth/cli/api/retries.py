@@ -8,12 +8,12 @@ import httpx
 
 
 def backoff(attempt: int) -> float:
-    """Seconds before try `attempt` + 1 (from 0): doubling from 0.2 to 5, jittered, so that many clients spread."""
+    """Return the seconds before try `attempt` + 1 (from 0): doubling from 0.2 to 5, jittered to spread clients."""
     return min(5.0, 0.2 * 2**attempt) * random.uniform(0.5, 1.0)
 
 
 def is_refusal(reply: httpx.Response) -> bool:
-    """Whether an answer is an error; a redirect is one, because the key does not follow it."""
+    """Return whether an answer is an error; a redirect is one, because the key does not follow it."""
     return reply.status_code >= 400 or reply.has_redirect_location
 
 

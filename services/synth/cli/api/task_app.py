@@ -49,11 +49,11 @@ class TaskAppConnection:
         self._http.close()
 
     def task_info(self) -> dict[str, Any]:
-        """What the app is about. Raises `TaskAppError`."""
+        """Return the app's description. Raises `TaskAppError`."""
         return self.answer("GET", "/task_info")
 
     def answer(self, method: str, path: str, *, json: Any = None, timeout: float | None = None) -> dict[str, Any]:
-        """An answer of status 200, a JSON object. timeout: seconds for it all. Raises `TaskAppError`."""
+        """Return the JSON object of an answer of status 200. timeout: seconds for all of it. Raises `TaskAppError`."""
         reply = self.reply(method, path, json=json, timeout=timeout)
         if reply.status_code in _REFUSALS:
             raise self.refused(path, reply.status_code)
@@ -77,7 +77,7 @@ class TaskAppConnection:
             raise TaskAppError(f"cannot be read ({error or type(error).__name__})", where=self.url + path) from error
 
     def json_of(self, path: str, reply: httpx.Response) -> dict[str, Any]:
-        """The object in an answer. Raises `TaskAppError`."""
+        """Return the object in an answer. Raises `TaskAppError`."""
         try:
             body = reply.json()
         except ValueError:

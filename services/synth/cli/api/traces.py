@@ -36,7 +36,7 @@ def read_trace(client: Client, trace_id: str) -> TraceDetail:
 
 
 def ahead(items: Iterable[_Item], read: Callable[[_Item], _Found]) -> Iterator[tuple[_Item, _Found]]:
-    """Each item with what `read` returns for it, in their order; some are read ahead, in threads."""
+    """Yield each item with what `read` returns for it, in their order; some are read ahead, in threads."""
     build_struct_types()
     waiting: deque[tuple[_Item, Future[_Found]]] = deque()
     with ThreadPoolExecutor(_AT_ONCE) as pool:

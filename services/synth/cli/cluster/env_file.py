@@ -41,7 +41,7 @@ def write_address(path: Path, address: str) -> bool:
 
 
 def _text(path: Path) -> str:
-    """The file's text with a line's end at its end; "" without a file."""
+    """Return the file's text with a line's end at its end; "" without a file."""
     text = path.read_text(encoding="utf-8") if path.exists() else ""
     return text if not text or text.endswith("\n") else f"{text}\n"
 

@@ -36,7 +36,7 @@ class GpuReport(msgspec.Struct, kw_only=True):
 
 
 def report_gpus(state: ClusterState | None, data: Path, listed: GpuList) -> list[GpuReport]:
-    """Every listed GPU. state: of the cluster of this data folder; None without one."""
+    """Return every listed GPU. state: of the cluster of this data folder; None without one."""
     if not listed.gpus:
         return []
     plan = running_plan(state)
@@ -53,19 +53,19 @@ def running_plan(state: ClusterState | None) -> DevicePlan | None:
 
 
 def planned_gpus(plan: DevicePlan) -> list[GpuReport]:
-    """The GPUs that a plan gives to processes, each once, as they were when it was made."""
+    """Return the GPUs that a plan gives to processes, each once, as they were when it was made."""
     reference = [plan.trainer.reference] if plan.trainer.reference is not None else []
     gpus = [*(own.gpu for own in plan.inference if own.gpu is not None), *plan.trainer.gpus, *reference]
     return [_report(gpu, plan, set(), "") for gpu in {gpu.id: gpu for gpu in gpus}.values()]
 
 
 def turn_file(data: Path) -> Path:
-    """The file of the turn at the GPU that trainer and inference of this data folder share."""
+    """Return the file of the turn at the GPU that trainer and inference of this data folder share."""
     return data / "work" / "turn"
 
 
 def describe_device(plan: DevicePlan) -> str:
-    """What a plan computes on, as a sentence: for a machine without a GPU."""
+    """Return a sentence on a plan's device, for a machine without a GPU."""
     return plan.notes[0] if plan.device == "cpu" and plan.notes else ""
 
 
@@ -85,7 +85,7 @@ def _report(gpu: Gpu, plan: DevicePlan, ours: set[int], turn: str) -> GpuReport:
 
 
 def assigned(gpu: Gpu, plan: DevicePlan) -> list[str]:
-    """The processes of a plan that a GPU was given to."""
+    """Return the processes of a plan that a GPU was given to."""
     names = [
         "inference" if not i else f"inference-{i}"
         for i, own in enumerate(plan.inference)

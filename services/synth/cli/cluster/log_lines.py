@@ -38,7 +38,7 @@ class LogLine:
     fields: dict[str, Any] = field(compare=False, default_factory=dict[str, Any])
 
     def concerns(self, job: str) -> bool:
-        """Whether the line is about this job: it names it in a field, or in a field's text."""
+        """Return whether the line is about this job: it names it in a field, or in a field's text."""
         return any(job in str(value) for value in self.fields.values()) or job in self.text
 
 
@@ -56,7 +56,7 @@ def _for_people(
 
 
 def find_logs(data: Path, service: str | None) -> list[Path]:
-    """The files of a service and of its replicas, those before the last start first; all files without a service.
+    """Return the logs of a service and its replicas, of the earlier start first; all logs without a service.
 
     Raises `UsageProblem` with the names that there are.
     """
@@ -79,7 +79,7 @@ def find_logs(data: Path, service: str | None) -> list[Path]:
 
 
 def read_logs(files: list[Path]) -> Iterator[LogLine]:
-    """The lines of the files as they are now, merged by time."""
+    """Return the lines of the files as they are now, merged by time."""
     return heapq.merge(*(_read(file) for file in files))
 
 

@@ -67,7 +67,7 @@ class ClusterPlan:
 
 
 def gateway_port(state: ClusterState | None) -> int:
-    """The port that the gateway had when the cluster ran last; the default one before its first start."""
+    """Return the port that the gateway had when the cluster ran last; the default one before its first start."""
     processes = state.processes if state else []
     return next((p.port for p in processes if p.name == "gateway"), DEFAULT_PORT)
 
@@ -99,7 +99,7 @@ def choose_ports(state: ClusterState, services: tuple[str, ...], *, port: int) -
 
 
 def is_free(port: int) -> bool:
-    """Whether a server could listen on this loopback port now."""
+    """Return whether a server could listen on this loopback port now."""
     with socket.socket() as s:
         # As servers do it: connections that linger after a restart are no obstacle.
         s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -176,7 +176,7 @@ def outbound(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
 
 
 def _computing_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """The user's environment, with defaults for what libraries compute with."""
+    """Return the user's environment, with defaults for what libraries compute with."""
     env = {key: value for key, value in environment.items() if key not in _NOT_PASSED_ON | _OF_ANOTHER_BUS}
     # Every service computes on one thread: there are more processes than cores.
     env.setdefault("OMP_NUM_THREADS", "1")
@@ -185,7 +185,7 @@ def _computing_environment(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def _parents_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """The environment of the processes whose forks the services are. A fork gets its settings with the request."""
+    """Return the environment of the parents that fork the services. A fork gets its settings with the request."""
     env = child_environment(_computing_environment(environment))
     # To ask CUDA itself how many devices there are would initialise it, and no fork could use it.
     return env | {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}

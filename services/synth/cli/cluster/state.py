@@ -85,7 +85,7 @@ class StateFile:
         self._lock_path = data / "cluster.lock"
 
     def read(self) -> ClusterState | None:
-        """The state; None when there never was a cluster here. Raises `CliError` for a damaged file."""
+        """Return the state; None when there never was a cluster here. Raises `CliError` for a damaged file."""
         try:
             return msgspec.json.decode(self.path.read_bytes(), type=ClusterState)
         except FileNotFoundError:

@@ -21,7 +21,7 @@ def find_vllm_python() -> Path | None:
 
 
 def vllm_python() -> str:
-    """The Python of `SYNTH_INFERENCE_PYTHON`, else of `.venv-vllm` here or beside our own environment.
+    """Return the Python of `SYNTH_INFERENCE_PYTHON`, else of `.venv-vllm` here or beside our own environment.
 
     Raises `CliError` when there is none, or it has no vLLM.
     """
@@ -44,7 +44,7 @@ def vllm_python() -> str:
 
 
 def _missing_packages(python: Path) -> str:
-    """Why this Python cannot run the inference service; "" when it can."""
+    """Return why this Python cannot run the inference service; "" when it can."""
     try:
         probe = subprocess.run([python, "-c", _PROBE], capture_output=True, text=True, timeout=_PROBE_S, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:

@@ -197,7 +197,7 @@ def init(
 
 
 def _starting_model(ctx: typer.Context, named: str | None, models_dir: Path, *, vision: bool) -> ModelFacts | None:
-    """The model of a new job file: the named one, else a base that the cluster has; None if neither is known."""
+    """Return the model of a new job file: the named one, else a base that the cluster has; None if unknown."""
     from synth.cli.checking.cluster import open_cluster
     from synth.cli.job_text.starter import model_facts
 

@@ -159,7 +159,7 @@ def _end(key: Key) -> str:
 
 
 def read_seconds(text: str, option: str) -> int:
-    """The seconds of a duration such as 24h. Raises `UsageProblem`, which names the option."""
+    """Return the seconds of a duration such as 24h. Raises `UsageProblem`, which names the option."""
     match = re.fullmatch(r"(\d{1,9})([smhd]?)", text.strip())
     if match is None:
         raise UsageProblem(

@@ -39,7 +39,7 @@ def settings_of(resolved: Sequence[dict[str, Any] | None]) -> list[dict[str, Any
 
 
 def differences(configs: Sequence[dict[str, Any]]) -> list[Difference]:
-    """The settings that differ, in the order of the first configuration that has each.
+    """Return the settings that differ, in the order of the first configuration that has each.
 
     A setting that one job does not have and another has as null is the same.
     """
@@ -55,7 +55,7 @@ def _name(key: str) -> str:
 
 
 def flatten(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """The settings of a configuration by their dotted keys."""
+    """Return the settings of a configuration by their dotted keys."""
     settings: dict[str, Any] = {}
     for key, value in config.items():
         if isinstance(value, dict) and set(cast(dict[str, Any], value)) != _SEEDS:

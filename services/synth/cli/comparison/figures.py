@@ -37,7 +37,7 @@ class Figure:
 
 
 def figures(points: Sequence[Point], *, kind: str | None) -> dict[str, Figure]:
-    """The compared metrics that a job has. points: ascending by step. kind: of the job."""
+    """Return the compared metrics that a job has. points: ascending by step. kind: of the job."""
     by_name: dict[str, Figure] = {}
     for name, better in COMPARED.items():
         of_name = [p for p in points if p.name == name]
@@ -56,7 +56,7 @@ def figures(points: Sequence[Point], *, kind: str | None) -> dict[str, Figure]:
 
 
 def better_runs(figures_of_jobs: Sequence[Figure | None], name: str, *, kinds: Sequence[str | None]) -> set[int]:
-    """The jobs whose final value of a metric is the best; none where they are alike, or neither way is better."""
+    """Return the jobs with the best final value of a metric; none if all are equal or neither direction is better."""
     better = _LOSS if name == "loss" and set(kinds) == {"sft"} else COMPARED[name]
     values = [f.final for f in figures_of_jobs if f is not None]
     if better is None or len(set(values)) < 2:
@@ -72,7 +72,7 @@ def drawn_metrics(figures_of_jobs: Sequence[dict[str, Figure]], kinds: Sequence[
 
 
 def _best(points: Sequence[Point], better: Better | None) -> Point | None:
-    """The best of the points, the first of several that are as good."""
+    """Return the best of the points, the first of several that are as good."""
     if better is None:
         return None
     return max(points, key=lambda p: p.value) if better == "higher" else min(points, key=lambda p: p.value)

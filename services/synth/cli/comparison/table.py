@@ -63,5 +63,5 @@ def interval_text(low: float, high: float) -> str:
 
 
 def signed(value: float) -> str:
-    """A difference, with its sign."""
+    """Return a difference with its sign."""
     return Cell(("+" if value > 0 else "") + output.number(value), value)

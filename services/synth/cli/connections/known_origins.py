@@ -42,7 +42,7 @@ def known_origins_file() -> Path:
 
 
 def is_confirmed(key: ConfigValue, address: ConfigValue) -> bool:
-    """Whether a key may be sent to an address.
+    """Return whether a key may be sent to an address.
 
     An address and a key that are both set in the environment are a pair that the user has set.
     """

@@ -60,7 +60,7 @@ def proxy_for(url: str) -> Proxy | None:
 
 
 def _is_excluded(host: str, port: int, excluded: str) -> bool:
-    """Whether NO_PROXY has the host: `*`, a name with all below it, an address, a network, each with a port or not."""
+    """Return whether NO_PROXY has the host: `*`, a name with its subdomains, an address, a network; port optional."""
     name, address = plain_host(host), ip_address(host)
     for entry in excluded.lower().replace(" ", ",").split(","):
         pattern, entry_port = entry, ""

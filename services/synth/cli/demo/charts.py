@@ -30,7 +30,7 @@ def save_curve(
 
 
 def print_curve(reward: list[float], evaluation: dict[int, float], *, held_out: str) -> None:
-    """The same curves in the terminal."""
+    """Print the same curves in the terminal."""
     curves = [
         Curve("t", range(1, len(reward) + 1), reward),
         Curve("H", list(evaluation), list(evaluation.values())),

@@ -67,7 +67,7 @@ class Demo:
         return str(self.synthctl("jobs", "get", job["id"], "-o", "json")["model"])
 
     def points(self, metric: str) -> list[dict[str, Any]]:
-        """A metric of the RL job, step by step."""
+        """Return a metric of the RL job, step by step."""
         return self.synthctl("jobs", "metrics", self.jobs["rl"], "--name", metric, "-o", "json")["points"]
 
     def evaluate(self, name: str, model: str, task_url: str, *more: str) -> None:
@@ -80,12 +80,12 @@ class Demo:
         output.err().print(f"  accuracy of {model}: [bold]{self.accuracy[name]:.3f}[/]")
 
     def read_curves(self) -> None:
-        """The rewards of the RL job's steps, and of its evaluations."""
+        """Read the rewards of the RL job's steps, and of its evaluations."""
         self.reward = [float(p["value"]) for p in self.points("reward_mean")]
         self.evaluation = {int(p["step"]): float(p["value"]) for p in self.points("eval.reward_mean")}
 
     def write_report(self) -> None:
-        """The figures as JSON, and where they are."""
+        """Write the figures as JSON, and print the path."""
         figures = {
             "accuracy": self.accuracy,
             "reward": self.reward,

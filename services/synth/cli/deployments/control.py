@@ -96,7 +96,7 @@ def stop(files: Deployment, state: DeploymentState) -> bool:
 
 
 def tail(files: Deployment, lines: int = _TAIL_LINES) -> list[str]:
-    """The last lines of the log."""
+    """Return the last lines of the log."""
     try:
         return split_lines(files.log.read_text(errors="replace"))[-lines:] if lines else []
     except FileNotFoundError:

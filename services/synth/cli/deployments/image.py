@@ -93,7 +93,7 @@ def write_folder(folder: Path, place: str, *, include: Sequence[Path], requireme
 
 
 def find_engine() -> str | None:
-    """The first engine that is here and answers."""
+    """Return the first engine that is here and answers."""
     for name in ENGINES:
         if (path := shutil.which(name)) and subprocess.run(
             [path, "info"], capture_output=True, check=False
@@ -136,7 +136,7 @@ def _dockerfile(place: str, *, base: str, with_sdk: bool) -> str:
 
 
 def _own_files(root: Path) -> list[Path]:
-    """The user's modules that were imported, relative to the working directory. Raises `UsageProblem` for others."""
+    """Return the user's imported modules, relative to the working directory. Raises `UsageProblem` for others."""
     files: set[Path] = set()
     for name, module in [*sys.modules.items()]:
         # A checkout contains this program's own modules too.
@@ -159,7 +159,7 @@ def _own_files(root: Path) -> list[Path]:
 
 
 def _inside(source: str) -> str:
-    """The app's file as it is named in the image; a module stays a module."""
+    """Return the app's file as it is named in the image; a module stays a module."""
     path = Path(source)
     return str(path.resolve().relative_to(Path.cwd())) if source.endswith(".py") else source
 

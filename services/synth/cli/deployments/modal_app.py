@@ -121,7 +121,7 @@ def _build_app(
     start_s: float,
     max_inputs: int,
 ) -> tuple[Any, Any]:
-    """The app and its one function, not yet at Modal."""
+    """Return the app and its one function, not yet at Modal."""
     python = f"{sys.version_info.major}.{sys.version_info.minor}"
     image = modal.Image.from_registry(base) if base else modal.Image.debian_slim(python_version=python)
     image = image.env({"PYTHONUNBUFFERED": "1", modal_entry.PLACE: written.place})

@@ -13,5 +13,5 @@ PLACE = "SYNTH_TASK_APP"
 
 
 def task_app() -> Starlette:
-    """The app that this container serves."""
+    """Return the app that this container serves."""
     return load_task_app(os.environ[PLACE]).asgi()

@@ -153,7 +153,7 @@ class Deployment:
 
 
 def find_deployments(data: Path) -> list[tuple[Deployment, DeploymentState]]:
-    """Every deployment of a data folder, by id."""
+    """Return every deployment of a data folder, by id."""
     deployments: list[tuple[Deployment, DeploymentState]] = []
     for file in (data / "deployments").glob("*/state.json"):
         files = Deployment(data, unquote(file.parent.name))
@@ -164,7 +164,7 @@ def find_deployments(data: Path) -> list[tuple[Deployment, DeploymentState]]:
 
 
 def find_deployment(data: Path, id: str) -> tuple[Deployment, DeploymentState]:
-    """The deployment of an app. Raises `NotFound`."""
+    """Return the deployment of an app. Raises `NotFound`."""
     state = Deployment(data, id).read()
     if state is None:
         ids = ", ".join(one.id for one, _ in find_deployments(data))

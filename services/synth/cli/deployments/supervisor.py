@@ -141,7 +141,7 @@ class AppKeeper:
             await asyncio.wait([ending], timeout=_PROBE_STARTING_S)
 
     async def _is_closed(self, worker: Worker) -> bool:
-        """Whether a process has closed its own socket."""
+        """Return whether a process has closed its own socket."""
         try:
             await self.http.get(worker.health_url)
         except httpx.ConnectError:

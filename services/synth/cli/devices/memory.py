@@ -37,7 +37,7 @@ def job_memory(job: Job, models_dir: Path) -> JobPlan | None:
 
 
 def memory_rows(plan: JobPlan) -> list[tuple[str, str, str]]:
-    """The plan as a table: what, how much, and of what. The largest part of the training comes first."""
+    """Return the plan as a table: what, how much, and of what. The largest part of the training comes first."""
     where = "one GPU" if plan.ranks == 1 else f"each of {plan.ranks} GPUs"
     most = "at most; " if plan.training.image_activations else ""
     rows = [(f"training, on {where}", in_words(plan.total), f"{most}in {plan.dtype}")]
@@ -69,7 +69,7 @@ def memory_rows(plan: JobPlan) -> list[tuple[str, str, str]]:
 
 
 def describe_memory(plan: JobPlan) -> list[str]:
-    """The plan as sentences."""
+    """Return the plan as sentences."""
     of = ", ".join(f"{name.replace('_', ' ')} {in_words(held)}" for held, name in _largest(plan.training))
     most = "at most " if plan.training.image_activations else ""
     where = "one GPU" if plan.ranks == 1 else f"each of {plan.ranks} GPUs"
@@ -91,5 +91,5 @@ def describe_memory(plan: JobPlan) -> list[str]:
 
 
 def _largest(training: TrainingMemory) -> list[tuple[int, str]]:
-    """The parts of a training that are there, the largest first."""
+    """Return the parts of a training that are there, the largest first."""
     return sorted(((held, name) for name, held in training.parts.items() if held), reverse=True)

@@ -66,7 +66,7 @@ class DevicePlan(msgspec.Struct, frozen=True, kw_only=True):
         return "cuda" if self.trainer.gpus else "cpu"
 
     def processes(self, services: Sequence[str]) -> list[tuple[str, str]]:
-        """The processes of these services: the name of each and its service."""
+        """Return the processes of these services: the name of each and its service."""
         more = [(f"inference-{i}", "inference") for i in range(1, len(self.inference))]
         return [p for service in services for p in ((service, service), *(more if service == "inference" else ()))]
 
@@ -88,7 +88,7 @@ class DevicePlan(msgspec.Struct, frozen=True, kw_only=True):
         return env | _visible([own.gpu] if own.gpu is not None else [])
 
     def _validator_environment(self) -> dict[str, str]:
-        """What trains, for the refusal of jobs that do not fit there: of its GPUs the memory of the smallest."""
+        """Return the training devices, so that the validator refuses jobs that do not fit on the smallest GPU."""
         gpus = self.trainer.gpus
         sizes = [gpu.memory_bytes for gpu in gpus if gpu.memory_bytes is not None]
         env = {"SYNTH_TRAINER_DEVICE": self.device, "SYNTH_TRAINER_DTYPE": self.trainer.dtype}
@@ -111,7 +111,7 @@ class DevicePlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def plan_devices(inventory: Inventory, wishes: Wishes) -> DevicePlan:
-    """The plan of this machine. Raises `CliError`, which names the flag or setting, for wishes that it cannot meet."""
+    """Return this machine's plan. Raises `CliError`, which names the flag or setting, for wishes it cannot meet."""
     gpus, why_none = _usable_gpus(inventory)
     if wishes.device == "cpu":
         if wishes.flags:

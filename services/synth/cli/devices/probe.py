@@ -155,7 +155,7 @@ def parse_gpus(gpus: list[list[str]], holders: list[list[str]], slices: str) -> 
 
 
 def _holder(row: list[str]) -> tuple[str, str, str, str]:
-    """A row of `--query-compute-apps`; the name, which nvidia-smi does not quote, may have commas, or be missing."""
+    """Parse a row of `--query-compute-apps`; nvidia-smi does not quote the name, which may have commas."""
     uuid, pid, held, *name = [*row, "", "", ""]
     return uuid, pid, held, ", ".join(name).rstrip(", ")
 
@@ -178,7 +178,7 @@ def select_visible(gpus: list[Gpu], visible: str | None) -> GpuList:
 
 
 def _slices_of(gpu: Gpu, listing: str) -> list[Gpu]:
-    """The MIG slices of a GPU, from what `nvidia-smi -L` prints; the size of one is in the name of its profile."""
+    """Parse the MIG slices of a GPU from the output of `nvidia-smi -L`; the name of a profile has its size."""
     parts: list[Gpu] = []
     inside = False
     for line in split_lines(listing):
@@ -202,7 +202,7 @@ def _slices_of(gpu: Gpu, listing: str) -> list[Gpu]:
 
 
 def _read_torch() -> tuple[TorchBuild | None, tuple[Gpu, ...]]:
-    """The build of torch, and the GPUs as it sees them."""
+    """Return the build of torch, and the GPUs as it sees them."""
     if importlib.util.find_spec("torch") is None:
         return None, ()
     try:

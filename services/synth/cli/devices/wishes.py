@@ -41,7 +41,7 @@ def read_wishes(
     gpus_for_training: int | None = None,
     gpus_for_ref: int | None = None,
 ) -> Wishes:
-    """The wishes of `up`'s flags and of its environment. Raises `UsageProblem` for a value that no setting takes."""
+    """Read the wishes from `up`'s flags and its environment. Raises `UsageProblem` for a value no setting takes."""
     device = environment.get("SYNTH_DEVICE", "").lower().partition(":")[0]
     dtype = environment.get("SYNTH_DTYPE", "").lower()
     engine_dtype = environment.get("SYNTH_ENGINE_DTYPE", "").lower()

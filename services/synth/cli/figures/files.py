@@ -36,7 +36,7 @@ def save_points(points: Sequence[Point], path: Path, *, names: Sequence[str], dr
 
 
 def by_step(points: Sequence[Point]) -> list[tuple[int, dict[str, float]]]:
-    """The values of each step by their names, ascending."""
+    """Return the values of each step by their names, ascending."""
     steps: dict[int, dict[str, float]] = {}
     for p in points:
         steps.setdefault(p.step, {})[p.name] = p.value

@@ -148,7 +148,7 @@ class _Session:
         return [{"messages": messages}], False
 
     def _calls(self) -> tuple[Row, list[Row]]:
-        """The tools that were offered last, as a row has them, and the reply of each call of the model, in order."""
+        """Return the last offered tools, as a row has them, and the reply of each call of the model, in order."""
         records: list[Row] = []
         for event in self._events:
             if event["event_type"] == "cais":
@@ -222,7 +222,7 @@ def _said(raw: Any) -> Any:
 
 
 def _text(content: Any) -> str:
-    """The words of a content, as the clients' filter finds them."""
+    """Return the words of a content, as the clients' filter finds them."""
     if isinstance(content, str):
         return content
     if isinstance(content, dict):

@@ -87,7 +87,7 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Rules:
-        """The rules of what `resolve_filter` found."""
+        """Return the rules of what `resolve_filter` found."""
         return msgspec.convert({k: v for k, v in values.items() if k not in ("kind", "tags")}, cls)
 
 

@@ -50,7 +50,7 @@ class Report(msgspec.Struct, kw_only=True):
             counts[key] = counts.get(key, 0) + count
 
     def sentences(self) -> Iterator[str]:
-        """The report for people."""
+        """Yield the report for people."""
         stopped = ", and no more: `limit` was reached" if self.stopped else ""
         yield f"{_count(self.seen, 'trace')} of {self.source} seen{stopped}; {self.without_reward:,} without a reward"
         for counts, word in ((self.dropped, "trace"), (self.dropped_rows, "row")):
@@ -166,7 +166,7 @@ def _stratum(rules: Rules, episode: ReadTrace) -> str:
 
 
 def _line(rules: Rules, episode: ReadTrace, row: Row, report: Report) -> bytes | None:
-    """The row as a line of a training file; None for one that is dropped, and counted."""
+    """Return the row as a line of a training file; None for one that is dropped, and counted."""
     replies = [message for message in row["messages"] if message.get("role") == "assistant"]
     empty = [reply for reply in replies if not reply.get("content") and not reply.get("tool_calls")]
     if empty and (rules.sft.filter_empty_responses or len(empty) == len(replies)):

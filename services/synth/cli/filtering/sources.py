@@ -86,7 +86,7 @@ class PlatformTraces:
 
 
 def without_images(message: Row) -> Row:
-    """The message without the parts that show images."""
+    """Return the message without the parts that show images."""
     parts = message.get("content")
     if not isinstance(parts, list):
         return message

@@ -98,18 +98,18 @@ class Spool:
         return self._count("SELECT COUNT(*) FROM chosen WHERE validation")
 
     def lines(self, *, validation: bool = False) -> Iterator[bytes]:
-        """The chosen rows in their order."""
+        """Yield the chosen rows in their order."""
         query = "SELECT row FROM chosen WHERE validation = ? ORDER BY place"
         for (row,) in self._db.execute(query, (validation,)):
             yield self._db.execute("SELECT line FROM rows WHERE id = ?", (row,)).fetchone()[0]
 
     def kept_ids(self) -> Iterator[str]:
-        """The traces that have chosen rows, in the order in which they came."""
+        """Return the traces that have chosen rows, in the order in which they came."""
         query = "SELECT id FROM traces WHERE n IN (SELECT trace FROM chosen) ORDER BY n"
         return (id for (id,) in self._db.execute(query))
 
     def kept_traces(self) -> int:
-        """How many these are."""
+        """Return the number of traces that have chosen rows."""
         return self._count("SELECT COUNT(DISTINCT trace) FROM chosen")
 
     def _count(self, query: str) -> int:
@@ -117,5 +117,5 @@ class Spool:
 
 
 def _draw(seed: int, name: str) -> int:
-    """A number that looks random and is the same each time."""
+    """Return a number that looks random and is the same each time."""
     return int.from_bytes(hashlib.blake2b(f"{seed}:{name}".encode(), digest_size=8).digest(), "big", signed=True)

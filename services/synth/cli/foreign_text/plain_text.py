@@ -12,7 +12,7 @@ _UNSAFE = re.compile(
 
 
 def printable(text: str) -> str:
-    """The text with such characters shown as symbols; line breaks and tabs stay."""
+    """Return the text with such characters shown as symbols; line breaks and tabs stay."""
     return _UNSAFE.sub(_symbol, text.replace("\r\n", "\n"))
 
 

@@ -11,6 +11,6 @@ from synth.jobs.resolved import Job
 
 
 def job_text(job: Job, *, heading: str) -> str:
-    """A TOML that resolves to this job. heading: a comment at its top."""
+    """Return a TOML that resolves to this job. heading: a comment at its top."""
     tables: dict[str, Any] = job_file(job)
     return f"# {heading}\n\n{tomlkit.dumps(tables)}"

@@ -41,7 +41,7 @@ class Assignment:
 
 
 def settings_of_flags(sets: Sequence[str] | None, tags: Sequence[str] | None) -> tuple[Assignment, ...]:
-    """What the flags `--set` and `--tag` of a command line set. Raises `UsageProblem`."""
+    """Return the settings of the flags `--set` and `--tag`. Raises `UsageProblem`."""
     return (*map(parse_setting, sets or ()), *map(parse_tag, tags or ()))
 
 
@@ -73,7 +73,7 @@ def split_tag(text: str) -> tuple[str, str]:
 
 
 def set_values(text: str, *, name: str, settings: Sequence[Assignment]) -> tuple[str, Document]:
-    """A job file's text with keys set, and read; a later setting of the same key wins.
+    """Return a job file's text with keys set, and read; a later setting of the same key wins.
 
     name: of the file, for messages. Raises `UserError` for text that is no TOML, `UsageProblem` for a setting that the
     file has no place for.

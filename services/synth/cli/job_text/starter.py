@@ -77,7 +77,7 @@ def model_facts(model_id: str, models_dir: Path, *, runs_as: str | None = None) 
 
 
 def starter(kind: str, model: ModelFacts | None, *, vision: bool) -> str:
-    """The text of a job file. model: None keeps the model of the starter file, and its values."""
+    """Return the text of a job file. model: None keeps the model of the starter file, and its values."""
     text = (_STARTERS / f"{kind}{'_vision' if vision else ''}.toml").read_text()
     if model is None:
         return text
@@ -110,7 +110,7 @@ def _value(text: str, key: str) -> str:
 
 
 def _with(text: str, key: str, value: str, comments: dict[str, str]) -> str:
-    """The text with another value of a key; a key that is behind # is written. Comments stay in their column."""
+    """Return the text with another value of a key; a key that is behind # is written. Comments stay in their column."""
     key, _, renamed = key.partition(".")
     name = renamed or key
 

@@ -109,7 +109,7 @@ class ExportedAccount:
 
 
 def section(item: Json, name: str) -> Json:
-    """An object within one of the API; {} for a missing one, or for a value that is no object."""
+    """Return a nested object of an API object; {} if it is missing or no object."""
     value = item.get(name)
     return cast(Json, value) if isinstance(value, dict) else {}
 

@@ -61,7 +61,7 @@ def propose_base(model: str, needs: Needs, *, online: bool, available: Sequence[
 
 
 def wanted_size(model: str) -> float:
-    """Parameters in billions of the base that is proposed for a model of OpenAI."""
+    """Return the size, in billions of parameters, of the base that is proposed for a model of OpenAI."""
     base = model.split(":")[1] if model.startswith("ft:") and ":" in model else model
     matches = [name for name in _SIZES if base.startswith(name)]
     return _SIZES[max(matches, key=len)] if matches else _OTHER
@@ -74,6 +74,6 @@ def _fits(spec: ModelSpec, needs: Needs, *, online: bool) -> bool:
 
 
 def _distance(spec: ModelSpec, wanted: float) -> tuple[float, bool, str]:
-    """How far a base is from the size, by its logarithm; a dense base wins over one with experts."""
+    """Return a base's distance from the size, by its logarithm; a dense base is preferred to a mixture of experts."""
     size = spec.parameters or 1.0
     return max(size / wanted, wanted / size), spec.experts, spec.id

@@ -99,7 +99,7 @@ class ImportFolder:
 
     @contextmanager
     def _partial(self) -> Iterator[IO[bytes]]:
-        """A file below the folder that is removed unless it is renamed."""
+        """Yield a new file's path in the folder; the file is removed at the end unless it was renamed."""
         with tempfile.NamedTemporaryFile(dir=self.path / "files", prefix=".part-", delete=False) as part:
             try:
                 yield part
@@ -108,7 +108,7 @@ class ImportFolder:
 
 
 def checked_id(id: Any) -> str:
-    """An id of the API that is part of a path here and of a URL. Raises `CliError` for another text."""
+    """Return an id that is safe in a path and a URL. Raises `CliError` for any other text."""
     if not isinstance(id, str) or not _ID.fullmatch(id) or id.startswith("."):
         raise CliError(f"{str(id)[:80]!r} is no id of OpenAI's API", expected="letters, digits, - and _")
     return id

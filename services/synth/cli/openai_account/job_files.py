@@ -95,7 +95,7 @@ def _request(body: Json, job: Json) -> FineTuningRequest:
 
 
 def _sequence_length(needs: Needs) -> int:
-    """A power of two that is at least the number of tokens of the longest row, up to `_LONGEST`."""
+    """Return a power of two that is at least the number of tokens of the longest row, up to `_LONGEST`."""
     tokens, length = needs.longest / _BYTES_A_TOKEN, _SHORTEST
     while length < tokens and length < _LONGEST:
         length *= 2
@@ -103,7 +103,7 @@ def _sequence_length(needs: Needs) -> int:
 
 
 def _comments(hyper: Json, config: Json, base: Proposal, kind: str) -> dict[tuple[str, str], str]:
-    """The comments of the keys, by table and key."""
+    """Return the comments of the keys, by table and key."""
     rate = config.get("hyperparameters", config.get("training", {})).get("learning_rate")
     factor = hyper.get("learning_rate_multiplier")
     multiplied = f"learning_rate_multiplier {factor} of the default rate here" if rate else ""
@@ -157,7 +157,7 @@ def _table(path: str, values: Json, comments: Mapping[tuple[str, str], str]) -> 
 
 
 def _item(value: Any) -> Item:
-    """A value of TOML, which has no null."""
+    """Return a value of TOML, which has no null."""
     return tomlkit.item(_without_null(value))
 
 

@@ -39,14 +39,14 @@ class ModelChoice:
 
 
 def of_cluster(model: str, settings: Config) -> ModelChoice:
-    """A model of the cluster, through its gateway. Raises `NotAuthorised` without a key, and `UnconfirmedOrigin`."""
+    """Return a model of the cluster's gateway. Raises `NotAuthorised` without a key, and `UnconfirmedOrigin`."""
     confirm(settings.require_api_key(), settings.backend)
     client = Client(settings)
     return ModelChoice(model, settings.backend.text, lambda body: client.chat({**body, "model": model}))
 
 
 def of_endpoint(model: str, address: ConfigValue, *, trusted: bool) -> ModelChoice:
-    """A model behind another OpenAI-compatible address; its key is OPENAI_API_KEY. Raises `UnconfirmedOrigin`."""
+    """Return a model behind another OpenAI-compatible address, with OPENAI_API_KEY. Raises `UnconfirmedOrigin`."""
     key = model_endpoint(address, trusted=trusted)
     api = HostedApi(address, key, name="the model's endpoint", patience_s=_PATIENCE_S, timeout_s=_PATIENCE_S)
     return ModelChoice(model, address.text, lambda body: _answer(api, {**body, "model": model}))
@@ -73,7 +73,7 @@ class Typist:
 
 
 def read_typed(prompt: str = "") -> Body:
-    """The assistant's message that is typed: a line is the reply, `/call NAME {"key": …}` calls a tool.
+    """Return the assistant's message that is typed: a line is the reply, `/call NAME {"key": …}` calls a tool.
 
     A line that ends with a backslash goes on in the next one. Raises `UsageProblem` at the end of the input.
     """

@@ -80,7 +80,7 @@ class ModelRelay:
         return f"http://{host}:{self._server.server_address[1]}/v1/chat/completions?cid={self.credential}"
 
     def complete(self, asked: Body) -> tuple[int, Body]:
-        """The status and the body that the agent gets."""
+        """Return the status and the body that the agent gets."""
         with self._lock:
             self._begun += 1
             number = self._begun

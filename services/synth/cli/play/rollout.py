@@ -63,7 +63,7 @@ class Played:
 
 
 def most_calls(turns: int) -> int:
-    """How often the agent may call the model."""
+    """Return how often the agent may call the model."""
     return max(_CALLS_A_TURN * turns, _FEWEST_CALLS)
 
 

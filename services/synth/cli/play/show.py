@@ -17,7 +17,7 @@ from synth.transcripts.transcript import TaskAppAnswer, Transcript, TranscriptSt
 
 
 def transcript_of(calls: Sequence[Call], steps: Sequence[Step]) -> Transcript:
-    """The rollout as the platform keeps one: each message once, in the turn in which it is new."""
+    """Return the rollout as the platform keeps one: each message once, in the turn in which it is new."""
     turns: list[TranscriptTurn] = []
     for n, call in enumerate(calls):
         usage = cast(Body, call.completion.get("usage") or {})
@@ -53,7 +53,7 @@ def transcript_of(calls: Sequence[Call], steps: Sequence[Step]) -> Transcript:
 
 
 def unheard(request: Body, calls: Sequence[Call]) -> Iterator[Line]:
-    """What a person who answers has not read yet: the messages since the last call, and at first the tools."""
+    """Yield the parts that the player has not read yet: the messages since the last call, and at first the tools."""
     for message in _new_in(request, calls).messages:
         yield from message_lines(message)
     if not calls:
@@ -61,7 +61,7 @@ def unheard(request: Body, calls: Sequence[Call]) -> Iterator[Line]:
 
 
 def outcome(played: Played) -> Iterator[Line]:
-    """What the rollout earned."""
+    """Yield the outcome: the app's details, the reward or the policy's failure, and the app's errors."""
     yield "outcome", None
     if played.details:
         rest = {key: value for key, value in played.details.items() if key != "policy_failure"}
@@ -103,7 +103,7 @@ def as_json(played: Played | None, calls: Sequence[Call], *, app: str, seed: int
 
 
 def _new_in(request: Body, calls: Sequence[Call], **fields: Any) -> TranscriptTurn:
-    """The turn of this request with the messages that no earlier conversation begins with."""
+    """Return the turn of this request with the messages that no earlier conversation begins with."""
     messages = Call(request, {}, 0.0).messages
     kept = [_common([*call.messages, call.reply], messages) for call in calls]
 
@@ -119,13 +119,13 @@ def _new_in(request: Body, calls: Sequence[Call], **fields: Any) -> TranscriptTu
 
 
 def _common(earlier: Sequence[Body], messages: Sequence[Body]) -> int:
-    """How many messages both begin with."""
+    """Return the number of equal messages at the beginning of both."""
     pairs = zip(earlier, messages, strict=False)
     return next((n for n, (a, b) in enumerate(pairs) if _said(a) != _said(b)), min(len(earlier), len(messages)))
 
 
 def _said(message: Body) -> tuple[Any, ...]:
-    """What of a message the policy sees again. Clients add empty fields of their own."""
+    """Return the part of a message that the policy sees again, without the empty fields that clients add."""
     calls = cast(list[Body], message.get("tool_calls") or [])
     return message.get("role"), message.get("content") or "", [call.get("function") for call in calls]
 

@@ -54,7 +54,7 @@ class AnswerFile:
         self._read()
 
     def has(self, row: int, sample: int, request: str) -> bool:
-        """Whether the file has the reply to this very request."""
+        """Return whether the file has the reply to this very request."""
         return self._places.get((row, sample), ("", 0))[0] == request
 
     def add(self, answer: Answer) -> None:

@@ -153,7 +153,7 @@ def _is_served(client: Client, model: str) -> bool:
 
 
 def _served_by_cluster(model: str, config: Config, *, patience_s: float) -> ChatEndpoint:
-    """A model of the cluster, which decides how long a reply may take."""
+    """Return a model of the cluster, which decides how long a reply may take."""
     key = config.require_api_key()
     address = ConfigValue(f"{config.backend.text}/v1", config.backend.origin, config.backend.name)
     return ChatEndpoint(model, HostedApi(address, key, name="the cluster", patience_s=patience_s, timeout_s=None))

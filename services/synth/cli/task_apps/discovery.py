@@ -112,7 +112,7 @@ def no_such_app(id: str, found: Found, folder: Path) -> UsageProblem:
 
 
 def apps_of(file: Path, tree: ast.Module) -> Iterator[FoundApp]:
-    """The task apps that a module makes at its top level."""
+    """Yield the task apps that a module makes at its top level."""
     names, texts = _imported(tree), dict(_constant_texts(tree))
     for statement in _top_level(tree.body):
         for call in _calls(statement):
@@ -143,7 +143,7 @@ def _python_files(folder: Path) -> Iterator[Path]:
 
 
 def _top_level(body: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
-    """The statements that run when the module is imported."""
+    """Yield the statements that run when the module is imported."""
     for statement in body:
         match statement:
             case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
@@ -163,7 +163,7 @@ def _calls(statement: ast.stmt) -> Iterator[ast.Call]:
 
 
 def _imported(tree: ast.Module) -> dict[str, tuple[str, str]]:
-    """What each name of the module is: the module that it comes from, and its name there, "" for a module itself."""
+    """Return for each imported name of the module its source module and its name there, "" for a module itself."""
     names: dict[str, tuple[str, str]] = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -191,7 +191,7 @@ def _full_name(function: ast.expr, names: dict[str, tuple[str, str]]) -> tuple[s
 
 
 def _published(name: tuple[str, str]) -> tuple[str, str]:
-    """The published clients offer their entry in several modules, which all begin alike."""
+    """Return the published clients offer their entry in several modules, which all begin alike."""
     module, attribute = name
     return ("synth_ai.task.apps", attribute) if module.split(".")[0] == "synth_ai" else name
 
@@ -221,7 +221,7 @@ def _aliases(call: ast.Call, texts: dict[str, str]) -> tuple[str, ...]:
 
 
 def _variable(statement: ast.stmt, call: ast.Call) -> str:
-    """The name that the statement gives to the app."""
+    """Return the name that the statement gives to the app."""
     match statement:
         case ast.Assign(targets=[ast.Name(id=name), *_], value=value) if value is call:
             return name

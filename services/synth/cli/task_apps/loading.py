@@ -122,7 +122,7 @@ def _from_file(path: Path) -> ModuleType:
 
 
 def _package_of(path: Path) -> tuple[Path, str] | None:
-    """The folder that the file's outermost package lies in, and the module's whole name; None outside of a package."""
+    """Return the parent folder of the file's outermost package, and the module's full name; None outside a package."""
     names, folder = [path.stem], path.resolve().parent
     while (folder / "__init__.py").is_file() and folder.name.isidentifier():
         names.insert(0, folder.name)
@@ -131,7 +131,7 @@ def _package_of(path: Path) -> tuple[Path, str] | None:
 
 
 def _is_module_here(name: str) -> bool:
-    """Whether the working directory has a module of this dotted name."""
+    """Return whether the working directory has a module of this dotted name."""
     parts = name.split(".")
     if len(parts) < 2 or not all(part.isidentifier() for part in parts):
         return False
@@ -164,7 +164,7 @@ def _from_module(name: str) -> ModuleType:
 
 
 def _broken(source: str, error: Exception) -> UsageProblem:
-    """What the user's code raised, at its own line."""
+    """Return the problem for an exception of the user's code, with its own line."""
     fault = fault_of(error)
     return UsageProblem(
         f"importing it raised {fault.what}",

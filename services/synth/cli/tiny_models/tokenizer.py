@@ -127,7 +127,7 @@ _KEPT = """\
 
 
 def chat_template(*, vision: bool = False, thinking: bool = False) -> str:
-    """The chat template of a tiny model. thinking: of one that always thinks."""
+    """Return the chat template of a tiny model. thinking: of one that always thinks."""
     template = _VISION_TEMPLATE if vision else _TEMPLATE
     return template.replace(_ASKED_OPENING, _ALWAYS_OPENING).replace(_STRIPPED, _KEPT) if thinking else template
 
@@ -188,7 +188,7 @@ def _sums() -> list[str]:
 
 
 def _pictures() -> list[str]:
-    """Chats about pictures and about the moves of a game, without their special tokens."""
+    """Return chats about pictures and about the moves of a game, without their special tokens."""
     colours = ("red", "green", "blue", "yellow", "white", "black", "orange", "purple")
     moves = ("noop", "move_left", "move_right", "move_up", "move_down", "do", "sleep", "place_table", "place_stone")
     texts: list[str] = []

@@ -90,7 +90,7 @@ class TraceDatabase:
         self._db.close()
 
     def add(self, session: Object) -> None:
-        """A session as `v3_trace` makes it."""
+        """Add a session as `v3_trace` makes it."""
         id, created = session["session_id"], session["created_at"]
         events, messages = session["event_history"], session["markov_blanket_message_history"]
         self._insert(

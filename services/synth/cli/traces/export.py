@@ -66,7 +66,7 @@ def export_traces(
 
 @contextmanager
 def _writer(path: Path, kind: Literal["synth", "v3", "sqlite"]) -> Iterator[Any]:
-    """What takes each trace."""
+    """Yield the function that writes a trace."""
     if kind == "sqlite":
         database = TraceDatabase(path)
         try:

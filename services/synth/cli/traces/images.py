@@ -26,7 +26,7 @@ class Images:
         self._url = lru_cache(maxsize=_HELD)(lambda digest: _data_url(fetch(digest), digest))
 
     def inline(self, message: dict[str, Any]) -> dict[str, Any]:
-        """The message with its images in it. Raises `ImageGone`. An image by another address stays as it is."""
+        """Return the message with its images in it. Raises `ImageGone`. An image by another address stays as it is."""
         parts = message.get("content")
         if not isinstance(parts, list):
             return message

@@ -96,7 +96,7 @@ def _is_there(path: Path, file: ModelFile) -> bool:
 
 
 def _inside(target: Path, name: str) -> Path:
-    """The path of a file below the directory. Raises `CliError` for a name that leads out of it."""
+    """Return the path of a file below the directory. Raises `CliError` for a name that leads out of it."""
     pure = PurePosixPath(name)
     if pure.is_absolute() or ".." in pure.parts or not pure.parts:
         raise CliError(f"the backend names a file {name!r}, which is no name inside a directory")

@@ -61,7 +61,7 @@ class RemoteFile:
 
 
 def is_wanted(name: str) -> bool:
-    """Whether the services read this file of a model repository."""
+    """Return whether the services read this file of a model repository."""
     return any(fnmatch(name, p) for p in WANTED) and not any(fnmatch(name, p) for p in _DOUBLES) and "/" not in name
 
 
@@ -265,7 +265,7 @@ def _shown(partial: Path, total: int, show: Show) -> Iterator[None]:
 
 @contextmanager
 def _hub_errors(hub: Any, id: str) -> Iterator[None]:
-    """The hub's errors in our words."""
+    """Raise the hub's errors in our words."""
     endpoint = hub.constants.ENDPOINT
     errors = hub.errors
     # The base class of the HTTP library that the hub's client uses: the class of every connection error.

@@ -99,7 +99,7 @@ def check_readable(path: Path) -> None:
 
 
 def line_problems(kept: list[LineProblem], bad_lines: int | None, name: str) -> list[Problem]:
-    """The problems of a file by line, and how many more lines have some. kept: the first problems."""
+    """Return the problems of a file by line, and how many more lines have some. kept: the first problems."""
     problems: list[Problem] = []
     for p in kept:
         what, _, rest = p.reason.partition("; expected ")

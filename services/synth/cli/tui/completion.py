@@ -18,7 +18,7 @@ _MOST = 100
 
 
 def complete_jobs(ctx: typer.Context, incomplete: str) -> list[tuple[str, str]]:
-    """Ids of jobs, newest first, and `@last`."""
+    """Return ids of jobs, newest first, and `@last`."""
     pairs = _ask(
         ctx, lambda client: ((j.id, f"{j.state} {j.name}") for j in client.jobs(prefix=incomplete, limit=_MOST))
     )
@@ -26,12 +26,12 @@ def complete_jobs(ctx: typer.Context, incomplete: str) -> list[tuple[str, str]]:
 
 
 def complete_files(ctx: typer.Context, incomplete: str) -> list[tuple[str, str]]:
-    """Ids of files, newest first."""
+    """Return ids of files, newest first."""
     return _ask(ctx, lambda client: ((f.id, f"{f.status} {f.filename}") for f in client.files(limit=_MOST)))
 
 
 def complete_models(ctx: typer.Context, incomplete: str) -> list[tuple[str, str]]:
-    """Ids of models: the organisation's, newest first, then the bases."""
+    """Return ids of models: the organisation's, newest first, then the bases."""
     return _ask(ctx, lambda client: ((m.id, m.kind) for m in client.models()))
 
 

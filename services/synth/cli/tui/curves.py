@@ -31,7 +31,7 @@ class Curve:
 
 
 def colour_of(index: int) -> str:
-    """The colour of the curve at this place."""
+    """Return the colour of the curve at this place."""
     return COLOURS[index % len(COLOURS)]
 
 

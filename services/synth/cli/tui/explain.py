@@ -46,7 +46,7 @@ class CheckReport(msgspec.Struct, kw_only=True):
 
 
 def settings_of(found: ValidationReport) -> list[Setting]:
-    """Every setting of a job file without problems, in the job's own order."""
+    """Return every setting of a job file without problems, in the job's own order."""
     return [
         Setting(field, found.keys.get(field, field), value, found.origins[field], found.changed.get(field, ""))
         for field, value in _fields(found.values, "", found.origins)
@@ -87,7 +87,7 @@ def _fields(values: dict[str, Any], prefix: str, origins: dict[str, str]) -> Ite
 
 
 def format_value(value: Any) -> str:
-    """A value as short text; long lists and sets of seeds by their first and last item."""
+    """Return a value as short text; long lists and sets of seeds by their first and last item."""
     if value is None:
         return "-"
     if isinstance(value, bool):

@@ -48,7 +48,7 @@ def help_text(command: Any, ctx: typer.Context) -> str:
 
 
 def usage(command: Any, ctx: typer.Context) -> str:
-    """How a command is called, in one line."""
+    """Return the usage of a command, in one line."""
     return " ".join([ctx.command_path, *command.collect_usage_pieces(ctx)])
 
 

@@ -93,7 +93,7 @@ def _plain() -> dict[str, Any]:
 
 
 def is_terminal() -> bool:
-    """Whether a person looks at standard output."""
+    """Return whether a person looks at standard output."""
     return sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
 
 
@@ -216,7 +216,7 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, wrap: 
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, wrap: str = "") -> RenderableType:
-    """Rows under headings as a renderable of rich; `wrap` as in `print_table`."""
+    """Return rows under headings as a renderable of rich; `wrap` as in `print_table`."""
     from synth.cli.tui.tables.rows import Rows
 
     return Rows(columns, rows, wrap=wrap, style=style_of)
@@ -290,7 +290,7 @@ def named_values(values: Iterable[tuple[str, float]]) -> str:
 
 
 def style_of(word: str) -> str:
-    """The colour of a state or health."""
+    """Return the colour of a state or health."""
     return _STYLES.get(word, "")
 
 
@@ -305,7 +305,7 @@ def sparkline(values: Sequence[float], *, width: int = 30) -> str:
 
 
 def age(moment: datetime | None) -> str:
-    """How long ago that was, as `3m05s`; raw is the moment itself."""
+    """Return the time since then, as `3m05s`; raw is the moment itself."""
     if moment is None:
         return "-"
     return Cell(duration((datetime.now(UTC) - moment).total_seconds()), moment.isoformat())
@@ -317,7 +317,7 @@ def duration(seconds: float) -> str:
 
 
 def seconds(value: float) -> str:
-    """A duration that may be short, as `0.3s`; raw in seconds."""
+    """Return a duration that may be short, as `0.3s`; raw in seconds."""
     return Cell(f"{value:.1f}s", value) if value < 60 else duration(value)
 
 
@@ -332,7 +332,7 @@ def _duration(s: int) -> str:
 
 
 def size(n: float) -> str:
-    """Bytes, as `1.2 MB`; raw in bytes."""
+    """Return bytes as `1.2 MB`; raw in bytes."""
     whole = n
     for unit in ("B", "kB", "MB", "GB"):
         if n < 1000:
@@ -342,12 +342,12 @@ def size(n: float) -> str:
 
 
 def count(n: int | None) -> str:
-    """A number of things, as `12,345`; "-" for none."""
+    """Return a number of things, as `12,345`; "-" for none."""
     return Cell(f"{n:,}", n) if n else "-"
 
 
 def number(value: float | None) -> str:
-    """A figure in about four significant digits."""
+    """Return a figure in about four significant digits."""
     if value is None or value != value:
         return "nan"
     if 1000 <= abs(value) < 1e6:

@@ -226,7 +226,7 @@ class Progress:
             self.wanted[batch] = max(self.wanted[batch], int(data.get("index") or 0) + 1)
 
     def _batch_of(self, data: dict[str, Any]) -> Batch:
-        """The batch of a rollout's event; an evaluation job is one batch."""
+        """Return the batch of a rollout's event; an evaluation job is one batch."""
         return ("eval", 0) if self.kind == "eval" else (str(data.get("mode")), int(data.get("iteration") or 0))
 
     def _forget_batches(self, mode: str, until: int) -> None:
@@ -236,7 +236,7 @@ class Progress:
 
 
 def exit_code(state: str | None) -> ExitCode:
-    """A finished job's outcome, as scripts see it."""
+    """Return the exit code of a finished job."""
     match state:
         case State.SUCCEEDED:
             return ExitCode.OK
@@ -247,7 +247,7 @@ def exit_code(state: str | None) -> ExitCode:
 
 
 def failure(event: EventView) -> str:
-    """Why a rollout failed; "" for an event that is no failure of one."""
+    """Return why a rollout failed; "" for any other event."""
     return str((_fields(event).get("problem") or {}).get("what", "")) if event.type == "rollout.failed" else ""
 
 
@@ -331,7 +331,7 @@ _WAITS = {
 
 
 def waiting_text(need: str, pool: str, position: int) -> str:
-    """What a job waits for, and its place in the queue."""
+    """Return the resource that a job waits for, and its place in the queue."""
     before = position - 1
     place = "it is next" if not before else f"{before} job{'s' * (before != 1)} before it"
     return f"{_WAITS.get(need, f'for {need}')}{'' if pool == 'default' else f' in pool {pool}'}, {place}"
@@ -342,7 +342,7 @@ def _waiting(data: dict[str, Any]) -> str:
 
 
 def _rollout_text(type: str, data: dict[str, Any]) -> str:
-    """A rollout's id without its job, its seed, its reward and its outcome."""
+    """Return a rollout's id without its job, its seed, its reward and its outcome."""
     name = "_".join(str(data.get("rollout_id", "")).rsplit("_", 2)[-2:])
     tries = int(data.get("tries") or 1)
     tried = f" after {tries} tries" if tries > 1 else ""
@@ -354,7 +354,7 @@ def _rollout_text(type: str, data: dict[str, Any]) -> str:
 
 
 def data_progress(data: dict[str, Any]) -> str:
-    """How far a dataset is that is read for training, as `tokenising 1.2 of 3.0 GB`."""
+    """Return the progress of reading a training dataset, as `tokenising 1.2 of 3.0 GB`."""
     of = int(data["of"])
     unit, name = next(((u, n) for u, n in ((10**9, "GB"), (10**6, "MB")) if of >= u), (1000, "kB"))
     doing = {"fetch": "fetching the dataset,", "tokenise": "tokenising"}.get(str(data["stage"]), str(data["stage"]))
@@ -372,7 +372,7 @@ def _step(step: dict[str, Any], data: dict[str, Any]) -> str:
 
 
 def _fields(event: EventView) -> dict[str, Any]:
-    """The event's data; empty for an event that the gateway could not parse, and passes on as text."""
+    """Return the event's data; empty for an event that the gateway could not parse, and passes on as text."""
     return cast(dict[str, Any], event.data) if isinstance(event.data, dict) else {}
 
 

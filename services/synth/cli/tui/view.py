@@ -49,7 +49,7 @@ class JobView:
             yield Constrain(row, width)
 
     def _notes(self) -> Iterator[Labelled]:
-        """What stands in the way, and what could be done."""
+        """Yield the job's present problems, and how to fix them."""
         p = self.progress
         if p.state is State.PAUSED:
             yield _row("go on", Text(f"synthctl jobs resume {p.job_id}"))

@@ -26,7 +26,7 @@ def worked(a: int, b: int) -> str:
 
 
 def estimate(a: int, b: int) -> str:
-    """A lower bound from the tens alone: `at least 110`"""
+    """Return a lower bound from the tens alone: `at least 110`."""
     return f"at least {(a // 10 + b // 10) * 10}"
 
 

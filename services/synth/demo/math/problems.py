@@ -13,13 +13,13 @@ _NUMBER = re.compile(r"-?\d+")
 
 
 def is_held_out(a: int, b: int) -> bool:
-    """Whether the pair is kept out of the dataset and of training seeds; a + b goes where b + a goes."""
+    """Return whether the pair is kept out of the dataset and of training seeds; a + b goes where b + a goes."""
     return zlib.crc32(f"{min(a, b)}+{max(a, b)}".encode()) % 6 == 0
 
 
 @functools.cache
 def pairs(*, held_out: bool) -> list[tuple[int, int]]:
-    """Every pair of one side of the split, in an order that is always the same and looks random."""
+    """Return every pair of one side of the split, in an order that is always the same and looks random."""
     numbers = range(_LOW, _HIGH + 1)
     sums = [(a, b) for a in numbers for b in numbers if is_held_out(a, b) == held_out]
     random.Random(0).shuffle(sums)
@@ -27,7 +27,7 @@ def pairs(*, held_out: bool) -> list[tuple[int, int]]:
 
 
 def operands(seed: int) -> tuple[int, int]:
-    """The pair of a seed: from 1000000 on a held-out one. Seeds in a row give different pairs."""
+    """Return the pair of a seed: from 1000000 on a held-out one. Seeds in a row give different pairs."""
     side = pairs(held_out=seed >= HELD_OUT_FROM)
     return side[seed % len(side)]
 
@@ -38,7 +38,7 @@ def question(a: int, b: int) -> str:
 
 
 def is_exact(text: str, a: int, b: int) -> bool:
-    """Whether the last whole number of the text is the sum."""
+    """Return whether the last whole number of the text is the sum."""
     numbers = _NUMBER.findall(text)
     # Digits, not int(): a model may write more of them than Python converts.
     return bool(numbers) and numbers[-1].lstrip("0") == str(a + b)

@@ -89,7 +89,7 @@ def logs(
 
 
 def _is_here(data: Path, job: str) -> bool:
-    """Whether a cluster of this folder has written about the job."""
+    """Return whether a cluster of this folder has written about the job."""
     from synth.cli.cluster.log_lines import find_logs, read_logs
 
     return (data / "logs").is_dir() and any(line.concerns(job) for line in read_logs(find_logs(data, None)))

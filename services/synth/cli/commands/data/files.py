@@ -137,7 +137,7 @@ def rm(
 
 
 def _about(tokens: int | None) -> str:
-    """An estimated count, rounded to the digits that are meaningful."""
+    """Return an estimated count, rounded to the digits that are meaningful."""
     if not tokens:
         return "-"
     for unit, size in (("G", 10**9), ("M", 10**6), ("k", 10**3)):
@@ -148,6 +148,6 @@ def _about(tokens: int | None) -> str:
 
 
 def _lengths(lengths: list[int]) -> str:
-    """The histogram of the conversations' lengths, as `256…511: 12, 512…1023: 40 characters`."""
+    """Return the histogram of the conversations' lengths, as `256…511: 12, 512…1023: 40 characters`."""
     shown = [f"{2**i if i else 0}…{2 ** (i + 1) - 1}: {n:,}" for i, n in enumerate(lengths) if n]
     return ", ".join(shown) + " characters" if shown else ""

@@ -95,7 +95,7 @@ def filter_traces(
 
 
 def _settings(flags: dict[str, Any]) -> list[Assignment]:
-    """What the flags put into the file's `[filter]`."""
+    """Return the settings of `[filter]` that the flags make."""
     from synth.cli.job_text.set_values import Assignment
 
     named = {"output": "out", "jobs": "job"}
@@ -117,7 +117,7 @@ def _default_output(text: str, settings: list[Assignment], path: str) -> list[As
 
 
 def _rules(text: str, name: str, settings: list[Assignment]) -> Rules:
-    """The filter that a file and the flags describe. Raises `UserError` with every problem."""
+    """Return the filter that a file and the flags describe. Raises `UserError` with every problem."""
     from synth.cli.filtering.rules import Rules
     from synth.cli.job_files import Flags, LenientRegistry, validate_text
     from synth.errors import UserError

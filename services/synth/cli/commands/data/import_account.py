@@ -84,7 +84,7 @@ def openai(
 
 
 def _account(export: Path | None, base_url: str, *, trusted: bool, patience_s: float) -> AccountSource:
-    """The account, or its export. Raises `NotAuthorised` without a key, and `UnconfirmedOrigin`."""
+    """Return the account, or its export. Raises `NotAuthorised` without a key, and `UnconfirmedOrigin`."""
     from synth.cli.connections.known_origins import confirm, remember
     from synth.cli.openai_account.account import ExportedAccount, HostedAccount
 
@@ -107,7 +107,7 @@ def _account(export: Path | None, base_url: str, *, trusted: bool, patience_s: f
 
 
 def _bases_of_cluster(ctx: typer.Context) -> list[str] | None:
-    """The bases that the cluster can train; None if there is no cluster, or it is away."""
+    """Return the bases that the cluster can train; None if there is no cluster, or it does not answer."""
     try:
         with open_client(ctx) as client:
             return [model.id for model in client.models() if model.kind == "base"]

@@ -150,7 +150,7 @@ def _wanted(
     since: datetime | None,
     until: datetime | None,
 ) -> dict[str, object]:
-    """The flags as parameters of the API."""
+    """Return the flags as parameters of the API."""
     from synth.cli.job_ids import find_job_id
 
     jobs = None

@@ -303,7 +303,7 @@ def _refuse(flags: dict[str, object], reason: str, where: str) -> None:
 
 
 def _print_result(values: dict[str, float], evaluation: Evaluation | None) -> None:
-    """Every measure, the mean reward with its interval first, then mean@k and pass@k with theirs."""
+    """Print every measure: the mean reward with its interval first, then mean@k and pass@k with theirs."""
     from synth.cli.comparison.table import interval_text
 
     rows: list[list[str]] = []

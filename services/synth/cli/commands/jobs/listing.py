@@ -70,12 +70,12 @@ def get(ctx: typer.Context, job: JobArgument, fmt: Output = Format.TABLE) -> Non
 
 
 def job_name(job: Job) -> str:
-    """A job's name as every command shows it: of one that is a path, the file's."""
+    """Return a job's name as every command shows it; a path is shortened to the file's name."""
     return job.name.rpartition("/")[2]
 
 
 def steps_done(job: Job) -> str:
-    """How far a job is, such as `12/30`."""
+    """Return the job's progress, such as `12/30`."""
     return "-" if not job.step else f"{job.step}/{job.steps}" if job.steps else str(job.step)
 
 
@@ -127,14 +127,14 @@ def _moment(moment: object) -> str:
 
 
 def queued(job: Job) -> str:
-    """How long a job has waited for workers, pauses not counted."""
+    """Return how long a job has waited for workers, pauses not counted."""
     from datetime import UTC, datetime
 
     return _time(job.times.queued(datetime.now(UTC)), ", still waits" if job.times.queued_since else "")
 
 
 def ran(job: Job) -> str:
-    """How long workers have worked on a job; "" before one has started it."""
+    """Return how long workers have worked on a job; "" before one has started it."""
     from datetime import UTC, datetime
 
     if job.started_at is None:
@@ -147,7 +147,7 @@ def _time(seconds: float, goes_on: str) -> str:
 
 
 def _judged(judge: JudgeTotals) -> str:
-    """What the judges did, in one line."""
+    """Return the judges' counts in one line."""
     parts = [f"{judge.judged} rollouts", f"{output.number(judge.calls_per_rollout)} calls each"]
     parts += [f"{output.number(judge.tokens)} tokens"]
     parts += [f"cost {output.number(judge.cost)}"] if judge.cost else []

@@ -42,7 +42,7 @@ def metrics(
     ] = None,
     fmt: Output = Format.TABLE,
 ) -> None:
-    """What a job reported at each step: a summary, with --name a metric step by step, with --plot as curves."""
+    """Show a job's metrics: a summary, with --name one metric step by step, with --plot curves."""
     if out is not None:
         from synth.cli.figures.files import check_suffix
 

@@ -172,7 +172,7 @@ def _choose(
 
 @contextlib.contextmanager
 def _open_app(app: str, settings: Config, env_files: Any, *, trusted: bool) -> Iterator[tuple[str, Any]]:
-    """The name and the client of an app that runs, or that is loaded from a file for as long as the block runs."""
+    """Open a running app, or load one from a file while the block runs; yields its name and its client."""
     from synth.cli.api.task_app import TaskAppConnection
     from synth.cli.config import ConfigValue, extend_environment
     from synth.cli.submission import confirm_app

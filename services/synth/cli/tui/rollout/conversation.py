@@ -40,12 +40,12 @@ def conversation(t: Transcript) -> Iterator[Line]:
 
 
 def count(n: int, word: str) -> str:
-    """A number of things, as `1 token` and `2 tokens`."""
+    """Return a number of things, as `1 token` and `2 tokens`."""
     return f"{n} {word}{'' if n == 1 else 's'}"
 
 
 def versions_text(versions: tuple[int, int] | None) -> str:
-    """The policy versions that sampled something: `3`, or `2-3`."""
+    """Return the policy versions that sampled something: `3`, or `2-3`."""
     if versions is None:
         return "-"
     oldest, newest = versions

@@ -20,12 +20,12 @@ def print_rollouts(rollouts: Sequence[RolloutSummary]) -> None:
 
 
 def outcome_text(rollout: RolloutSummary) -> str:
-    """How a rollout ended, in words."""
+    """Return how a rollout ended, in words."""
     return _OUTCOMES.get(rollout.outcome, rollout.outcome)
 
 
 def short_id(rollout_id: str, job_id: str) -> str:
-    """The id without its job's: `t3_17`."""
+    """Return the id without its job's: `t3_17`."""
     return rollout_id.removeprefix(f"{job_id}_")
 
 

@@ -49,7 +49,7 @@ def _content(content: Any) -> str:
 
 
 def _images(content: Any) -> list[str]:
-    """The digests of the images that a content shows, as the inference service names them."""
+    """Return the digests of the images that a content shows, as the inference service names them."""
     parts = cast(list[Any], content) if isinstance(content, list) else []
     named = [cast(dict[str, Any], part).get("image") for part in parts if isinstance(part, dict)]
     return [found[1] for uri in named if isinstance(uri, str) and (found := _BLOB.fullmatch(uri))]
@@ -69,7 +69,7 @@ def _part(part: Any) -> str:
 
 
 def call_text(call: Any) -> str:
-    """A tool call as `name(argument=value, …)`; task apps spell one in several ways."""
+    """Return a tool call as `name(argument=value, …)`; task apps spell one in several ways."""
     if not isinstance(call, dict):
         return value_text(call)
     fields = cast(dict[str, Any], call)
@@ -117,7 +117,7 @@ def value_text(value: Any) -> str:
 
 
 def json_text(value: Any) -> str:
-    """JSON on one line; an image by its kind, its size and the beginning of its digest."""
+    """Return JSON on one line; an image is shown by its kind, its size and the beginning of its digest."""
     image = cast(dict[str, Any], value) if isinstance(value, dict) else {}
     if set(image) == {"image", "bytes", "sha256"}:
         return f"[{image['image']}, {size(image['bytes'])}, sha256 {str(image['sha256'])[:12]}]"

@@ -18,7 +18,7 @@ FetchImage = Callable[[str], bytes | None]
 
 
 def can_draw() -> bool:
-    """Whether standard output is a terminal with colours, in which an image can be drawn at all."""
+    """Return whether standard output is a terminal with colours, in which an image can be drawn at all."""
     if not output.is_terminal() or os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
         return False
     # The terminal reports its graphics on the input, so standard input must be the terminal.
@@ -32,7 +32,7 @@ def can_draw() -> bool:
 
 
 def drawing(body: bytes) -> Any:
-    """What rich prints of an image's file; a sentence for one that cannot be decoded."""
+    """Return an image's file as a renderable of rich; a sentence if it cannot be decoded."""
     # The library queries the terminal when it is imported.
     from textual_image.renderable import Image
 

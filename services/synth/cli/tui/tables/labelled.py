@@ -39,6 +39,6 @@ class Labelled:
 
 
 def labelled(rows: Sequence[tuple[Text, Text]]) -> list[Labelled]:
-    """All of them with one width of the labels."""
+    """Return the items with one width for their labels."""
     column = max((label.cell_len for label, _ in rows), default=0) + _GAP
     return [Labelled(label, value, column) for label, value in rows]

@@ -51,12 +51,12 @@ class Rows:
                 yield self._card(console, row, options.max_width)
 
     def _wraps(self, column: int, width: int) -> bool:
-        """Whether a value of this column can be read in so little room."""
+        """Return whether a value of this column can be read in so little room."""
         values = [str(row[column]) for row in self._rows]
         return width >= _NARROWEST and any(_longest_word(v) <= width for v in values if v not in _NOTHING)
 
     def _table(self, console: Console, widths: Sequence[int], *, left_out: int | None = None) -> RenderResult:
-        """The rows in columns; what would be broken there stands below its row."""
+        """Return the rows in columns; what would be broken there stands below its row."""
         shown = [i for i in range(len(widths)) if i != left_out]
         yield _line([Text(self._columns[i].upper(), style="bold dim") for i in shown], [widths[i] for i in shown])
         for row in self._rows:
@@ -69,7 +69,7 @@ class Rows:
                     yield Padding(self._named(i, row[i]), (0, 0, 0, _INDENT), expand=False)
 
     def _card(self, console: Console, row: Sequence[Value], width: int) -> Text:
-        """The first value and then the others with their names, those left out that there are not."""
+        """Return the first value and then the others with their names, those left out that there are not."""
         first = Text(str(row[0]), style="bold")
         # A number alone does not show its meaning.
         if first.plain.isdigit():
@@ -85,7 +85,7 @@ class Rows:
 
 
 def width_of(widths: Sequence[int]) -> int:
-    """The columns of the terminal that a table with columns of these widths takes."""
+    """Return the columns of the terminal that a table with columns of these widths takes."""
     return sum(widths) + GAP * (len(widths) - 1)
 
 

@@ -64,13 +64,13 @@ class SideBySide:
 
 
 def _fits(values: Sequence[str], width: int) -> bool:
-    """Whether each value fits into a column of this width, or is wrapped there between words alone."""
+    """Return whether each value fits into a column of this width, or is wrapped there between words alone."""
     word = max((len(word) for value in values for word in value.split()), default=0)
     return width >= max(map(len, values), default=0) or width >= max(_NARROWEST, word)
 
 
 def _shared(natural: Sequence[int], room: int) -> list[int]:
-    """The widths of columns that do not all fit: the narrow ones as they are, the others in equal shares."""
+    """Return the widths of columns that do not all fit: the narrow ones as they are, the others in equal shares."""
     widths = list(natural)
     left, open_ = room, set(range(len(widths)))
     while open_:
