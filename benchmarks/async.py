@@ -1,4 +1,4 @@
-"""What collecting ahead of training buys, and that it does no harm: the same job on-policy and ahead, on this machine.
+"""The gain from collecting ahead of training, without harm: the same job on-policy and ahead, on this machine.
 
 `python -m benchmarks.async [--only slow-app|slow-trainer] [--steps 24]`. Two parts, both from one SFT model that is
 right now and then. A slow task app: wall time and reward at async_level 0, 1 and 2. A slow trainer with
@@ -34,7 +34,7 @@ from synth.events import JobFailed, JobSucceeded, RolloutBatched, RolloutComplet
 console = Console(width=110)
 #: Of the on-policy run's wall time, where rollouts wait on the task app as long as a step trains, or longer.
 RATIO_LIMIT = 0.8
-#: What a reward may lose from its first five steps to its last five, or against the on-policy run's last five.
+#: The reward that a run may lose from its first five steps to its last, or against the on-policy run's last five.
 REWARD_LOSS = 0.1
 _DEADLINE_S = 300.0
 _IDLE_S = 1.2

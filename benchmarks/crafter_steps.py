@@ -1,4 +1,4 @@
-"""How many steps of Crafter a core plays: the package itself, our game with and without pictures, and whole rollouts.
+"""The Crafter steps that a core plays in a second: the package, our game with and without pictures, and rollouts.
 
 .venv/bin/python -m benchmarks.crafter_steps [--worlds 4]. Each world is played by eight episodes of 200 random steps,
 as a group is in RL; making the worlds is part of it. A rollout goes through the task app, with a model that answers at

@@ -1,4 +1,4 @@
-"""What it costs to take in a dataset: CPU a megabyte beside the least that it could be, and memory for 1 GB.
+"""The cost of uploading a dataset: CPU a megabyte, beside the least possible, and memory for 1 GB.
 
 .venv/bin/python -m benchmarks.ingest [--megabytes 1000]. The least: sha256 of the bytes, and each line decoded into
 typed messages. Exit code 1: a limit is passed.

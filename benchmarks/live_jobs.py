@@ -1,4 +1,4 @@
-"""How long a gateway's event loop is blocked while many jobs are live: the longest step that it takes at one time.
+"""The longest time that a gateway's event loop is blocked by one step while many jobs are live.
 
 .venv/bin/python -m benchmarks.live_jobs [--jobs 20000] [--seconds 30] [--watchers 200]. One job in ten has started, the
 others wait for a validator; none appends an event. Another process lists, submits and watches meanwhile. Exit code 1:

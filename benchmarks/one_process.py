@@ -34,7 +34,7 @@ _TAX = Task(question=question, reward=lambda seed, reply: reward_of(reply))
 
 
 class Start(msgspec.Struct):
-    """What to run. job: as the validator resolved it; threads: of the engine and of the trainer, which take turns."""
+    """The run. job: as the validator resolved it; threads: of the engine and of the trainer, which take turns."""
 
     job: dict[str, object]
     model_dir: str

@@ -1,4 +1,4 @@
-"""What saving costs a step: weights first and the checkpoint beside training, or all of it between two steps.
+"""The cost of saving for a step: weights first and the checkpoint beside training, or all of it between two steps.
 
 `python -m benchmarks.saving [--hidden 1024] [--layers 8] [--tokens 4096] [--steps 4]`: one process trains a model of
 random weights on random batches, in both orders, and stores its files in a blob store on this disk. Exit code 1:

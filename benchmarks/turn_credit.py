@@ -1,4 +1,4 @@
-"""What credit for turns buys where rewards come late: gspo against gspo_token with returns to go, on the same seeds.
+"""The gain from credit for turns if rewards come late: gspo against gspo_token with returns to go, on the same seeds.
 
 `python -m benchmarks.turn_credit [--seeds 3] [--iterations 40]`. One cluster, one base model, a task of twelve turns
 (`benchmarks.delayed_app`) that pays each reply one turn later. Held-out rewards before and after, and the curves.

@@ -1,4 +1,4 @@
-"""How soon a watcher sees an event: `synthctl jobs watch -o json`, beside the server's own time of each event.
+"""The delay until a watcher sees an event: `synthctl jobs watch -o json`, beside the server's own time of each event.
 
 .venv/bin/python -m benchmarks.watch
 """
@@ -57,7 +57,7 @@ def watch(folder: Path, job_id: str) -> list[float]:
     for line in watcher.stdout:
         now = time.time()
         published = datetime.fromisoformat(json.loads(line)["time"]).timestamp()
-        # What was published before the watcher was connected is history; its first lines are.
+        # Events from before the watcher connected are history, and are not measured.
         connected = connected or published > begun + 1.0
         if connected:
             late.append((now - published) * 1e3)

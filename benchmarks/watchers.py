@@ -47,10 +47,10 @@ _OPENED_AT_ONCE = 50
 #: Between two events: a gateway that is always busy would say nothing of the stalled ones.
 _PAUSE_S = 0.3
 _DROPPED_PAUSE_S = 0.005
-#: What a watcher that stalls has room for, beside the server's own buffers.
+#: Bytes of a stalled watcher's own buffer, beside the server's.
 _STALLED_BYTES = 4096
 _VALUES = {f"value_{i:03}": float(i) for i in range(100)}
-#: What the stalled ones are to read first, 7 MB: the connection's buffers are full before anything is measured.
+#: The first data of the stalled watchers, 7 MB, which fills the connection's buffers before the measurement.
 _BULK_STEPS = 8
 _BULK_VALUES = {f"value_{i:05}": float(i) for i in range(40_000)}
 _EVENT = re.compile(rb'^data: \{.*?"time":"([^"]+)".*$', re.MULTILINE)

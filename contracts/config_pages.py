@@ -91,7 +91,7 @@ def configs_page() -> str:
 
 def _sections(model: type[BaseModel], path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], type[BaseModel]]]:
     yield path, model
-    # What a file must have comes first.
+    # Required keys come first.
     for name, field in sorted(keys_of(model).items(), key=lambda item: not item[1].is_required()):
         nested = _nested(field.annotation)
         if nested is not None:

@@ -57,7 +57,7 @@ def events_page() -> str:
     parts += [_row(spec) for spec in CATALOGUE.values()]
     parts.append("\n## Each of them\n")
     parts += [_section(spec) for spec in CATALOGUE.values()]
-    parts.append("\n## What several of them carry\n")
+    parts.append("\n## Shared types\n")
     parts += [f"\n### {cls.__name__}\n\n{_text(cls)}\n\n{_fields(cls)}" for cls in _CARRIED]
     parts.append(_tasks())
     parts.append(_USERS + "".join(_user(service) for service in SERVICES))

@@ -1,4 +1,4 @@
-"""What the algorithms cost on one GPU, without a service: training and sampling throughput of random Qwen3 models.
+"""The cost of the algorithms on one GPU, without a service: training and sampling throughput of random Qwen3 models.
 
     PYTHONPATH=shared:services python -m benchmarks.gpu.run [--out table.md]     # from the root of a bare checkout
     PYTHONPATH=shared:services python -m benchmarks.gpu.run --smoke              # every row, tiny, on any device
@@ -38,7 +38,7 @@ _ROW_DEADLINE_S = 240
 
 @dataclass(frozen=True)
 class Row:
-    """What one line measures. published: prime-rl's figures for the nearest of its runs, and on what."""
+    """The workload of one line. published: prime-rl's figures for the nearest of its runs, and their hardware."""
 
     name: str
     kind: Literal["sft_full", "rl_lora", "sampling"]

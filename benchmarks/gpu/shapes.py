@@ -9,7 +9,7 @@ from transformers import Qwen3Config
 
 @dataclass(frozen=True)
 class Cost:
-    """How many times a forward's FLOPs something takes, for the weights' matmuls and for attention's."""
+    """The cost of a step in forwards' FLOPs, for the weights' matmuls and for attention's."""
 
     weights: int
     attention: int
@@ -62,7 +62,7 @@ class Shape:
 
 @dataclass(frozen=True)
 class Load:
-    """What one step puts through a model. length: tokens a sequence, of which the first half is prompt."""
+    """The tokens of one step. length: tokens a sequence, of which the first half is prompt."""
 
     length: int
     sequences: int

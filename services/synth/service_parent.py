@@ -22,7 +22,7 @@ import setproctitle
 from synth.runtime.forking.parent import ForkParent, can_fork
 from synth.runtime.startup import build_struct_types, collector_off
 
-#: What most services use. Each of these imports much.
+#: Modules that most services use, and that import much.
 _LIGHT = (
     "fastapi",
     "synth.bus.delivery",

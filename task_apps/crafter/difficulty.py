@@ -1,4 +1,4 @@
-"""Which of a seed's worlds an episode is played in: the tiers of the published Crafter app."""
+"""The choice of an episode's world among those of its seed: the tiers of the published Crafter app."""
 
 from __future__ import annotations
 

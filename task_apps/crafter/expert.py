@@ -15,7 +15,7 @@ from task_apps.crafter.world import RULES
 Cell = tuple[int, int]
 _MOVES: dict[str, Cell] = {"move_left": (-1, 0), "move_right": (1, 0), "move_up": (0, -1), "move_down": (0, 1)}
 _TAKEN_FROM = {item: material for material, rule in RULES.collect.items() for item in rule["receive"]}
-#: What the way may lead through, at the price of taking it first.
+#: Materials that a way may lead through, at the price of taking them first.
 _DUG = ("tree", "stone", "coal")
 _DIGGING_COSTS = 3
 #: Steps to a table that is there; farther away a new one is cheaper.

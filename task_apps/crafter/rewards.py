@@ -1,4 +1,4 @@
-"""What each turn is worth beside the episode's outcome, as `step_rewards` of a job has it."""
+"""The reward of each turn beside the episode's outcome, from `step_rewards` of a job."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class StepRewards(BaseModel):
 
 
 class StepCredit:
-    """What the turns of one episode are worth, in the words of the published Crafter app."""
+    """The rewards of one episode's turns, with the names of the published Crafter app."""
 
     def __init__(self, rewards: StepRewards) -> None:
         self._rewards = rewards

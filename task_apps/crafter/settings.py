@@ -1,4 +1,4 @@
-"""What a job may set for Crafter: the keys of `[rollout.env_config]` and of `[rollout.policy_config]`."""
+"""The settings of a job for Crafter: the keys of `[rollout.env_config]` and of `[rollout.policy_config]`."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class EnvSettings(BaseModel):
 
 
 class PolicySettings(BaseModel):
-    """What this app reads of `policy.config`, which holds keys for others, too."""
+    """The keys that this app reads of `policy.config`, which has keys for other readers too."""
 
     model_config = ConfigDict(extra="ignore", strict=True, frozen=True)
 

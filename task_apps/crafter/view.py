@@ -35,7 +35,7 @@ SIGNS = {
     "ripe plant": "P",
     "edge of the world": _OUTSIDE,
 }
-#: What one may walk on is too common to be worth a word.
+#: Materials that the player walks on are too common to be described.
 _GROUND = {*RULES.walkable, "edge of the world"}
 _DIRECTIONS = {(-1, 0): "left", (1, 0): "right", (0, -1): "up", (0, 1): "down"}
 _CREATURES = {objects.Cow: "cow", objects.Zombie: "zombie", objects.Skeleton: "skeleton", objects.Arrow: "arrow"}

@@ -1,4 +1,4 @@
-"""What can go wrong for a user of `synthctl`, each with the exit code that scripts see."""
+"""The errors of `synthctl`, each with its exit code for scripts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which job a user means: its id, the beginning of its id, its name or label, or `@last`."""
+"""Find the job that a user names: by its id, the beginning of its id, its name or label, or `@last`."""
 
 from __future__ import annotations
 

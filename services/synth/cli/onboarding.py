@@ -1,4 +1,4 @@
-"""What `synthctl setup` finds out, writes and registers."""
+"""The steps of `synthctl setup`: read the settings, write them, register the key."""
 
 from __future__ import annotations
 

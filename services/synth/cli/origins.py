@@ -54,7 +54,7 @@ def ip_address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | Non
         address = ipaddress.ip_address(host)
     except ValueError:
         try:
-            # As the resolver reads it: 127.1, 0x7f.1 and 2130706433 are 127.0.0.1.
+            # The resolver accepts short forms: 127.1, 0x7f.1 and 2130706433 are 127.0.0.1.
             return ipaddress.IPv4Address(socket.inet_aton(host))
         except (OSError, ValueError):
             return None

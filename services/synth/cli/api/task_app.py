@@ -28,7 +28,7 @@ class RefusedByTaskApp(TaskAppError):
 
 
 class NotAnAddress(UsageProblem):
-    """What should be the address of a task app is none."""
+    """The value for a task app's address is no valid address."""
 
 
 class TaskAppConnection:

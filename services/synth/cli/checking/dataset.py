@@ -19,7 +19,7 @@ from synth.events import FileRejected
 
 @dataclass(frozen=True)
 class DatasetReport:
-    """What is wrong with the lines of a file. image_rows: how many rows show images, which were not fetched.
+    """The problems of a file's lines. image_rows: the number of rows with images, which were not fetched.
 
     pairs: whether they are preference pairs. unanswered: whether they are prompts alone.
     """

@@ -49,7 +49,7 @@ def examine(file: Path, flags: Flags, models_dir: Path) -> JobFile:
 def check(file: Path, flags: Flags, models_dir: Path, cluster: AskedCluster) -> JobFile:
     """Look at a file, at its datasets, and ask the cluster. Raises `UserError`, `UsageProblem`."""
     name, text = name_of(file), read_config(file)
-    # What a model of this machine can do is no word on one of a cluster elsewhere.
+    # A model of this machine shows nothing about the model of a cluster elsewhere.
     registry = LenientRegistry(models_dir if cluster.here else None)
     _, found = validate_text(text, name=name, flags=flags, registry=registry)
     if found.job is None:

@@ -27,7 +27,7 @@ from synth.runtime.settings import ServiceSettings
 
 _SECRETS = "cluster.json"
 _START_S = 60.0
-#: What nats-server reads of its store in a second, at least.
+#: Bytes that nats-server reads of its store in a second, at least.
 _READ_BYTES_S = 20 << 20
 _STOP_S = 20.0
 
@@ -35,7 +35,7 @@ Report = Callable[[str], None]
 
 
 class ClusterSecrets(msgspec.Struct, frozen=True, kw_only=True):
-    """What a restored cluster must have in common with the one that was saved: its stored keys are sealed with it."""
+    """The values that a restored cluster shares with the saved one, whose stored keys are sealed with them."""
 
     cluster_secret: str
     cluster_secret_earlier: list[str] = []

@@ -1,4 +1,4 @@
-"""What the embedded cluster consists of: each process with its command, its port and its settings."""
+"""The processes of the embedded cluster, each with its command, its port and its settings."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def choose_ports(state: ClusterState, services: tuple[str, ...], *, port: int) -
 def is_free(port: int) -> bool:
     """Return whether a server could listen on this loopback port now."""
     with socket.socket() as s:
-        # As servers do it: connections that linger after a restart are no obstacle.
+        # Servers set this too, so that lingering connections of an earlier start do not block the port.
         s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             s.bind((HOST, port))

@@ -41,7 +41,7 @@ class ProcessState(msgspec.Struct, kw_only=True):
 
 
 class ClusterState(msgspec.Struct, kw_only=True):
-    """What a later command, or a later supervisor, must know of the cluster.
+    """The state of the cluster for a later command or supervisor.
 
     cluster_secret_earlier: the cluster's secrets from before a rotation. devices: what each process computes on.
     inference_python: what runs the inference service; "" is the Python of all others. restoring: the backup that is put

@@ -1,4 +1,4 @@
-"""Where vLLM is: its environment's Python, which runs the inference service in place of ours."""
+"""The Python of vLLM's environment, which runs the inference service in place of ours."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ app = typer.Typer(help="Rollouts: ls, show. Their conversations and rewards.", n
 
 
 class Mode(StrEnum):
-    """What rollouts are for."""
+    """The purpose of a rollout."""
 
     TRAIN = "train"
     EVAL = "eval"

@@ -1,4 +1,4 @@
-"""What differs between the configurations of jobs, by the names of a job file. Pure functions."""
+"""The differences between configurations of jobs, by the names of a job file. Pure functions."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ class Plan:
 
 @dataclass
 class Share:
-    """How many of the replies that a rule applies to keep it."""
+    """The counts of a rule: the replies that it applies to, and those that keep it."""
 
     valid: int = 0
     total: int = 0
@@ -65,7 +65,7 @@ class Share:
 
 @dataclass
 class ModelResult:
-    """What one model did on the rows. scores: by row, the mean of its replies. wins: by row, over the first model.
+    """One model's results on the rows. scores: by row, the mean of its replies. wins: by row, over the first model.
 
     order_decided: rows on which the judge preferred what stood first, or last. unscored: replies without a score, with
     the reason, by row. failures: rows that the API did not accept, by row.

@@ -1,4 +1,4 @@
-"""Which of two replies a judge prefers, with both orders."""
+"""A judge's preference between two replies, asked in both orders."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ better, 1 if the second is better, 0.5 if they are equally good."""
 
 @dataclass(frozen=True)
 class Preference:
-    """How far a judge prefers the second of two replies: 0 the first, 0.5 neither, 1 the second.
+    """A judge's preference for the second of two replies: 0 the first, 0.5 neither, 1 the second.
 
     value: the mean of both orders. consistent: whether both orders agree on the better one.
     """

@@ -1,4 +1,4 @@
-"""Which origins may receive a key: loopback, and the origins that the user has confirmed once.
+"""The origins that may receive a key: loopback, and those that the user has confirmed once.
 
 A file of the user's own keeps the confirmations, one `KEY ORIGIN` a line, as SSH keeps its known hosts. It is never a
 file of the working directory: a repository that somebody else wrote could bring one. For the same reason an address in

@@ -36,7 +36,7 @@ class Proxy:
 
     @property
     def remedy(self) -> str:
-        """How to do without it."""
+        """How to use no proxy."""
         return f"correct or unset {self.variable}, or add {self.host} to NO_PROXY"
 
 

@@ -1,4 +1,4 @@
-"""What the demo shows at its end: the reward curve and the table."""
+"""The results of a demo: the reward curve and the table."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the demos share: the commands that a user would type, timed and shown, against a cluster of their own."""
+"""The session that the demos share: it runs, times and shows a user's commands against its own cluster."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from synth.runtime.lines import split_lines
 from synth.taskapp.server import GRACE_S
 
 _LOOK_S = 0.05
-#: What the supervisor does beside the start itself: it ends the process that is replaced.
+#: Seconds beside the start itself, in which the supervisor ends the replaced process.
 _MARGIN_S = GRACE_S + 10.0
 _STOP_S = GRACE_S + 20.0
 _TAIL_LINES = 15

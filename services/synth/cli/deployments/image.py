@@ -42,7 +42,7 @@ _HEALTH = (
 
 @dataclass(frozen=True)
 class ImageFolder:
-    """What an image is built of. files: of the app, relative to the folder `app` in it. requirements: as pip reads.
+    """The content of an image. files: of the app, relative to the folder `app` in it. requirements: as pip reads.
 
     place: the app as it is named from the folder `app`. with_sdk: whether this SDK lies beside it, in `sdk`.
     """

@@ -1,4 +1,4 @@
-"""What a container of Modal's imports: the function that returns the app. It needs nothing of Modal's itself."""
+"""The module that a container of Modal imports, with the function that returns the app. It needs no SDK of Modal's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a machine has to compute with: its GPUs, the builds of torch and vLLM, its CPUs. Data only; `probe` reads it."""
+"""The devices of a machine: its GPUs, the builds of torch and vLLM, its CPUs. Data only; `probe` reads it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which replies of a teacher become rows, and the rows."""
+"""The selection of a teacher's replies, and the rows that they become."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _CALL = ("id", "type", "function")
 
 @dataclass(frozen=True)
 class KeepRules:
-    """Which replies are kept. min_score: at least; None for no bound. best: of each prompt so many; None for all.
+    """The rules for keeping replies. min_score: None for no bound. best: replies kept of each prompt; None for all.
 
     pairs: rows are the best and the worst reply of a prompt, for DPO. cut_off: whether replies that ended at the token
     limit are kept.
@@ -99,7 +99,7 @@ def _fault(row: PromptRow, answer: Answer, rules: KeepRules) -> str | None:
         return "empty"
     if message.get("tool_calls") and calls_problem(row, message):
         return "invalid tool call"
-    # What the dataset's own reply looks like binds no teacher: only a format that the request has does.
+    # The format of the dataset's own reply does not bind the teacher; only the format in the request does.
     if row.response_format is not None and format_problem(row, message):
         return "invalid format"
     return None

@@ -60,7 +60,7 @@ class Evaluation:
 
     @property
     def title(self) -> str:
-        """What it is called: its job, and the step within it."""
+        """The name of the evaluation: its job, and the step within it."""
         return self.job_id if self.step is None else f"{self.job_id} step {self.step}"
 
     def _by_seed(self, name: str) -> dict[int, list[float]]:

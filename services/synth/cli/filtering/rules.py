@@ -1,4 +1,4 @@
-"""Which traces a filter keeps: each rule by its key, so that a report can say which one dropped how many."""
+"""The rules of a filter, each by its key, so that a report can count the traces that each key dropped."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from synth.traces.facts import EpisodeFacts, is_loop, longest_repeat
 
 
 class SftRules(msgspec.Struct, frozen=True, kw_only=True):
-    """How rows are cleaned; see `FilterSftSection`."""
+    """The cleaning of rows; see `FilterSftSection`."""
 
     max_sequence_length: int | None = None
     require_valid_tool_calls: bool | None = None
@@ -22,7 +22,7 @@ class SftRules(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SplitRules(msgspec.Struct, frozen=True, kw_only=True):
-    """Which rows are put aside; see `FilterSplitSection`."""
+    """The split of rows for validation; see `FilterSplitSection`."""
 
     enabled: bool | None = None
     val_fraction: float = 0.1
@@ -33,7 +33,7 @@ class SplitRules(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StatsRules(msgspec.Struct, frozen=True, kw_only=True):
-    """What else is written; see `FilterOutputSection`."""
+    """Further output; see `FilterOutputSection`."""
 
     save_stats: bool | None = None
     stats_file: str = "filter_stats.json"

@@ -17,7 +17,7 @@ from synth.cli.filtering.spool import Spool
 from synth.datasets.conversations import read_line
 from synth.datasets.token_estimate import tokens_in
 
-#: What a chat template writes around a message.
+#: Tokens that a chat template writes around a message.
 _AROUND_A_MESSAGE = 5
 
 
@@ -60,7 +60,7 @@ class Report(msgspec.Struct, kw_only=True):
         yield f"{_count(self.rows, 'row')} of {_count(self.kept, 'trace')} kept{aside}"
 
 
-#: What is wrong with a trace or a row that no key dropped.
+#: The faults of traces and rows that no key dropped.
 _WHY = {
     "expired": ": they are not kept any more",
     "shortened": ": they were not kept whole",

@@ -1,1 +1,1 @@
-"""What others wrote, made safe for a terminal."""
+"""Text of others, made safe for a terminal."""

@@ -1,4 +1,4 @@
-"""What the gateway's API shows an operator: organisations, their limits, and keys without an end."""
+"""Checks through the gateway's API, as an operator: organisations, their limits, and keys without an end."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from synth.cli.hardening.network import check_network
 from synth.cli.hardening.settings import check_settings
 
 _RESULTS = ("failed", "warning", "not checked", "ok")
-#: What no command sees; the list of docs/security.md has them too.
+#: Points that no command can check; the list of docs/security.md has them too.
 _NEVER_SEEN = (
     Finding(
         check="backups",

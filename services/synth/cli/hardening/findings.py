@@ -8,7 +8,7 @@ import msgspec
 
 Result = Literal["ok", "warning", "failed", "not checked"]
 
-#: What the services take for a switch that is on, as pydantic reads it.
+#: The values that turn a switch on, as pydantic reads them.
 _ON = frozenset({"1", "true", "t", "yes", "y", "on"})
 
 

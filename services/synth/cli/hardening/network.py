@@ -1,4 +1,4 @@
-"""What the network shows: the bus as it greets, its monitor, and the ports of services outside of loopback."""
+"""Checks through the network: the greeting of the bus, its monitor, and ports of services outside of loopback."""
 
 from __future__ import annotations
 

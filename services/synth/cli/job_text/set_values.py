@@ -23,7 +23,7 @@ from synth.jobs.parse.toml import Document, Path, read_toml
 #: The parts of a dotted key.
 Keys = tuple[str, ...]
 
-#: What only TOML can mean by a value that begins so: a mistake in it is not taken for text.
+#: Beginnings of values that only TOML has: a mistake in such a value is an error, and the value no plain text.
 _TOML_OPENINGS = ("[", "{", '"', "'")
 
 

@@ -23,7 +23,7 @@ _LARGE = 15e9
 _LINE = re.compile(r"^(?P<key>\w+) = (?P<value>\"[^\"]*\"|[^#\n]*?) *(?P<comment>#.*)?$", re.MULTILINE)
 _LORA = re.compile(r"^\[lora\].*\n(?:.+\n)*\n", re.MULTILINE)
 
-#: What differs from the starter file for a toy, by kind of job, as TOML. `a.b` renames the key a to b.
+#: The changes of the starter file for a toy, by kind of job, as TOML. `a.b` renames the key a to b.
 _TOY_VALUES: dict[str, dict[str, str]] = {
     "sft": {"variety": '"fft"', "mode": '"full_finetune"', "n_epochs.total_steps": "1000", "learning_rate": "5e-3"},
     "dpo": {"variety": '"fft"', "mode": '"full_finetune"', "learning_rate": "2e-4"},
@@ -57,7 +57,7 @@ _TOY_COMMENTS = {
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """What is known of a model here. parameters: their number; context: the longest sequence in tokens; else None."""
+    """The known facts of a model. parameters: their count; context: the longest sequence in tokens; None if unknown."""
 
     id: str
     trained: bool

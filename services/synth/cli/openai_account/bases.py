@@ -26,7 +26,7 @@ _OTHER = 8.0
 
 @dataclass(frozen=True)
 class Needs:
-    """What the rows of a job need of its base. images: some row has one. longest: bytes of the longest row."""
+    """The needs of a job's rows for its base. images: some row has one. longest: bytes of the longest row."""
 
     rows: int = 0
     images: bool = False

@@ -35,7 +35,7 @@ class ImportedJob:
 
 @dataclass
 class ImportReport:
-    """What an import did. missing: files of the jobs that are gone, with their jobs."""
+    """The result of an import. missing: deleted files of the jobs, with their jobs."""
 
     jobs: list[ImportedJob] = field(default_factory=list[ImportedJob])
     evaluations: int = 0

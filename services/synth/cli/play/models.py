@@ -31,7 +31,7 @@ _CALL = "/call "
 
 @dataclass(frozen=True)
 class ModelChoice:
-    """Which model plays. name: its id; None for the person who types. where: what serves it, for people."""
+    """The model that plays. name: its id; None for a person who types. where: its server, for messages."""
 
     name: str | None
     where: str

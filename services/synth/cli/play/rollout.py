@@ -42,7 +42,7 @@ class AppFailed(CliError):
 
 @dataclass(frozen=True)
 class Asked:
-    """What is played. max_turns: None leaves it to the app. timeout_s: for the whole rollout."""
+    """The options of a rollout. max_turns: None leaves it to the app. timeout_s: for the whole rollout."""
 
     seed: int
     env_name: str | None

@@ -1,4 +1,4 @@
-"""What sampling may cost: calls and money, neither of which is ever exceeded."""
+"""The limits of a sampling run: calls and money, neither of which is ever exceeded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where models are served: by the cluster, or behind any OpenAI-compatible address."""
+"""The endpoints of models: the cluster, or any OpenAI-compatible address."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ class Maker(StrEnum):
     MODAL = "modal"
 
 
-#: What makes a task app: the module that it is imported from, its name there, the argument with its id.
+#: The constructors of task apps: the module that it is imported from, its name there, the argument with its id.
 _MAKERS: dict[tuple[str, str], tuple[Maker, str]] = {
     ("synth.taskapp.sdk", "TaskApp"): (Maker.SDK, "id"),
     ("synth_ai.task.apps", "TaskAppEntry"): (Maker.CLIENT, "app_id"),
@@ -54,7 +54,7 @@ class FoundApp:
 
 @dataclass(frozen=True)
 class Found:
-    """What a folder has. unread: files that name a task app and cannot be parsed, as "file:line: why"."""
+    """The task apps of a folder. unread: files that name a task app and cannot be parsed, as "file:line: why"."""
 
     apps: list[FoundApp] = field(default_factory=list[FoundApp])
     unread: list[str] = field(default_factory=list[str])

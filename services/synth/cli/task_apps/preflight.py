@@ -17,9 +17,9 @@ from synth.cli.origins import is_loopback
 from synth.cli.tui import output
 from synth.taskapp.env_names import env_names, wrong_env_name
 
-#: What an app answers to a key that it does not take.
+#: The statuses with which an app refuses a key.
 _KEY_REFUSED = (400, 401, 403)
-#: What stands between this machine and an app may answer so in its place, or it is busy: nothing is known of it then.
+#: The statuses of a proxy in front of the app, or of a busy app: they show nothing about the app.
 _NOT_ITS_WORD = (407, 408, 425, 429)
 _PATHS = ("/health", "/task_info")
 #: Seconds for the cluster's own check, which always answers within less.
@@ -36,7 +36,7 @@ class Seen(StrEnum):
 
 @dataclass(frozen=True)
 class AppLook:
-    """What one task app showed. found: in words. env_names: the environments that it lists."""
+    """The result of checking one task app. found: in words. env_names: the environments that it lists."""
 
     seen: Seen
     found: str

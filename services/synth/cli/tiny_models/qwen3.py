@@ -16,7 +16,7 @@ from synth.errors import Problem, UserError
 
 @dataclass(frozen=True)
 class MadeModel:
-    """What was made. parameters: trainable ones, tied embeddings counted once. vocab: rows of the embedding."""
+    """A model that was made. parameters: trainable ones, tied embeddings counted once. vocab: rows of the embedding."""
 
     path: Path
     parameters: int

@@ -91,7 +91,7 @@ _TEMPLATE = """\
 {{- '<|im_start|>assistant\\n' }}
 {%- if enable_thinking is defined and enable_thinking is true %}{{- '<think>\\n' }}{%- endif %}
 {%- endif %}"""
-# What a message shows, in the order of its parts: Qwen3-VL's own way to write an image.
+# The parts of a message in their order, with images written as Qwen3-VL does.
 _TEXT_CONTENT = "{%- set content = message.content if message.content is string else '' %}"
 _PARTS_CONTENT = """\
 {%- set content = show(message.content) %}"""
@@ -108,7 +108,7 @@ _SHOW = """\
 {%- endmacro %}
 """
 _VISION_TEMPLATE = _SHOW + _TEMPLATE.replace(_TEXT_CONTENT, _PARTS_CONTENT)
-# As the Thinking variants have it: each reply begins inside its reasoning, and thoughts after the last question stay.
+# As in the Thinking variants, each reply begins inside its reasoning, and thoughts after the last question stay.
 _ASKED_OPENING = "{%- if enable_thinking is defined and enable_thinking is true %}{{- '<think>\\n' }}{%- endif %}"
 _ALWAYS_OPENING = "{{- '<think>\\n' }}"
 _STRIPPED = """\

@@ -26,7 +26,7 @@ from synth.models.architectures import fault_of_config
 from synth.models.table import canonical
 from synth.runtime.lines import split_lines
 
-#: What the services read, in the model's own folder; what lies deeper is another format's.
+#: The files that the services read, in the model's own folder; deeper folders hold other formats.
 WANTED = (
     "*.safetensors", "*.safetensors.index.json", "config.json", "generation_config.json",
     "tokenizer.json", "tokenizer_config.json", "tokenizer.model", "special_tokens_map.json", "added_tokens.json",

@@ -20,7 +20,7 @@ from synth.jobs.lifecycle import State
 
 @dataclass(frozen=True, kw_only=True)
 class FollowOptions:
-    """How a job is followed. timeout: seconds, then `TimedOut`; None for no end.
+    """The options of following a job. timeout: seconds, then `TimedOut`; None for no end.
 
     interval: seconds between looks where events cannot be streamed. patience: seconds that the cluster may be away.
     detaches: whether the job goes on after Ctrl-C.

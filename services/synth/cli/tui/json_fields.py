@@ -1,4 +1,4 @@
-"""What `-o json` prints of an answer of the API: programs read these fields, so that each stays, in its place."""
+"""The fields of the API's answers that `-o json` prints. Programs read them, so names and places do not change."""
 
 from __future__ import annotations
 

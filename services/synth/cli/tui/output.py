@@ -61,7 +61,7 @@ RAW_COLUMNS = {
 
 
 class Format(StrEnum):
-    """How data is printed."""
+    """The format of printed data."""
 
     TABLE = "table"
     JSON = "json"

@@ -139,7 +139,7 @@ class Progress:
             case "job.started":
                 self.attempt = int(data.get("attempt") or 1)
                 self.waiting = ""
-                # What no checkpoint covers is trained again.
+                # Steps after the last checkpoint are trained again.
                 self.trained = self.step
                 self.began = [(self.step, event.time.timestamp())]
                 if self.attempt > 1 and before in (State.STARTED, State.CANCELLING, State.PAUSING):

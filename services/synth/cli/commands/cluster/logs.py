@@ -109,7 +109,7 @@ def _show_stored(
             _print(line, fmt)
         try:
             while follow:
-                # What is logged later may be stored earlier: each service writes at its own times.
+                # A later line may be stored earlier, since each service writes at its own times.
                 since = max((line.time for line in lines), default=after)
                 ended = client.job(job).state in TERMINAL
                 if not ended:

@@ -38,7 +38,7 @@ Until = Annotated[datetime | None, typer.Option(help="Only those up to this time
 
 
 class ExportFormat(StrEnum):
-    """What a trace becomes in a file."""
+    """The form of a trace in a file."""
 
     SYNTH = "synth"
     V3 = "v3"

@@ -125,7 +125,7 @@ def play(
             if sys.stdin.isatty():
                 print_lines(unheard(request, relay.calls))
 
-        # What the app prints is a message here: the rollout is the data.
+        # The app's own output goes to stderr, since the rollout is the data.
         with contextlib.redirect_stdout(sys.stderr) if typist is None else contextlib.nullcontext():
             try:
                 played = play_rollout(client, body, relay=relay, typist=typist, timeout_s=timeout, asks=asks)

@@ -28,7 +28,7 @@ from synth.taskapp.server import listen, make_server, url_of
 
 #: The socket's file descriptor and the app's place, for the next life of the process.
 _HANDED_ON = "SYNTHCTL_LISTENER"
-#: How often it is looked whether the app has imported a file of another folder since.
+#: The interval of checks whether the app has imported a file of another folder since.
 _LOOK_MS = 2000
 #: Seconds by which the time of a save may be early: file systems stamp by a clock that ticks. A start takes longer, so
 #: no save counts twice.

@@ -62,7 +62,7 @@ def print_together(models: Sequence[str], streams: Sequence[Iterator[str]], *, c
     drawing = Replies(replies)
     with Live(get_renderable=lambda: drawing, console=console, refresh_per_second=8, transient=True):
         _read_all(replies, streams)
-    # What was drawn while it was written is cut at the height of the terminal.
+    # The live drawing is cut at the height of the terminal, so the whole is printed at the end.
     console.print(drawing)
     if error := next((reply.error for reply in replies if reply.error), None):
         raise error
