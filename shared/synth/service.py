@@ -149,6 +149,8 @@ class Service:
         done, _ = await asyncio.wait([stopped, *self._tasks, *self._helpers], return_when=asyncio.FIRST_COMPLETED)
         self.stop.set()
         for task in done - {stopped}:
+            if stopped in done and task.cancelled():
+                continue
             task.result()
             if stopped not in done:
                 log.error("a part of the service ended by itself", part=task.get_name())
