@@ -69,10 +69,11 @@ unit service long: export OMP_NUM_THREADS := 1
 # that take long, which are in tests/e2e: named first they come first, and short files fill the workers at the end.
 LONG_FILES_FIRST := --dist loadfile --no-loadscope-reorder
 
+# Three workers on two cores here too: they wait for about a quarter of their time.
 unit: .venv/installed ## the tests that start no process
-	@$(BIN)/pytest tests/unit -m "not long" --numprocesses 2 --dist loadfile
+	@$(BIN)/pytest tests/unit -m "not long" --numprocesses 3 --dist loadfile
 
-# Three workers on two cores: these tests wait for about half of their time.
+# These tests wait for about half of their time.
 service: .venv/installed ## one service and a real NATS, then a whole cluster
 	@$(BIN)/pytest tests/e2e tests/service -m "not long and not soak" --numprocesses 3 $(LONG_FILES_FIRST)
 
