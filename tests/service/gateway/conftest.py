@@ -58,6 +58,7 @@ class Running:
         await self.service.drain()
         self.server.should_exit = True
         await asyncio.wait_for(asyncio.gather(*self.tasks), 10)
+        await self.service.close()
         await self.service.bus.close()
 
 

@@ -20,7 +20,7 @@ from synth.cli.cluster.env_file import ADDRESS, merge_env_file, write_address
 from synth.cli.cluster.gpu_report import GpuReport, describe_device, report_gpus
 from synth.cli.cluster.plan import HOST, choose_ports, gateway_port, outbound
 from synth.cli.cluster.state import ClusterState, ProcessState, StateFile, end_leftovers, wait_gone
-from synth.cli.cluster.supervisor import health_problem, is_damage
+from synth.cli.cluster.supervisor import DAMAGED_AFTER_S, health_problem, is_damage
 from synth.cli.config import ENVIRONMENT, ConfigValue
 from synth.cli.connections.clients import open_local_http
 from synth.cli.devices.plan import DevicePlan
@@ -160,7 +160,7 @@ def start_detached(
 def _wait_all_healthy(
     file: StateFile, data: Path, supervisor: subprocess.Popen[bytes], timeout: float, show: Callable[[str], None]
 ) -> None:
-    deadline, healthy = time.monotonic() + timeout, 0
+    deadline, healthy, damage_since = time.monotonic() + timeout, 0, 0.0
     while True:
         if supervisor.poll() is not None:
             raise _failed("the supervisor ended", data, "supervisor")
@@ -172,7 +172,9 @@ def _wait_all_healthy(
             raise _failed(f"{failing[0].name} cannot start ({failing[0].restarts} tries)", data, failing[0].name)
         if (now_healthy := len(report.processes) - len(late)) > healthy:
             deadline, healthy = time.monotonic() + timeout, now_healthy
-        if damaged := [p for p in late if is_damage(p.problem)]:
+        damaged = [p for p in late if is_damage(p.problem)]
+        damage_since = (damage_since or time.monotonic()) if damaged else 0.0
+        if damaged and time.monotonic() - damage_since > DAMAGED_AFTER_S:
             what = f"stored data is lost: {damaged[0].name} reports {damaged[0].problem}"
             raise CliError(what, fix="restore a backup: synthctl restore", where=str(data))
         if time.monotonic() > deadline:

@@ -39,6 +39,8 @@ _NATS_GRACE_S = 5.0
 _ILL_BUS_S = 15.0
 #: What nats-server says of a stream whose description is damaged.
 _NOT_RECOVERED = "could not be recovered"
+#: nats-server reports the same of a stream that is being made, for a moment.
+DAMAGED_AFTER_S = 5.0
 # A service gives up its own grace first; then this one ends it.
 _DRAIN_S = GRACE_S + 4.0
 
@@ -49,8 +51,8 @@ Report = Callable[[str], None]
 class SupervisedProcess:
     """One process and its health. failed_starts: starts in a row that did not become healthy.
 
-    ill_since: when it was found unhealthy, having been healthy before; on the monotonic clock. damaged: what it
-    stored is lost.
+    ill_since: when it became unhealthy after it was healthy; on the monotonic clock. damage_since: when it first
+    reported that stored data is lost, without another report since. damage_reported: to the user.
     """
 
     spec: ProcessSpec
@@ -62,7 +64,8 @@ class SupervisedProcess:
     failed_starts: int = 0
     probed_at: float = 0.0
     ill_since: float | None = None
-    damaged: bool = False
+    damage_since: float | None = None
+    damage_reported: bool = False
 
     @property
     def healthy(self) -> bool:
@@ -215,9 +218,13 @@ class Supervisor:
         problem = await health_problem(http, s.spec.health_url)
         if s.state.pid != pid or pid is None:
             return
-        if is_damage(problem) and not s.damaged:
-            self.report(f"{s.spec.name} is not healthy ({problem})")
-        s.damaged = is_damage(problem)
+        if not is_damage(problem):
+            s.damage_since, s.damage_reported = None, False
+        else:
+            s.damage_since = s.damage_since or s.probed_at
+            if s.probed_at - s.damage_since > DAMAGED_AFTER_S and not s.damage_reported:
+                self.report(f"{s.spec.name} is not healthy ({problem})")
+                s.damage_reported = True
         if problem is None:
             s.healthy_since = s.healthy_since or time.monotonic()
             s.health, s.failed_starts, s.ill_since = "healthy", 0, None

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
+import selectors
 import signal
 import socket
 import sys
@@ -39,9 +39,12 @@ class ForkParent:
 
         start: starts a process and returns its pid. descriptors: the number of them in a request.
         """
-        with contextlib.suppress(ConnectionError):
+        # A poll has no descriptor that forks would inherit, and takes descriptors above 1,023.
+        with contextlib.suppress(ConnectionError), selectors.PollSelector() as selector:
+            selector.register(self._control, selectors.EVENT_READ)
+            selector.register(self._signals, selectors.EVENT_READ)
             while True:
-                readable, _, _ = select.select([self._control, self._signals], [], [])
+                readable = [key.fileobj for key, _ in selector.select()]
                 if self._signals in readable:
                     os.read(self._signals, 4096)
                     self._report_ended()
