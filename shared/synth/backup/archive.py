@@ -1,9 +1,9 @@
-"""Copies what a cluster holds of a job that has ended, or of an organisation, into a folder of its own: to be kept when
-it is erased in the cluster.
+"""Copies the data of a job that has ended, or of an organisation, into a folder of its own, which is kept when the data
+is erased in the cluster.
 
-The folder can be read without Synth. `events.jsonl` has the events, a line each in their order; `blobs/` what they
-name, each blob below its own address; `blobs.jsonl` their sizes and digests; `archive.json`, which is written last,
-what is in the folder. An archive cannot be restored into a cluster: sequences are another log's.
+The folder can be read without Synth. `events.jsonl` has the events, a line each in their order; `blobs/` the blobs
+that they name, each below its own address; `blobs.jsonl` their sizes and digests; `archive.json`, which is written
+last, the contents of the folder. An archive cannot be restored into a cluster: its sequences belong to another log.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class ArchivedEvent(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ArchivedBlob(msgspec.Struct, frozen=True, kw_only=True):
-    """A line of `blobs.jsonl`. key: where it lies below `blobs/`."""
+    """A line of `blobs.jsonl`. key: its path below `blobs/`."""
 
     key: str
     size: int
@@ -54,7 +54,7 @@ class ArchivedBlob(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Archive(msgspec.Struct, frozen=True, kw_only=True):
-    """`archive.json`. missing: blobs that the events name, that nothing has removed, and that the store has not."""
+    """`archive.json`. missing: blobs that the events name, that nothing has removed, and that are not in the store."""
 
     version: int = _VERSION
     org: str
@@ -71,9 +71,9 @@ class Archive(msgspec.Struct, frozen=True, kw_only=True):
 async def archive(
     bus: Connection, blobs: BlobStore, org: str, job: str | None, folder: Path, *, report: Report
 ) -> Archive:
-    """Write the archive of a job, or of an organisation with its files, without what is erased.
+    """Write the archive of a job, or of an organisation with its files, without erased data.
 
-    Raises `UserError` where the folder is not empty or cannot be written, where there is nothing, and while a job has
+    Raises `UserError` if the folder is not empty or cannot be written, if the log has no events, and while a job has
     not ended.
     """
     try:
@@ -96,7 +96,7 @@ async def _write(bus: Connection, blobs: BlobStore, org: str, job: str | None, f
         async for message, event in _events(bus, f"*.*.{org}.{job or '*'}"):
             if isinstance(event.event, JobCreated):
                 jobs[event.key] = JobStatus()
-            # Of a job that is erased, that it was deleted alone is left.
+            # An erased job leaves only the fact that it was deleted.
             if event.type.startswith("job.") and event.key in jobs:
                 jobs[event.key].add(event.type)
             named.add(event.key, event.event)
@@ -162,7 +162,7 @@ class _Lines:
 
 
 async def _events(bus: Connection, subject: str) -> AsyncGenerator[tuple[Msg, Recorded]]:
-    """What the log has under a subject now, in its order."""
+    """Yield the current events under a subject, in the order of the log."""
     async for message in read_stream(bus.nc, [subject]):
         yield message, from_delivery(message)
 
@@ -175,7 +175,7 @@ def _line(message: Msg, event: Recorded) -> bytes:
 
 
 async def _copy_blobs(blobs: BlobStore, named: NamedBlobs, folder: Path, copied: _Lines) -> tuple[int, list[str]]:
-    """Copy every blob that is named, and the files of trees. Returns their bytes, and the keys that are missing."""
+    """Copy every named blob, and the files of trees. Returns their bytes, and the keys that are missing."""
     total, missing = 0, list[str]()
     waiting = list(named.digests)
     seen = set(waiting)
@@ -204,7 +204,7 @@ async def _copy_blobs(blobs: BlobStore, named: NamedBlobs, folder: Path, copied:
 
 
 async def _copy_blob(blobs: BlobStore, key: str, folder: Path) -> ArchivedBlob:
-    """Raises `BlobMissing`, also for an address that no blob can have."""
+    """Copy a blob. Raises `BlobMissing`, also for an address that no blob can have."""
     uri = f"blob://{key}"
     target = folder / blob_key(uri)
     target.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""The folder of a backup: what lies where, and the manifest that makes it one.
+"""The folder of a backup: its layout, and the manifest that makes it one.
 
 Invariants. Blobs lie under their sha256, and are never changed; streams and the index under names of their own for each
 backup. The manifest is replaced last, so a backup that was killed leaves the one before it whole.
@@ -25,7 +25,7 @@ _PIECE = 4 << 20
 
 
 class SavedBlob(msgspec.Struct, frozen=True, kw_only=True):
-    """A blob of the store. modified: as the store said it when it was saved."""
+    """A blob of the store. modified: the time that the store reported when the blob was saved."""
 
     key: str
     size: int
@@ -34,7 +34,7 @@ class SavedBlob(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BackupManifest(msgspec.Struct, frozen=True, kw_only=True):
-    """A whole backup. index: the file that lists its blobs. missing: blobs that the log names and the store had not."""
+    """A whole backup. index: the file that lists its blobs. missing: blobs that the log names and the store lacked."""
 
     version: int = _VERSION
     taken_at: datetime
@@ -60,20 +60,20 @@ class BackupFolder:
     path: Path
 
     def create(self) -> None:
-        """Make the folder where it is not."""
+        """Make the folder if it does not exist."""
         self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
         (self.path / "blobs").mkdir(exist_ok=True)
 
     def new_file(self, name: str) -> Path:
-        """The path of a file of this backup alone."""
+        """Return the path of a new file of this backup."""
         return self.path / f"{name}.{uuid.uuid4().hex[:12]}"
 
     def blob(self, sha256: str) -> Path:
-        """Where the blob with this digest lies."""
+        """Return the path of the blob with this digest."""
         return self.path / "blobs" / sha256[:2] / sha256
 
     def manifest(self) -> BackupManifest | None:
-        """The backup that the folder holds; None where there is none. Raises `UserError` for a damaged manifest."""
+        """Return the backup that the folder holds; None without one. Raises `UserError` for a damaged manifest."""
         try:
             body = (self.path / _MANIFEST).read_bytes()
         except FileNotFoundError:
@@ -97,7 +97,7 @@ class BackupFolder:
         return found
 
     def index(self, manifest: BackupManifest) -> Iterator[SavedBlob]:
-        """The blobs of a backup. Raises `UserError` when the list is not the one that was written."""
+        """Yield the blobs of a backup. Raises `UserError` when the list has changed since it was written."""
         path = self.path / manifest.index
         self.check(path, manifest.index_sha256)
         with path.open("rb") as lines:
@@ -117,7 +117,7 @@ class BackupFolder:
             raise self.damaged(str(path.relative_to(self.path)), "its sha256 differs from the manifest's")
 
     def damaged(self, name: str, why: str) -> UserError:
-        """The error of a backup that is not what was written."""
+        """Return the error of a backup whose content has changed since it was written."""
         return UserError(
             Problem(
                 what=f"the backup is damaged: {why}",
@@ -159,7 +159,7 @@ class BackupFolder:
         return path.name, digest.hexdigest()
 
     def commit(self, manifest: BackupManifest, kept: Iterable[SavedBlob]) -> None:
-        """Make this the folder's backup, then remove what only an earlier one needed."""
+        """Make this the folder's backup, then remove files that only an earlier one needed."""
         partial = self.new_file(_MANIFEST)
         body = msgspec.json.encode(manifest)
         signed = _SignedManifest(sha256=hashlib.sha256(body).hexdigest(), manifest=msgspec.Raw(body))

@@ -1,8 +1,8 @@
 """Restores a backup into an empty cluster: blobs first, the log last, then the tasks of the jobs that go on.
 
-A restore that was killed is begun again: what it had put there already is recognised. Tasks follow from the log: the
-queues of the services begin again at the oldest job that has not ended and the oldest file that was not checked, and
-every handler may run twice.
+A restore that was killed can be started again: it recognises the data that it has already restored. Tasks follow from
+the log: the queues of the services begin again at the oldest job that has not ended and the oldest file that was not
+checked, and every handler may run twice.
 """
 
 # nats-py annotates parts of itself not at all.
@@ -35,7 +35,7 @@ _READ_S = 600.0
 async def load_cluster(
     bus: Connection, blobs: BlobStore, folder: BackupFolder, topology: BusTopology, *, report: Report
 ) -> BackupManifest:
-    """Restore a backup, and provision the bus; returns what was restored.
+    """Restore a backup, and provision the bus; returns the manifest of the backup.
 
     Raises `UserError` for a damaged backup, and for a cluster that holds data.
     """
@@ -51,7 +51,7 @@ async def load_cluster(
             continue
         if present[name] is not None:
             await bus.js.delete_stream(name)
-        # One that was made by a version that could not erase is made anew here: the server changes it at no other time.
+        # `deny_delete` of an earlier version ends here: the server changes it only when it makes a stream.
         await load_stream(bus, saved[name], folder.path / saved[name].file, replicas=replicas, deny_delete=False)
     await provision(bus.js, topology)
     begin = await _oldest_unfinished(bus) or saved[EVENTS].last_seq + 1
@@ -63,7 +63,7 @@ async def load_cluster(
 
 
 async def check_target(bus: Connection, folder: BackupFolder) -> BackupManifest:
-    """The backup, when it is whole and the cluster is empty: nothing is changed. Raises `UserError`."""
+    """Check that the backup is whole and the cluster empty; changes nothing. Returns the backup. Raises `UserError`."""
     manifest = folder.manifest()
     if manifest is None:
         raise UserError(
@@ -78,7 +78,7 @@ async def check_target(bus: Connection, folder: BackupFolder) -> BackupManifest:
 
 
 async def _state(bus: Connection, stream: str) -> tuple[int, int] | None:
-    """(last sequence, messages) of a stream; None where there is none."""
+    """Return (last sequence, messages) of a stream; None if it does not exist."""
     try:
         state = (await bus.js.stream_info(stream)).state
     except NotFoundError:
@@ -92,7 +92,7 @@ def _check_empty(present: dict[str, tuple[int, int] | None], saved: dict[str, St
         for name, state in present.items()
         if state is not None
         and state != (0, 0)
-        # What an earlier restore has put there before it was killed; the log comes last.
+        # Restored by an earlier run before it was killed; the log comes last.
         and (name == EVENTS or name not in saved or state != (saved[name].last_seq, saved[name].messages))
     ]
     if full:
@@ -129,7 +129,7 @@ async def _put_blobs(blobs: BlobStore, folder: BackupFolder, manifest: BackupMan
 
 
 async def _oldest_unfinished(bus: Connection) -> int | None:
-    """The first event of the oldest job that has not ended, or file that was not looked at; None where all is done."""
+    """Return the first event of the oldest job that has not ended, or unchecked file; None if there is neither."""
     open_: dict[str, int] = {}
     for event in await replay(bus, ["job.>", "file.>"], timeout=_READ_S):
         if _begins(event):
@@ -148,7 +148,7 @@ def _ends(event: Recorded) -> bool:
 
 
 async def _reset(bus: Connection, consumer: str, seq: int) -> None:
-    """Have a queue begin at a sequence."""
+    """Make a queue begin at a sequence."""
     subject = f"{bus.nc.api}.CONSUMER.RESET.{EVENTS}.{consumer}"
     reply = await bus.nc.request(subject, json.dumps({"seq": seq}).encode(), timeout=10)
     answer = json.loads(reply.data)

@@ -1,7 +1,8 @@
 """Backs a running cluster up: the log as it was at one moment, and every blob that it names.
 
-A blob is written before the event that names it, so the log is saved first. One that is removed while the blobs are
-copied was named by that log and is not any more: the log is then saved anew, and what was copied stays.
+A blob is written before the event that names it, so the log is saved first. If a blob
+is removed while the blobs are copied, the saved log names it and the new one does not: the log is then saved again, and
+the copied blobs stay.
 
 The queue of tasks is not saved: it follows from the log (`load`). Nor are the buckets whose entries expire.
 """
@@ -26,7 +27,7 @@ from synth.events import BlobRef
 
 #: In this order: a key is stored before an event names it.
 STREAMS = (EVENTS, *(f"KV_{bucket}" for bucket in SECRET_BUCKETS), DEAD, AUDIT)
-#: Of saving the log anew; each but the last met a job that removed what the one before had named.
+#: Rounds of saving the log; each but the last met a job that removed a blob which its log named.
 _ROUNDS = 8
 _TREE = ".manifest.json"
 
@@ -35,7 +36,7 @@ Report = Callable[[str], None]
 
 @dataclass
 class _Copies:
-    """The blobs that are in the folder, by their keys. known: those of the backup before."""
+    """The blobs that are in the folder, by their keys. known: the blobs of the backup before."""
 
     folder: BackupFolder
     blobs: BlobStore
@@ -44,7 +45,7 @@ class _Copies:
     bytes_copied: int = 0
 
     async def copy_all(self) -> None:
-        """Copy every blob of the store that is not here yet; forget those that the store has no longer."""
+        """Copy every blob of the store that is not here yet; forget blobs that the store no longer has."""
         found: dict[str, SavedBlob] = {}
         async for key, size, modified in self.blobs.entries():
             before = self.saved.get(key) or self.known.get(key)
@@ -58,13 +59,13 @@ class _Copies:
             try:
                 sha256, copied = await self.folder.put_blob(self._pieces(key, size))
             except BlobMissing:
-                continue  # removed since it was listed: what the log says of it is looked at below
+                continue  # removed since it was listed: `lacking` checks the log for it
             self.bytes_copied += copied
             found[key] = SavedBlob(key=key, size=copied, sha256=sha256, modified=modified)
         self.saved = found
 
     def lacking(self, named: NamedBlobs) -> list[str]:
-        """The keys that the log names, and that are not here as it names them."""
+        """Return the keys that the log names and that are not here with the digest that it names."""
         for key in [key for key in named.digests if key.endswith(_TREE)]:
             saved = self.saved.get(key)
             if saved is None or saved.sha256 not in named.digests[key]:
@@ -83,7 +84,7 @@ class _Copies:
 
 
 async def save_cluster(bus: Connection, blobs: BlobStore, folder: BackupFolder, *, report: Report) -> BackupManifest:
-    """Back a cluster up into a folder; what it holds of an earlier backup is not copied again.
+    """Back a cluster up into a folder; unchanged blobs of an earlier backup are not copied again.
 
     Raises `Transient` when the bus breaks off, or when jobs remove blobs faster than they are copied.
     """
@@ -100,7 +101,7 @@ async def save_cluster(bus: Connection, blobs: BlobStore, folder: BackupFolder, 
         await copies.copy_all()
         report(f"{len(copies.saved)} blobs are saved, {copies.bytes_copied} bytes of them were copied now")
         earlier, lacking = lacking, copies.lacking(await read_named_blobs(bus, log.last_seq))
-        # What is still missing when the log was read anew was missing in the cluster.
+        # Blobs that are still missing after a second read of the log were missing in the cluster.
         if not lacking or lacking == earlier:
             return _commit(folder, streams, copies, lacking)
     raise Transient("jobs remove blobs while they are copied; try again, or pause the jobs that run")

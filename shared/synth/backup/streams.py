@@ -18,9 +18,9 @@ from nats.errors import Error as NatsError
 from synth.bus.connection import Connection
 from synth.errors import Permanent, Transient
 
-#: In the metadata of a stream that was restored: the id of that restore. It is then another one than a reader knows.
+#: The key in a restored stream's metadata of the id of the restore, by which a reader knows it is another stream.
 RESTORED = "synth.restored"
-#: Of a piece of a snapshot: well below the largest message of the bus.
+#: Bytes of a piece of a snapshot: well below the largest message of the bus.
 _CHUNK = 1 << 20
 #: Longer than a server may need to read one piece, or to make a stream of the last one.
 _REPLY_S = 60.0
@@ -57,7 +57,7 @@ async def save_stream(bus: Connection, name: str, path: Path) -> StreamFile:
                 size += len(piece.data)
                 if piece.reply:
                     await piece.respond(b"")
-        # The last piece is empty; one that bears a status says why the server broke off.
+        # The last piece is empty; its status, if it has one, gives the reason why the server broke off.
         status = (piece.headers or {}).get("Status")
         if status not in (None, "204"):
             raise Transient(f"the snapshot of {name} was broken off: {piece.headers}")
@@ -78,7 +78,7 @@ async def save_stream(bus: Connection, name: str, path: Path) -> StreamFile:
 
 
 async def load_stream(bus: Connection, saved: StreamFile, path: Path, *, replicas: int, deny_delete: bool) -> None:
-    """Make a stream of its file; there must be none of its name.
+    """Make a stream from its file; no stream of its name may exist.
 
     replicas: on how many servers. deny_delete: whether nobody may delete a message of it.
     """

@@ -1,4 +1,4 @@
-"""How a local store writes a blob: whole under another name, on the disk, and then in its place."""
+"""Writes blobs of a local store: whole under another name, synced to the disk, and then in their place."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from pathlib import Path
 from synth.errors import Transient
 
 _FULL_DISK_DELAY_S = 15.0
-#: Where what is not whole yet is written, in the first folder of a key: a mount of its own ends a rename.
+#: The folder of incomplete files, in the first folder of a key: a rename cannot cross a mount.
 INCOMING = ".incoming"
 #: Tries of one rename; each but the last met a deletion between two system calls.
 _RENAMES = 100
 
 
 def write_bytes(root: Path, key: str, body: bytes) -> None:
-    """Write a blob whole. Raises `Transient` where the disk has no room."""
+    """Write a blob whole. Raises `Transient` if the disk has no room."""
     with _full_disk_is_transient():
         temporary = _temporary(root, key)
         with _removed_on_failure(temporary):
@@ -29,7 +29,7 @@ def write_bytes(root: Path, key: str, body: bytes) -> None:
 
 
 def take_file(root: Path, key: str, path: Path, *, move: bool) -> None:
-    """Make a blob of a file's content. move: take the file itself. Raises `Transient` where the disk has no room."""
+    """Make a blob of a file's content. move: take the file itself. Raises `Transient` if the disk has no room."""
     with _full_disk_is_transient():
         _take(root, key, path, move=move)
 
@@ -61,7 +61,7 @@ def _take(root: Path, key: str, path: Path, *, move: bool) -> None:
         except OSError as error:
             if error.errno != errno.EXDEV:
                 raise
-    if new_folder is None:  # it stays where it is, or comes from another file system
+    if new_folder is None:  # the file must stay, or is on another file system
         copy = _temporary(root, key)
         with _removed_on_failure(copy):
             shutil.copy(path, copy)
@@ -81,7 +81,7 @@ def _take(root: Path, key: str, path: Path, *, move: bool) -> None:
 
 @contextmanager
 def _full_disk_is_transient() -> Generator[None]:
-    """Raise `Transient` where the disk has no room: whoever writes waits, and goes on once there is some."""
+    """Raise `Transient` if the disk has no room: the writer waits, and goes on once there is some."""
     try:
         yield
     except OSError as error:
@@ -105,9 +105,9 @@ def _sync(path: Path) -> None:
 
 
 def _put_in_place(path: Path, target: Path) -> bool:
-    """Rename a file into a folder that is made for it, and made again where a deletion has just removed it.
+    """Rename a file into a folder, which is made first, and made again if a deletion has just removed it.
 
-    Says whether the folder is new.
+    Returns whether the folder is new.
     """
     for tries_left in reversed(range(_RENAMES)):
         new_folder = not target.parent.exists()

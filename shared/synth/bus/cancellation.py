@@ -2,8 +2,8 @@
 
 When a task is cancelled in the turn of the loop in which its answer has come, `wait_for` returns the answer, and the
 task goes on as if nobody had cancelled it (CPython issue 86296, mended in 3.12). A job would train on after its user
-had cancelled it. The calls that we make ourselves heed it (`HeedingClient`); whoever must know that a task has ended
-cancels it until it has (`cancel_until_ended`), since a library may wait by `wait_for` as well.
+had cancelled it. Our own calls heed it (`HeedingClient`). A caller that must know that a task has ended cancels it
+until it has (`cancel_until_ended`), since a library may wait by `wait_for` as well.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ class HeedingClient(Client):
 
 
 async def heed_cancellation(call: Awaitable[_T]) -> _T:
-    """Await a call; a cancellation that came meanwhile is raised even where the call has swallowed it.
+    """Await a call. A cancellation that arrives during the call is raised, even if the call has swallowed it.
 
-    One that came before does not count: what cleans up after a cancellation may call the bus.
+    An earlier cancellation does not count: code that cleans up after a cancellation may call the bus.
     """
     task = asyncio.current_task()
     assert task is not None
@@ -58,15 +58,15 @@ async def cancel_until_ended(
 ) -> None:
     """Cancel tasks, and again every `again_s` seconds, until all have ended. What they raise is not raised here.
 
-    Each has begun before it is cancelled: one that has not would never run what cleans up after it.
+    Each task has begun before it is cancelled: a task that has not begun would never run its clean-up.
 
-    what: they are, for the log. Raises `Transient` when one has not ended `within_s` seconds after the first time.
+    what: names the tasks in the log. Raises `Transient` when one has not ended `within_s` seconds after the first time.
     """
     again_s, within_s = AGAIN_S if again_s is None else again_s, WITHIN_S if within_s is None else within_s
     began = time.monotonic()
     going_on: list[asyncio.Future[Any]] = [task for task in tasks if not task.done()]
     try:
-        # Those that were created in this turn of the loop begin in the next.
+        # Tasks that were created in this turn of the loop begin in the next one.
         await asyncio.sleep(0)
     finally:
         for task in going_on:

@@ -30,8 +30,8 @@ log = logs.get("bus")
 class Connection:
     """A live connection: the client, its JetStream context, and the name of the service that dialled.
 
-    newer: what the process has met on it that only a newer version can do. suspects: the place of events that are
-    suspected of ending their process, which they have in turn.
+    newer: the work on it that only a newer version can do. suspects: the one slot for events that are suspected of
+    killing their process; they take turns in it.
     """
 
     nc: BusClient
@@ -42,25 +42,25 @@ class Connection:
 
     @cached_property
     def schemas(self) -> DeclaredSchemas:
-        """What tells the events of a newer version from those that only say that they are."""
+        """The declared schemas: they show which events a newer version wrote, and which only claim it."""
         return DeclaredSchemas(self.nc)
 
     async def close(self) -> None:
-        """Leave; what was published and acknowledged stays."""
+        """Close the connection; published and acknowledged messages stay."""
         await self.nc.close()
 
 
 def inbox_of(service: str) -> str:
-    """Below which what a service asked for comes back to it; no other service may listen there."""
+    """Return the prefix of the subjects on which a service receives its answers; no other service may listen there."""
     return f"_INBOX.{service}"
 
 
 def connect_options(settings: ServiceSettings, service: str) -> dict[str, object]:
-    """The options of every client here; FastStream's broker takes the same.
+    """Return the options of every client here; FastStream's broker takes the same.
 
-    It reconnects for ever (a bus that is away is not our end), notices a dead peer within 4 s, and logs what the
-    server refuses: a publish without permission is otherwise only a timeout. Raises `UserError` for settings of TLS or
-    of an nkey that are not what they should be.
+    The client reconnects for ever (an outage of the bus must not end the process), notices a dead peer within 4 s, and
+    logs the refusals of the server: otherwise a publish without permission is only a timeout. Raises `UserError` for
+    wrong settings of TLS or of an nkey.
     """
 
     async def on_error(error: Exception) -> None:
@@ -90,7 +90,7 @@ def connect_options(settings: ServiceSettings, service: str) -> dict[str, object
 
 
 def _proof(settings: ServiceSettings) -> dict[str, object]:
-    """What says to the server who this is."""
+    """Return the options that prove the identity of this client to the server."""
     password = settings.nats_password.get_secret_value() if settings.nats_password else ""
     seed = settings.nats_seed.get_secret_value().strip() if settings.nats_seed else ""
     if seed and password:
@@ -103,7 +103,7 @@ def _proof(settings: ServiceSettings) -> dict[str, object]:
             )
         )
     if seed:
-        # Looked at here: a client finds out when it dials.
+        # Checked here: otherwise an error appears only when the client dials.
         UserKey(seed)
         return {"nkeys_seed_str": seed}
     return {"user": settings.nats_user, "password": password} if settings.nats_user else {}
@@ -112,7 +112,7 @@ def _proof(settings: ServiceSettings) -> dict[str, object]:
 async def connect(settings: ServiceSettings, service: str) -> Connection:
     """Dial the bus as this service; waits for a server that is not up yet.
 
-    Raises `UserError` where every server refuses TLS, or is refused, for something that no waiting mends.
+    Raises `UserError` if TLS fails with every server for a reason that waiting cannot fix.
     """
     servers = settings.nats_url.split(",")
     options = connect_options(settings, service)
@@ -128,7 +128,7 @@ async def connect(settings: ServiceSettings, service: str) -> Connection:
                 # What is raised here ends the dialling; nothing else does.
                 raise UserError(problem)
         elif not isinstance(error, ConnectionResetError):
-            # A reset says nothing: it may have overtaken what the server said of our certificate.
+            # A reset gives no reason: it may have overtaken the server's answer about our certificate.
             refusals = 0
         await log_error(error)
 

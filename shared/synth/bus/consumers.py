@@ -1,4 +1,4 @@
-"""Whether the durables that a service takes from, and the buckets that it writes, are there."""
+"""Checks that the durables that a service takes from, and the buckets that it writes, exist."""
 
 # nats-py annotates parts of itself not at all.
 # pyright: reportUnknownMemberType=false
@@ -46,11 +46,11 @@ async def start_on_consumers(
     buckets: list[str],
     start: Callable[[], Coroutine[Any, Any, None]],
 ) -> bool:
-    """Start what takes from these durables; whether that was done before `stop`.
+    """Start the readers of these durables; returns whether the start was complete before `stop`.
 
-    Waits while the bus is away. start: called once the bus says that these durables and KV buckets are there, and again
-    where the bus goes away in it. Raises `Permanent` when one is not there: who must do without it would notice only
-    much later.
+    Waits while the bus is away. start: called once the bus confirms that these durables and KV buckets exist, and again
+    if the bus goes away during it. Raises `Permanent` when one does not exist: the service would otherwise notice it
+    only much later.
     """
     while not stop.is_set():
         try:
@@ -59,7 +59,7 @@ async def start_on_consumers(
                 await _check_bucket(bus, name)
             return await _run_before(stop, start())
         except ConnectionClosedError:
-            # For ever: a process that begins anew has another one.
+            # This connection stays closed; a restarted process opens another one.
             raise
         except (NatsError, TimeoutError) as error:
             log.warning("the start waits: the bus does not answer", error=repr(error))
@@ -77,7 +77,7 @@ async def check_consumers(bus: Connection, queues: list[tuple[str, str]]) -> Non
 
 
 async def _run_before(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
-    """Whether the work was done before `stop`; it is cancelled then. Raises what it raises."""
+    """Return whether the work ended before `stop`, which cancels it. Raises the errors of the work."""
     working, stopped = asyncio.ensure_future(work), asyncio.create_task(stop.wait())
     try:
         await asyncio.wait({working, stopped}, return_when=asyncio.FIRST_COMPLETED)

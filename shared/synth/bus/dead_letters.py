@@ -1,4 +1,4 @@
-"""Dead letters: what could not be handled, kept with its payload and the reason."""
+"""Dead letters: messages that could not be handled, kept with their payload and the reason."""
 
 # nats-py annotates parts of itself not at all.
 # pyright: reportUnknownMemberType=false
@@ -41,9 +41,9 @@ async def publish_dead_letter(
 
 
 async def tell_who_waits(giving_up: Awaitable[None], subject: str) -> None:
-    """Let whoever waits for a message be told that it is given up. Raises any other error: it may be told later.
+    """Tell the waiting service that a message is given up. Raises every error but `Permanent`: a later try may succeed.
 
-    Where the log is damaged there is nobody to tell, and what is given up must leave its queue all the same.
+    If the log is damaged, nobody can be told, and the message must leave its queue all the same.
     """
     try:
         await giving_up
@@ -52,7 +52,7 @@ async def tell_who_waits(giving_up: Awaitable[None], subject: str) -> None:
 
 
 def internal_problem(reason: str, where: str) -> Problem:
-    """What whoever waits is told of a dead letter."""
+    """Return the problem that is reported to the waiting user for a dead letter."""
     return Problem(
         what=f"internal error: {' '.join(reason.split())[:500]}",
         expected="this to be handled",
@@ -62,7 +62,7 @@ def internal_problem(reason: str, where: str) -> Problem:
 
 
 def original_of(msg: Msg, event: Recorded | None, letter: int) -> tuple[str, bytes]:
-    """The subject and the body of what was delivered: of a retried letter, those of its event."""
+    """Return the subject and the body of the delivered message; for a retried letter, of its event."""
     if event is None or not letter:
         return msg.subject, msg.data
     body = event.event.body if isinstance(event.event, UnknownEvent) else event.event

@@ -1,10 +1,10 @@
-"""Short handlers on FastStream, and the one middleware that every delivery to them goes through.
+"""Short handlers on FastStream, and the one path of every delivery to them.
 
-Invariants. A handler may run twice for one event, so it is idempotent; it publishes what it decides with deterministic
+Invariants. A handler may run twice for one event, so it is idempotent; it publishes its decisions with deterministic
 ids and is acknowledged last. Meanwhile the delivery is kept alive. A transient error sends the event back with a
-growing delay; a permanent one, and the sixth that a process meets, is a dead letter. So is an event whose handler kills
-its process again and again (`lost_tries`). Whoever waits for what a dead letter should have led to is told by the
-reader's `give_up`. Events wait in the process for a slot of the handler, so that organisations have slots in turn,
+growing delay; a permanent error, or the sixth error in one process, makes it a dead letter. So does a handler that
+kills its process again and again (`lost_tries`). The reader's `give_up` reports a dead letter to the services that wait
+for its result. Events wait in the process for a slot of the handler, so that organisations have slots in turn,
 however much one of them has queued; that wait is no try, and the process keeps no large body for it. A handler that
 waits for long releases its slot first. What a newer version wrote is no dead letter: it goes back at once, and this
 process takes no more from that queue. A dead letter that an operator retries comes through the work queue, and is
@@ -57,7 +57,7 @@ from synth.work import Redelivery
 log = logs.get("delivery")
 
 _E = TypeVar("_E", bound=Event)
-#: What was delivered and has not ended, and what of it has no slot yet.
+#: The tasks of the deliveries that have not ended, and those among them without a slot yet.
 _begun: set[asyncio.Task[None]] = set()
 _waiting: set[asyncio.Task[None]] = set()
 _places: ContextVar[tuple[Slot | Suspect, ...]] = ContextVar("places", default=())
@@ -72,7 +72,7 @@ _Handle = Callable[[Suspect | None], Awaitable[None]]
 
 
 def make_broker(settings: ServiceSettings, service: str) -> BusBroker:
-    """The only place where a FastStream broker is made."""
+    """Return a FastStream broker; no other code makes one."""
     servers = settings.nats_url.split(",")
     return BusBroker(service, servers, connect_options(settings, service), grace_s=settings.grace_s)
 
@@ -90,9 +90,9 @@ def on_event(
 ) -> None:
     """Let `handler` have each event of this kind that is delivered to this replica.
 
-    concurrency: how many at a time; more than one for a handler that waits for others, beside those that called
-    `release_slot`. spare: how many more, for organisations that have none of them. give_up: told of each event that
-    becomes a dead letter.
+    concurrency: how many events run at a time, without those that called `release_slot`; more than one for a handler
+    that waits for other services. spare: how many more, for organisations that have no running event. give_up: called
+    with each event that becomes a dead letter.
     """
     spec = spec_of(event)
     if spec.reads.get(reader) is not Reading.QUEUE:
@@ -142,9 +142,9 @@ def on_event(
 def release_slot() -> None:
     """Give the running handler's slot to another event; the handler goes on beside it, for a wait that costs nothing.
 
-    Its try is not counted any more if the process dies: of what kills it in the wait, others are the cause.
+    If the process dies during the wait, the try is not counted: other work has killed it.
 
-    The server delivers at most the consumer's `max_ack_pending` events that nobody has ended.
+    The server delivers at most the consumer's `max_ack_pending` events that have not ended.
     """
     for place in _places.get():
         place.release()
@@ -154,7 +154,7 @@ async def _begin(bus: Connection, held: HeldDeliveries, msg: Msg, org: str, slot
     """Let a delivery wait for its slot and be handled, beside the pull loop, which goes on to the next one."""
     if bus.newer.leaves(held.queue):
         await _leave(msg)
-        # Holds the pull loop, so that it asks for no more of this queue.
+        # Holds the pull loop, so that it requests no more events of this queue.
         await bus.newer.stay_away()
         return
     if not held.take(msg):
@@ -177,7 +177,7 @@ async def _in_turn(
         left_out = not slots.has_room(org) and len(msg.data) > _KEPT_BYTES
         if left_out:
             msg.data = b""
-        # First of all the suspects' place: those that wait for it must not hold slots that others could have.
+        # The suspects' slot comes first: events that wait for it must not hold slots that others could use.
         async with hold_place(bus, held.durable, msg, org) as suspect, slots.hold(org) as slot:
             _waiting.discard(me)
             started = True
@@ -265,7 +265,7 @@ async def _deliver(
     give_up: GiveUp | None,
 ) -> None:
     if msg.subject.count(".") < 3:
-        # It names nobody whom to tell of its end.
+        # It names nobody who could be informed of its end.
         await _end(bus, msg, None, "not a subject of ours", None)
         return
     await _handle(bus, held, suspect, msg, from_delivery(msg), kind, handler, give_up)
@@ -280,7 +280,7 @@ async def _deliver_again(
     handler: Handler[_E],
     give_up: GiveUp | None,
 ) -> None:
-    """Deliver the event of a dead letter that is retried: it is read in the log, where it has stayed."""
+    """Deliver the event of a retried dead letter; the event is read from the log, which still holds it."""
     try:
         again = msgspec.json.decode(msg.data, type=Redelivery)
         found = await bus.js.get_msg(EVENTS, again.seq)
@@ -349,7 +349,7 @@ async def _try(
     handle: Callable[[], Awaitable[None]],
     end: Callable[[str], Awaitable[None]],
 ) -> None:
-    """Let the handler have an event, and end the delivery by what comes of it. end: makes it a dead letter."""
+    """Run the handler on an event, and end the delivery according to its result. end: makes the event a dead letter."""
     tries, deliveries = held.begin_try(msg), times_delivered(msg)
     try:
         await handle()
@@ -358,11 +358,11 @@ async def _try(
     except Permanent as error:
         await end(str(error))
     except NewerVersion as error:
-        # What it would act on, in the log beside this event.
+        # The newer event is not this one, but another in the log that the handler reads.
         bus.newer.meet(held.queue, str(error))
         await _leave(msg)
     except Exception as error:
-        # Whatever it is, the event must not be lost: it comes back, and is a dead letter in the end.
+        # No error may lose the event: it comes back, and becomes a dead letter in the end.
         if tries >= MAX_DELIVERIES:
             await end(f"after {tries} deliveries: {error!r}")
             return
@@ -392,7 +392,7 @@ async def _end(
     seq = delivery_numbers(msg.reply)[0] if event is None else event.seq
     letter = await publish_dead_letter(bus, *original_of(msg, event, letter), reason=reason, seq=seq, again=letter)
     if event is not None and give_up is not None:
-        # Before it leaves the queue: what fails here is delivered again, as long as there are deliveries left.
+        # Before the event leaves the queue: if this fails, it is delivered again, as long as there are deliveries left.
         problem = internal_problem(reason, f"{bus.service}, dead letter {letter}")
         await tell_who_waits(give_up(event, problem), msg.subject)
     await bus.nc.publish(msg.reply, b"+TERM " + " ".join(reason.split())[:200].encode())

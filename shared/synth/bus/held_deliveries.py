@@ -1,8 +1,8 @@
-"""What a queue has delivered to this process and the process has not ended, and how often each event was tried.
+"""The deliveries of a queue that this process has not ended, and the number of tries of each event.
 
 Invariants. An event is held once: one that is delivered again while it waits or is handled, as after an outage, goes on
-with the newer delivery, which is the one that the server listens to. Only tries of the handler count here; those that a
-process dies of are counted on the bus (`lost_tries`).
+with the newer delivery, the only one for which the server accepts an answer. Only tries of the handler count here;
+tries that kill the process are counted on the bus (`lost_tries`).
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ class HeldDeliveries:
     """The deliveries of one queue."""
 
     def __init__(self, queue: str, *, durable: str | None = None) -> None:
-        """queue: its name. durable: of what delivers, where that is the queue of retried dead letters."""
+        """queue: its name. durable: the name of the queue of retried dead letters, if the events come from there."""
         self.queue = queue
         self.durable = durable or queue
         self._held: dict[_Key, Msg] = {}
         self._tries: dict[_Key, int] = {}
 
     def take(self, msg: Msg) -> bool:
-        """Hold a delivery until `let_go`; False where its event is held already, and goes on with this delivery."""
+        """Hold a delivery until `let_go`; returns False if its event is held already and goes on with this delivery."""
         held = self._held.setdefault(_key(msg), msg)
         if held is msg:
             return True
@@ -41,11 +41,11 @@ class HeldDeliveries:
         return False
 
     def let_go(self, msg: Msg) -> None:
-        """What was taken is over: it was ended, or given back, and may be delivered again."""
+        """Stop holding a delivery: it was ended, or given back and may be delivered again."""
         self._held.pop(_key(msg), None)
 
     def begin_try(self, msg: Msg) -> int:
-        """The handler begins with this event; returns how often it has by now, in this process."""
+        """Count a try of the handler with this event; returns the number of tries in this process."""
         key = _key(msg)
         self._tries[key] = tries = self._tries.pop(key, 0) + 1
         if len(self._tries) > EVENTS_IN_FLIGHT:
@@ -54,12 +54,12 @@ class HeldDeliveries:
         return tries
 
     def end(self, msg: Msg) -> None:
-        """The event has left the queue: its tries are forgotten."""
+        """Forget the tries of an event that has left the queue."""
         self._tries.pop(_key(msg), None)
 
 
 def times_delivered(msg: Msg) -> int:
-    """How often the server has delivered this event, to anybody. Not nats-py's, which keeps that of the first reply."""
+    """Return how often the server has delivered this event, to any process; nats-py keeps the first reply's count."""
     tokens = msg.reply.split(".")
     return int(tokens[4 if len(tokens) == 9 else 6])
 
@@ -70,7 +70,7 @@ def _key(msg: Msg) -> _Key:
 
 
 async def keep_alive(msg: Msg) -> None:
-    """Say until cancelled that a delivery is in progress: the server would give it to another process."""
+    """Report until cancelled that a delivery is in progress; else the server would give it to another process."""
     while True:
         await asyncio.sleep(HEARTBEAT_S)
         try:

@@ -1,6 +1,6 @@
 """Appending to the log, and queueing work.
 
-Invariants. An event is published by its only publisher. It carries a deterministic id, so that a retry of our own
+Invariants. An event is published by its only publisher. It has a deterministic id, so that a retry of our own
 publish is recognised: inside the dedupe window by the server, in a compare-and-set by reading back. A publish is
 retried through stalls and elections for 30 s, then `Transient`. Losing a compare-and-set is `Conflict`; being an
 owner whose claim is no longer the last one is `Fenced`.
@@ -57,7 +57,7 @@ _STALLS = (
 class Fence:
     """An owner's right to publish: the sequence of its claim. One fenced publish is in flight at a time.
 
-    claim: `job.started` of whoever holds an attempt at a job, `collection.started` of an RL job's collector.
+    claim: `job.started` for the owner of an attempt at a job, `collection.started` for an RL job's collector.
     """
 
     org: str
@@ -152,7 +152,7 @@ class Publisher:
             pause = min(pause * 2, 2.0)
 
     async def _already_ours(self, subject: str, id: str) -> int | None:
-        # On one server a retry of our own publish reads as a lost compare-and-set: the id tells them apart.
+        # On one server a retry of our own publish looks like a lost compare-and-set: the id distinguishes them.
         try:
             last = await self._bus.js.get_last_msg(EVENTS, subject)
         except (NotFoundError, *_STALLS):
@@ -168,7 +168,7 @@ class Publisher:
         except NotFoundError:
             return headers[EXPECTED] != "0"
         except _STALLS:
-            # Nobody can say now: the append is tried again, and refused again if it has lost.
+            # Unknown for now: the append is tried again, and refused again if it has lost.
             return False
         return last.seq != int(headers[EXPECTED])
 

@@ -1,4 +1,4 @@
-"""Reads of the bus that outlive a connection: an answer that was on its way when the connection broke never comes."""
+"""Reads of the bus that outlive a connection: an answer that was under way when the connection broke never arrives."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from synth.runtime import logs
 log = logs.get("bus")
 
 _T = TypeVar("_T")
-#: Of one read. Each but the last met another break of the connection; a bus that stays away is told at the first.
+#: Attempts of one read: each but the last met another break of the connection. Without a break, the error is raised.
 _ATTEMPTS = 3
 
 
 async def read_across_reconnects(bus: Connection, read: Callable[[], Awaitable[_T]]) -> _T:
     """Await `read()`, and again if the connection was replaced while it waited in vain; `read` must change nothing.
 
-    Raises what the last `read()` raised.
+    Raises the error of the last `read()`.
     """
     for attempt in range(1, _ATTEMPTS + 1):
         before = bus.nc.stats["reconnects"]

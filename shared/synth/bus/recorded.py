@@ -1,4 +1,4 @@
-"""An event as it stands in the log: what the body says, and what the server says of it."""
+"""An event of the log: its body, and the data that the server keeps with it."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ TTL = "Nats-TTL"
 class UnknownEvent(Event, frozen=True, kw_only=True):
     """An event that this version cannot read: seen by everybody, trusted by nobody.
 
-    newer: it says by its type or its schema that a newer version wrote it, and `DeclaredSchemas.judge` has not found
-    that it cannot be so; else it is damaged.
+    newer: its type or its schema shows that a newer version wrote it, and `DeclaredSchemas.judge` has not found that
+    to be impossible; else it is damaged.
     """
 
     body: Any = None
@@ -60,16 +60,16 @@ class Recorded:
 
     @property
     def sign(self) -> str:
-        """What tells it from any other event that a log could have at this sequence."""
+        """The text that distinguishes it from any other event that a log could have at this sequence."""
         return f"{self.id} {self.time.isoformat()}"
 
 
 def encode(event: Event) -> bytes:
-    """An event's body: JSON, so that the stream can be read by eye and by any language."""
+    """Return an event's body: JSON, so that people and any language can read the stream."""
     return msgspec.json.encode(event)
 
 
-#: In the place of what a subject lacks: whoever has a service's credential may write `job.created.x` into the log.
+#: In the place of missing tokens: a thief with a service's credential may write `job.created.x` into the log.
 _NO_TOKENS = ("_", "_", "_")
 
 _decoders: dict[str, msgspec.json.Decoder[Event]] = {
@@ -78,10 +78,10 @@ _decoders: dict[str, msgspec.json.Decoder[Event]] = {
 
 
 def decode(type_: str, body: bytes, schema: int = 1) -> Event:
-    """The typed event of this type; `UnknownEvent` when the type, its schema or its shape is not one of ours.
+    """Return the typed event; `UnknownEvent` when the type, its schema or its shape is not one of ours.
 
     schema: the version of the type that the body was written in. A body that cannot be read, or is nested too deeply to
-    be written again, is its text.
+    be written again, is kept as text.
     """
     spec = CATALOGUE.get(type_)
     newer = spec is None or schema > spec.version
@@ -95,14 +95,14 @@ def decode(type_: str, body: bytes, schema: int = 1) -> Event:
 
 
 def _is_too_deep(body: bytes, event: Event) -> bool:
-    """Raises `RecursionError` for what is deeper still."""
+    """Return whether it is nested too deeply to be written. Raises `RecursionError` for even deeper nesting."""
     if body.count(b"{") + body.count(b"[") <= MAX_NESTING:
         return False
     return is_too_deep(event.body if isinstance(event, UnknownEvent) else msgspec.to_builtins(event), MAX_NESTING)
 
 
 def require_known(recorded: Recorded) -> None:
-    """Raises `NewerVersion` for an event that a newer version wrote: to act without it would be to misread the log."""
+    """Raise `NewerVersion` for an event that a newer version wrote: without it the log would be misread."""
     if isinstance(recorded.event, UnknownEvent) and recorded.event.newer:
         raise NewerVersion(
             f"{recorded.type} at {recorded.seq} (schema {recorded.schema}) was written by a newer version than this"
@@ -110,14 +110,14 @@ def require_known(recorded: Recorded) -> None:
 
 
 def require_readable(recorded: Recorded) -> None:
-    """Raises `NewerVersion` as `require_known` does, and `Permanent` for an event whose body is damaged."""
+    """Raise `NewerVersion` as `require_known` does, and `Permanent` for an event whose body is damaged."""
     require_known(recorded)
     if isinstance(recorded.event, UnknownEvent):
         raise Permanent(f"the {recorded.type} at {recorded.seq} in the log is damaged: {why_unreadable(recorded)}")
 
 
 def why_unreadable(recorded: Recorded) -> str:
-    """What is wrong with a damaged event."""
+    """Return the problem of a damaged event."""
     spec = CATALOGUE.get(recorded.type)
     if spec is None or recorded.schema > spec.version:
         return f"it says schema {recorded.schema} of {recorded.type}, which no version had declared"
@@ -127,7 +127,7 @@ def why_unreadable(recorded: Recorded) -> str:
 def from_parts(
     subject: str, body: bytes, headers: dict[str, str] | None, *, seq: int, time: datetime, pending: int = 0
 ) -> Recorded:
-    """Put an event together from a message of the stream; `UnknownEvent` where its subject is not one of ours."""
+    """Make an event from a message of the stream; `UnknownEvent` if its subject is not one of ours."""
     entity, fact, org, key, *missing = (*subject.split(".", 3), *_NO_TOKENS)
     headers = headers or {}
     schema = _schema_of(headers)
@@ -149,8 +149,8 @@ def from_parts(
 
 
 def stored_size(subject: str, body: bytes, headers: dict[str, str]) -> int:
-    """The bytes that nats-server counts for a message in a stream on disk."""
-    # What it adds to each record and to its headers, and the line with which headers begin and the one that ends them.
+    """Return the bytes that nats-server counts for a message in a stream on disk."""
+    # The overhead of each record and of its headers, and the lines that begin and end the headers.
     lines = sum(len(name.encode()) + len(value.encode()) + 4 for name, value in headers.items())
     return 30 + len(subject.encode()) + len(body) + (16 + lines if headers else 0)
 
@@ -161,7 +161,7 @@ def _schema_of(headers: dict[str, str]) -> int:
 
 
 def from_delivery(msg: Msg) -> Recorded:
-    """An event as a consumer delivered it."""
+    """Return the event of a delivery."""
     seq, _, nanoseconds, pending = delivery_numbers(msg.reply)
     # Cut, not rounded: a direct get's timestamp is cut too, and one event has one time.
     seconds, rest = divmod(nanoseconds, 1_000_000_000)

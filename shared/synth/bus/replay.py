@@ -2,8 +2,8 @@
 
 Invariants. A follower yields each event once, in stream order, from the sequence after its cursor; when the server,
 the connection, its consumer or a message goes away it opens a new consumer at its cursor. Nothing is acknowledged: a
-reader keeps its place itself, so any number of them cost the bus nothing but the delivery. A finite replay ends where
-the leader of the stream says that it ends.
+reader keeps its place itself, so any number of them cost the bus nothing but the delivery. A finite replay ends at
+the last message that the leader of the stream reports.
 """
 
 # nats-py annotates parts of itself not at all.
@@ -39,7 +39,7 @@ _STALLED = "Nats-Consumer-Stalled"
 #: In a heartbeat: how many messages the consumer has sent.
 _DELIVERED = "Nats-Last-Consumer"
 _AGAIN_S = 0.2
-#: Between two looks at a server that lags behind the leader.
+#: Seconds between two reads of a server that lags behind the leader.
 _LAG_S = 0.1
 #: The server's code of "no message found".
 _NO_MESSAGE = 10037
@@ -113,14 +113,14 @@ class StreamFollower:
         return int(info["num_pending"])
 
     async def close(self) -> None:
-        """Stop; the server forgets the consumer by itself."""
+        """Stop; the server removes the consumer by itself."""
         if self._subscription is not None:
             subscription, self._subscription = self._subscription, None
             if not self._nc.is_closed:
                 await subscription.unsubscribe()
 
     async def messages(self) -> AsyncGenerator[Msg]:
-        """Each message once, in order, for ever; reopens by itself."""
+        """Yield each message once, in order, for ever; reopens by itself."""
         if self._subscription is None:
             await self._reopen("start")
         while True:
@@ -154,14 +154,14 @@ class StreamFollower:
             # Flow control: answered only now, when everything before it is in the queue.
             await msg.respond(b"")
         elif int(headers.get(_DELIVERED, 0)) > self._received:
-            # A heartbeat behind messages that went with a connection: no later one need ever come to show the gap.
+            # A heartbeat after messages that were lost with a connection: perhaps no later message shows the gap.
             await self._queue.put(None)
         elif stalled := headers.get(_STALLED):
-            # A heartbeat of a consumer that waits for such an answer: its question, or ours, was lost in a reconnect.
+            # A heartbeat of a consumer that waits for this answer: its request or our answer was lost in a reconnect.
             await self._nc.publish(stalled)
 
     async def open_patiently(self) -> int:
-        """Like `open`, tried again for as long as the bus is away."""
+        """Open, and try again for as long as the bus is away."""
         while True:
             try:
                 return await self.open()
@@ -184,10 +184,11 @@ class StreamFollower:
 async def follow(
     bus: Connection, filters: list[str], *, after: int = 0, unreadable_too: bool = False
 ) -> AsyncGenerator[Recorded]:
-    """Each event on these subjects once, in stream order, from `after` on, for ever.
+    """Yield each event on these subjects once, in stream order, from `after` on, for ever.
 
-    Raises `NewerVersion` at an event that a newer version wrote and `Permanent` at a damaged one: whoever acts on what
-    it follows would wait for ever for what it cannot read. unreadable_too: they are yielded, to who only shows them.
+    Raises `NewerVersion` at an event that a newer version wrote and `Permanent` at a damaged one: a caller that acts on
+    the events would otherwise wait for ever for one that it cannot read. unreadable_too: yields them too, for a caller
+    that only shows events.
     """
     follower = StreamFollower(bus.nc, filters, after=after)
     try:
@@ -201,7 +202,7 @@ async def follow(
 
 
 async def _judge_patiently(bus: Connection, recorded: Recorded) -> Recorded:
-    """`DeclaredSchemas.judge`, tried again for as long as the bus does not answer."""
+    """Call `DeclaredSchemas.judge`, and try again for as long as the bus does not answer."""
     while True:
         try:
             return await bus.schemas.judge(recorded)
@@ -219,11 +220,11 @@ async def replay(
     timeout: float = 60,
     whole: bool = False,
 ) -> list[Recorded]:
-    """The events on these subjects that are in the log now, in stream order.
+    """Return the events on these subjects that are in the log now, in stream order.
 
     last_per_subject: only the last one of each subject. Raises `Transient` when the bus does not answer in time,
-    `NewerVersion` for an event that a newer version wrote. whole: also `Permanent` for a damaged one, where what it
-    says would be missed.
+    `NewerVersion` for an event that a newer version wrote. whole: also `Permanent` for a damaged one, for a caller that
+    needs the content of every event.
     """
     messages = await replay_messages(bus.nc, filters, after=after, last_per_subject=last_per_subject, timeout=timeout)
     try:
@@ -245,7 +246,7 @@ async def replay_messages(
     last_per_subject: bool = False,
     timeout: float = 60,
 ) -> list[Msg]:
-    """Like `replay`, of any stream, as the messages that they are."""
+    """Return the messages of any stream; otherwise like `replay`."""
     found: list[Msg] = []
     try:
         async with asyncio.timeout(timeout):
@@ -268,11 +269,11 @@ async def read_stream(
     last_per_subject: bool = False,
     headers_only: bool = False,
 ) -> AsyncGenerator[Msg]:
-    """The messages that the stream has on these subjects when this begins, in stream order; newer ones may follow.
+    """Yield the messages that the stream has on these subjects now, in stream order; newer ones may follow.
 
-    The server that a reader is connected to may lag behind the leader, and knows only what it has itself: the reading
-    ends at the message that the leader said is the last one. Waits without a deadline for a bus that is away. Raises
-    `Transient` where the stream cannot be read.
+    The server that a reader is connected to may lag behind the leader, and knows only its own messages: the reading
+    ends at the last message that the leader reported. Waits without a deadline for a bus that is away. Raises
+    `Transient` if the stream cannot be read.
 
     last_per_subject: only the last one of each subject, and any that was written in its place meanwhile. headers_only:
     without the bodies.
@@ -299,7 +300,7 @@ async def read_stream(
 
 
 async def _last_seq(nc: BusClient, filters: list[str], stream: str) -> int:
-    """The sequence of the last message on these subjects, as the leader of the stream knows it; 0 where none is."""
+    """Return the sequence of the last message on these subjects, as the stream's leader knows it; 0 without any."""
     return max(await asyncio.gather(*(_last_seq_of_one(nc, subject, stream) for subject in filters)))
 
 

@@ -1,8 +1,8 @@
-"""Request and reply (decision 12): the questions that one service asks another, and how they are asked and answered.
+"""Request and reply (decision 12): the questions between services, and the code that sends and answers them.
 
-A question is no fact: it is not in the log, and nobody but its asker sees the answer. What must survive a restart is
-an event or a task. Invariant: whoever asks gets an answer, or `Transient` at the deadline; an answerer that fails says
-so at once.
+A question is no fact: it is not in the log, and only the requesting service sees the answer. Data that must survive a
+restart is an event or a task. Invariant: the requesting service gets an answer, or `Transient` at the deadline; an
+answering service that fails reports it at once.
 """
 
 # nats-py annotates parts of itself not at all.
@@ -31,13 +31,13 @@ VERIFY = "ask.verify"
 VALIDATE = "ask.validate"
 CHECK = "ask.check"
 JUDGE = "ask.judge"
-#: Seconds in which whoever asks has an answer, or hears that there is none: less than the minute after which clients
-#: and proxies give a silent request up (decision 12).
+#: Seconds in which the requesting service gets an answer or an error: less than the minute after which clients and
+#: proxies give up a silent request (decision 12).
 ANSWER_WITHIN_S = 50.0
-#: Seconds that the answer may take: whoever asks hears that there is none before it stops to wait.
+#: Seconds that the answer may take: the error of a late answer arrives before the requesting service stops waiting.
 SERVE_WITHIN_S = ANSWER_WITHIN_S - 2
 
-#: Who asks and who answers each, as services.
+#: The services that send each question, and the service that answers it.
 QUESTIONS: dict[str, tuple[tuple[str, ...], str]] = {
     VERIFY: (("gateway",), "verifier"),
     VALIDATE: (("gateway",), "validator"),
@@ -50,7 +50,7 @@ KEY_REFUSED_STATUSES = (400, 401, 403)
 
 
 class VerifyTaskApp(msgspec.Struct, frozen=True, kw_only=True):
-    """Is this task app there, and which environment key opens it? by: the id of the API key that asks."""
+    """Is this task app there, and which environment key opens it? by: the id of the API key in use."""
 
     org: str
     url: str
@@ -58,7 +58,7 @@ class VerifyTaskApp(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class KeyResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What came of one environment key, or of none (key_id None). status: the HTTP answer that decided, if any came."""
+    """The result of one environment key, or of none (key_id None). status: the HTTP answer that decided it, if any."""
 
     key_id: str | None
     ok: bool
@@ -68,7 +68,7 @@ class KeyResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TaskAppReport(msgspec.Struct, frozen=True, kw_only=True):
-    """Every key of the organisation, newest first, and what came of those that were tried. task_name: if one worked."""
+    """Every key of the organisation, newest first, and the results of the tried ones. task_name: set if one worked."""
 
     key_ids: list[str]
     attempts: list[KeyResult]
@@ -76,14 +76,14 @@ class TaskAppReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ValidateJob(msgspec.Struct, frozen=True, kw_only=True):
-    """What would become of this submission? Its datasets may be paths: they are uploaded when it is submitted."""
+    """Is this submission valid? Its datasets may be paths: they are uploaded when it is submitted."""
 
     org: str = ""
     created: JobCreated
 
 
 class ValidationVerdict(msgspec.Struct, frozen=True, kw_only=True):
-    """What the validator would say. job: the resolved job, None with problems."""
+    """The verdict of the validator. job: the resolved job, None with problems."""
 
     problems: list[Problem] = []
     warnings: list[str] = []
@@ -110,7 +110,7 @@ class CheckVerdict(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Question(Protocol):
-    """What is asked. org: on whose behalf."""
+    """A question. org: the organisation for which it is sent."""
 
     @property
     def org(self) -> str: ...
@@ -124,7 +124,7 @@ _AGAIN_S = 0.5
 
 
 async def ask(bus: Connection, subject: str, question: msgspec.Struct, answer: type[_A], *, within: float) -> _A:
-    """Ask whichever replica of the answering service takes it. within: seconds; then, or refused, `Transient`."""
+    """Send a question to any replica of the answering service. within: seconds. Raises `Transient` if it fails."""
     answerer = QUESTIONS[subject][1]
     try:
         reply = await bus.nc.request(subject, msgspec.json.encode(question), timeout=within)
@@ -149,11 +149,11 @@ async def serve_questions(
     spare: int = 0,
     started: asyncio.Event | None = None,
 ) -> None:
-    """Answer this question, shared with the service's other replicas, until `stop`; then end what was begun.
+    """Answer this question, shared with the service's other replicas, until `stop`; then finish the running answers.
 
-    max_concurrent: questions that are answered at one time, by turns of those who ask. within: seconds for one, waiting
-    for its turn included. spare: how many more are answered, for organisations that have none of them. started: set
-    once questions reach this replica.
+    max_concurrent: questions that are answered at one time, in turns of the organisations. within: seconds for one,
+    waiting for its turn included. spare: how many more are answered, for organisations that have none of them.
+    started: set once questions reach this replica.
     """
     if QUESTIONS[subject][1] != bus.service:
         raise Permanent(f"{subject} is answered by {QUESTIONS[subject][1]}, not by {bus.service}")
@@ -170,7 +170,7 @@ async def serve_questions(
             log.warning("a question was not answered in time", subject=subject)
             await bus.nc.publish(msg.reply, headers={_FAILED: "late"})
         except Exception:
-            # Whatever it is, whoever asks must not wait for it.
+            # After any error, the requesting service must not wait.
             log.exception("a question could not be answered", subject=subject)
             await bus.nc.publish(msg.reply, headers={_FAILED: "error"})
 
@@ -185,7 +185,7 @@ async def serve_questions(
     subscription = await bus.nc.subscribe(subject, queue=bus.service, cb=arrived)
     while started is not None and not started.is_set() and not stop.is_set():
         try:
-            # The server has heard of the subscription once it answers what was said after it.
+            # The server knows the subscription once it answers a later message.
             await bus.nc.flush(timeout=_HEARD_S)
             started.set()
         except (NatsError, TimeoutError, OSError) as error:

@@ -1,4 +1,4 @@
-"""The client of every connection to the bus: TLS where it is asked for, nkeys, and when a server is held for dead."""
+"""The client of every connection to the bus: optional TLS, nkeys, and the detection of a dead server."""
 
 # nats-py annotates parts of itself not at all.
 # pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false, reportUnknownVariableType=false
@@ -12,15 +12,15 @@ from synth.bus.access.nkeys import UserKey
 from synth.bus.access.tls import PlainTextServer
 from synth.bus.cancellation import HeedingClient
 
-#: The prefix of JetStream's requests in the account of the streams, where the user `bus` is, and in a service's own.
+#: The prefix of JetStream's requests: in the account of the streams (the user `bus`), and in the account of a service.
 ADMIN_API = "$JS.API"
 SERVICE_API = "js.api"
 
 
 class BusClient(HeedingClient):
-    """A client that takes `tls` for an order, and `nkeys_seed_str` without a package of its own.
+    """A client that enforces TLS if `tls` is set, and reads `nkeys_seed_str` without another package.
 
-    Invariant: where it was given `tls`, no credential and no message leaves it in plain text, at a reconnect neither.
+    Invariant: if `tls` is set, it sends no credential and no message in plain text, also after a reconnect.
     """
 
     def __init__(self, service: str) -> None:
@@ -29,11 +29,11 @@ class BusClient(HeedingClient):
         self.api = ADMIN_API if service == "bus" else SERVICE_API
 
     def jetstream(self, **options: Any) -> JetStreamContext:
-        """JetStream as this service's account has it."""
+        """Return the JetStream context with the API prefix of this service's account."""
         return super().jetstream(**{"prefix": self.api} | options)
 
     async def _process_msg(self, *message: Any, **named: Any) -> None:
-        # A server whose messages come is there: its answer to a ping stands behind them, for as long as they take.
+        # A server that sends messages is alive: its answer to a ping is queued behind them.
         self._pings_outstanding = 0
         await super()._process_msg(*message, **named)
 
@@ -41,7 +41,7 @@ class BusClient(HeedingClient):
         try:
             await super()._process_connect_init()
         except Exception:
-            # Of a connection whose TLS has failed asyncio tells no end, and nats-py would wait for it before the next.
+            # asyncio does not report the end of a connection whose TLS failed, and nats-py would wait for it.
             if self._transport is not None:
                 self._transport.close()
                 self._transport = None
@@ -49,7 +49,7 @@ class BusClient(HeedingClient):
 
     async def _close(self, status: int, do_cbs: bool = True) -> None:
         if "tls" in self.options and not self.is_connected:
-            # What waits for a server is flushed into whatever connection there is, and that may not be encrypted yet.
+            # Pending data would be flushed into the current connection, which may not be encrypted yet.
             self._pending = []
             self._pending_data_size = 0
         await super()._close(status, do_cbs)
@@ -60,8 +60,8 @@ class BusClient(HeedingClient):
         self._signature_cb = key.sign
 
     def _connect_command(self) -> bytes:
-        # nats-py encrypts where the server asks for it, and goes on in plain text where it does not. This is the first
-        # that it says to a server.
+        # nats-py encrypts only if the server requires TLS, and otherwise continues in plain text. This command is the
+        # first data that it sends to a server.
         if "tls" in self.options and not self._server_info.get("tls_required"):
             raise PlainTextServer
         return super()._connect_command()

@@ -1,6 +1,7 @@
-"""NATS nkeys: Ed25519 keys as text, with a prefix that says whose they are and a checksum.
+"""NATS nkeys: Ed25519 keys as text, with a checksum and a prefix that names the kind of owner.
 
-`nk` of nats-io makes the same. nats-py and FastStream read them only by a package of their own; what they need is here.
+The tool `nk` of nats-io makes the same keys. nats-py and FastStream can read them only with an additional package; this
+module replaces it.
 """
 
 from __future__ import annotations
@@ -14,23 +15,23 @@ from nacl.signing import SigningKey
 
 from synth.errors import Problem, UserError
 
-# The prefix of a seed: its first letter in base 32 is `S`, and the next one is that of the kind.
+# The prefix of a seed: its first letter in base 32 is `S`, and the second one is the letter of the kind.
 _SEED_PREFIX = 18 << 3
 _KEY_BYTES = 32
 
 
 class NkeyKind(Enum):
-    """Whose a key is; the value is the prefix of its public text, `A…` or `U…`."""
+    """The kind of owner of a key; the value is the prefix of its public text, `A…` or `U…`."""
 
     ACCOUNT = 0
     USER = 20 << 3
 
 
 class UserKey:
-    """Proves who a user on the bus is, without a secret on the line. public: the key that verifies it, `U…`."""
+    """The key with which a user of the bus proves its identity. public: the key that verifies it, `U…`."""
 
     def __init__(self, seed: str) -> None:
-        """Raises `UserError` for what is no seed of a user."""
+        """Read the seed. Raises `UserError` if it is not the seed of a user."""
         try:
             self._key = read_seed(NkeyKind.USER, seed)
         except ValueError as error:
@@ -45,17 +46,17 @@ class UserKey:
         self.public = public_of(NkeyKind.USER, self._key)
 
     def sign(self, nonce: str) -> bytes:
-        """The signature that the server asks for, as the protocol has it."""
+        """Return the signature of the nonce that the server sent, in the form of the NATS protocol."""
         return base64.b64encode(self._key.sign(nonce.encode()).signature)
 
 
 def new_seed(kind: NkeyKind) -> str:
-    """A new seed, `SA…` or `SU…`."""
+    """Return a new seed, `SA…` or `SU…`."""
     return _text(_seed_prefix(kind) + secrets.token_bytes(_KEY_BYTES))
 
 
 def read_seed(kind: NkeyKind, seed: str) -> SigningKey:
-    """The key of a seed; raises `ValueError` for what is none of this kind."""
+    """Return the key of a seed. Raises `ValueError` if it is not a seed of this kind."""
     body = _read(seed)
     if len(body) != 2 + _KEY_BYTES or body[:2] != _seed_prefix(kind):
         raise ValueError("not a seed of this kind")
@@ -63,12 +64,12 @@ def read_seed(kind: NkeyKind, seed: str) -> SigningKey:
 
 
 def public_of(kind: NkeyKind, key: SigningKey) -> str:
-    """The public key, as configurations and tokens name it."""
+    """Return the public key in the form that configurations and tokens use."""
     return _text(bytes([kind.value]) + bytes(key.verify_key))
 
 
 def is_public(kind: NkeyKind, text: str) -> bool:
-    """Whether this is a public key of this kind."""
+    """Return whether this is a public key of this kind."""
     try:
         body = _read(text)
     except ValueError:
@@ -93,5 +94,5 @@ def _text(body: bytes) -> str:
 
 
 def _checksum(body: bytes) -> bytes:
-    """CRC-16 (XMODEM), as nkeys have it."""
+    """Return the CRC-16 (XMODEM), the checksum of nkeys."""
     return binascii.crc_hqx(body, 0).to_bytes(2, "little")

@@ -1,4 +1,4 @@
-"""TLS to the bus: what a client trusts and shows, from its settings, and what a refused connection says of them."""
+"""TLS to the bus: the certificates of a client, from its settings, and the problems that a refused connection shows."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from synth.runtime.settings import ServiceSettings
 
 # OpenSSL's codes of a certificate that is in order, and another host's or address's.
 _OTHERS_NAME = (62, 64)
-# What the other end says of our certificate, in OpenSSL's words.
+# OpenSSL's names of the reasons for which the server refuses our certificate.
 _REFUSED_CERTIFICATE = ("CERTIFICATE", "UNKNOWN_CA")
 
 
 class PlainTextServer(NatsError):
-    """The server does not ask for TLS, and the settings do."""
+    """The error if the settings require TLS and the server does not offer it."""
 
     def __str__(self) -> str:
         return "the server of the bus does not speak TLS"
 
 
 def tls_context(settings: ServiceSettings) -> ssl.SSLContext | None:
-    """The context of every connection to the bus; None where nothing asks for TLS.
+    """Return the TLS context of every connection to the bus; None if no setting requires TLS.
 
-    Raises `UserError` for every file that is not what its setting says.
+    Raises `UserError` with every file that does not hold the kind of content that its setting names.
     """
     files = (settings.nats_ca, settings.nats_cert, settings.nats_key)
     servers = settings.nats_url.split(",")
@@ -52,7 +52,7 @@ def tls_context(settings: ServiceSettings) -> ssl.SSLContext | None:
 
 
 def refusal(error: Exception, settings: ServiceSettings) -> Problem | None:
-    """What is wrong where a connection failed for its certificates, or for want of TLS; None for any other failure."""
+    """Return the problem if a connection failed due to its certificates or missing TLS; None for another failure."""
     if isinstance(error, PlainTextServer):
         return Problem(
             what=f"the bus at {_hosts(settings)} does not speak TLS",
@@ -91,7 +91,7 @@ def _not_trusted(error: ssl.SSLCertVerificationError, settings: ServiceSettings)
 
 
 def _hosts(settings: ServiceSettings) -> str:
-    """Where the bus is, without what a URL may say of users and passwords."""
+    """Return the addresses of the bus, without the users and passwords that a URL may hold."""
     return ",".join(_host(server) for server in settings.nats_url.split(","))
 
 

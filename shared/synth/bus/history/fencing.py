@@ -1,7 +1,7 @@
-"""Fences of tasks: the claim of an RL job's collector, and the end of whatever has lost its fence.
+"""Fences of tasks: the claim of an RL job's collector, and the end of work that has lost its fence.
 
-Invariants. A collector makes its claim before it reads the log, so that it reads all that an earlier one was let
-append. Work that is owned ends as soon as a later claim is in the log, not only when its next append is refused.
+Invariants. A collector makes its claim before it reads the log, so that it reads every event that an earlier collector
+could append. Owned work ends as soon as a later claim is in the log, not only when its next append is refused.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ async def start_collection(bus: Connection, org: str, job_id: str, *, worker: st
 
 
 async def lost(bus: Connection, fence: Fence) -> Fenced:
-    """Wait until another owner has made its claim: how to tell the one that has lost its fence."""
+    """Wait until another owner has made its claim; returns the error for the owner that has lost its fence."""
     async with aclosing(follow(bus, [fence.subject], after=fence.seq)) as claims:
         async for claim in claims:
             fact = spec_of(fence.claim).type
@@ -52,7 +52,7 @@ async def lost(bus: Connection, fence: Fence) -> Fenced:
 
 
 async def run_owned(bus: Connection, fence: Fence, work: Awaitable[_T]) -> _T:
-    """The result of `work`, which is cancelled once another owner has made its claim: then raises `Fenced`."""
+    """Return the result of `work`. Cancels it and raises `Fenced` once another owner has made its claim."""
     working = asyncio.ensure_future(work)
     losing = asyncio.create_task(lost(bus, fence))
     try:

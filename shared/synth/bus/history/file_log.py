@@ -1,7 +1,7 @@
-"""A file as its log tells it: the upload that holds, what the check of it found, and whether it was deleted since.
+"""The state of a file, read from the log: its current upload, the verdict of the check, and whether it was deleted.
 
-Invariant. A file's id is that of its bytes, so a deleted file can come back under its id. What was said of an earlier
-upload is no word on the later one.
+Invariant. A file's id follows from its bytes, so a deleted file can come back under its id. A verdict on an earlier
+upload does not hold for a later one.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from synth.events import FileDeleted, FileReady, FileRejected, FileUploaded
 
 @dataclass(frozen=True)
 class FileHistory:
-    """upload: the one that holds, at sequence `uploaded_seq`; None when there never was one, or it was deleted.
+    """upload: the current one, at sequence `uploaded_seq`; None when there never was one, or it was deleted.
 
-    verdict: on that upload. deleted: the last upload has been deleted. last_seq: of the events that say all this.
+    verdict: on that upload. deleted: the last upload has been deleted. last_seq: the sequence of the last event read.
     """
 
     upload: FileUploaded | None = None
@@ -35,7 +35,7 @@ async def read_file(bus: Connection, org: str, file_id: str) -> FileHistory:
 
 
 def history_of(events: Iterable[Recorded], after: FileHistory | None = None) -> FileHistory:
-    """The history that these events make, in order, after what is known already."""
+    """Return the history after these events, in order. after: the history before them."""
     known = after or FileHistory()
     for recorded in events:
         known = _next(known, recorded)

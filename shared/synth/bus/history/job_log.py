@@ -1,4 +1,4 @@
-"""A job as its log tells it: the state, the facts, and the compare-and-set that adds one more."""
+"""The history of a job, read from the log: the state, the facts, and the compare-and-set that adds one more."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class JobHistory:
 
     @property
     def since(self) -> int:
-        """Where this term begins in the log, 0 for the first: who served the job before that has let go of it."""
+        """The sequence at which this term begins, 0 for the first; owners of earlier terms have let go of the job."""
         return max((fact.seq for fact in self.facts if fact.type == RESUMED), default=0)
 
     @property
@@ -66,13 +66,13 @@ class JobHistory:
         return started.attempt if started else 0
 
     def last(self, kind: type[_E]) -> _E | None:
-        """The last fact of this kind."""
+        """Return the last fact of this kind."""
         return next((f.event for f in reversed(self.facts) if isinstance(f.event, kind)), None)
 
     def need(self, kind: type[_E]) -> _E:
-        """The last fact of this kind, of a job whose state says that there is one.
+        """Return the last fact of this kind, for a job whose state implies that there is one.
 
-        Raises `Transient` where it is not there yet, and `Permanent` where the log knows no such job.
+        Raises `Transient` if the fact is not there yet, and `Permanent` if the log knows no such job.
         """
         found = self.last(kind)
         if found is None and not self.facts:
@@ -83,7 +83,7 @@ class JobHistory:
 
 
 async def read_job(bus: Connection, org: str, job_id: str) -> JobHistory:
-    """Read a job's lifecycle from the log. Raises `Permanent` where its facts cannot follow each other."""
+    """Read a job's lifecycle from the log. Raises `Permanent` if its facts cannot follow each other."""
     facts = await replay(bus, [f"job.*.{org}.{job_id}"])
     status = JobStatus()
     for fact in facts:
@@ -130,7 +130,7 @@ async def start_attempt(
     term: int = 0,
     devices: Callable[[JobHistory], int] = lambda _: 0,
 ) -> tuple[JobHistory, Fence | None]:
-    """Become the job's owner: append the next `job.started`. term: of the task that says so. devices: that will train.
+    """Become the job's owner: append the next `job.started`. term: the task's term. devices: how many will train.
 
     No fence is returned for a job that has ended, is paused, or was resumed since the task was queued.
     """

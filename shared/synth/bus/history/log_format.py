@@ -1,8 +1,8 @@
-"""Which logs a version can continue: it reads the jobs in them that have not ended.
+"""The check whether this version can continue a log: it must read every job there that has not ended.
 
 `synthd bus init` checks that before a service starts, once for each format: the log's stream keeps the one that was
-checked last in its metadata. A change of what is stored that a version before cannot read, or that reads what is stored
-in another way, raises `FORMAT`.
+checked last in its metadata. Raise `FORMAT` with a change of the stored data that an earlier version cannot read, and
+with a change that reads stored data in another way.
 """
 
 # nats-py annotates parts of itself not at all.
@@ -22,9 +22,9 @@ from synth.events import JobValidated
 from synth.jobs.job_data import job_from_data
 from synth.jobs.lifecycle import TERMINAL_FACTS
 
-#: Of what this version stores.
+#: The format of the data that this version stores.
 FORMAT = 1
-#: Of the metadata of the log's stream.
+#: The key in the metadata of the log's stream.
 FORMAT_KEY = "synth.format"
 _SHOWN = 3
 
@@ -58,7 +58,7 @@ async def admit_log(bus: Connection) -> None:
 
 
 async def _find_unreadable(bus: Connection) -> dict[str, str]:
-    """The jobs that have not ended and that this version cannot read, each with the reason."""
+    """Return the jobs that have not ended and that this version cannot read, each with the reason."""
     unreadable: dict[str, str] = {}
     async for message in read_stream(bus.nc, ["job.>"]):
         event = from_delivery(message)
@@ -72,7 +72,7 @@ async def _find_unreadable(bus: Connection) -> dict[str, str]:
 def _why_unreadable(event: Recorded) -> str | None:
     fact = event.event
     if isinstance(fact, UnknownEvent):
-        # What a newer version wrote is left to it, event by event.
+        # Events of a newer version are left to it, one by one.
         return None if fact.newer else f"its {event.type} has another shape"
     if not isinstance(fact, JobValidated):
         return None

@@ -1,9 +1,9 @@
 """Leases on models that jobs made: a job that needs one keeps its files, from its validation until it has ended.
 
-Invariants. A lease is a fact of the job that made the model, so whoever deletes there reads it. It ends by the log of
-the job that needs the model, and by nothing that could be lost: when that job has ended, and no model that it made and
-that is there lies over the files. A lease is good if its model is found after it: whoever deletes reads the leases
-once more behind its own announcement, and spares what was leased before that.
+Invariants. A lease is a fact of the job that made the model, so a service that deletes its files reads it. It ends by
+the log of the job that needs the model, and by nothing that could be lost: when that job has ended, and no existing
+model that it made needs the files. A lease is valid if its model is found after it: the deleting service reads the
+leases once more after its own announcement, and keeps the files that were leased before it.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ async def lease_models(
     origins: Mapping[str, str],
     continues: Continuation | None = None,
 ) -> None:
-    """Lease what a job starts from, is taught by and goes on from, where jobs made it.
+    """Lease the start model, the teacher and the continued checkpoint of a job, if jobs made them.
 
-    origins: where its file says what.
+    origins: the place in the job's file of each value.
 
-    Raises `UserError` for what is not there.
+    Raises `UserError` for models that do not exist.
     """
     teacher = job.distillation.teacher if isinstance(job, RlJob) and job.distillation is not None else None
     problems: list[Problem] = []
@@ -74,18 +74,18 @@ async def lease_models(
 async def _lease(bus: Connection, org: str, job_id: str, model_id: str, registry: Registry) -> None:
     for tree in trees_of(await find_model(bus, org, model_id, registry, for_job=job_id)):
         lease = ModelLeased(tree=tree, job=job_id)
-        # All that a job stores is below `jobs/<job>`.
+        # A job stores all its blobs below `jobs/<job>`.
         maker = tree.removeprefix("blob://jobs/").partition("/")[0]
         await Publisher(bus).once(lease, org=org, key=maker, id=f"{job_id}:{tree}")
     await find_model(bus, org, model_id, registry, for_job=job_id)
 
 
 async def leased_trees(bus: Connection, org: str, job_id: str, trees: Collection[str]) -> set[str]:
-    """Which of these trees of a job other jobs need; whose log cannot be read, needs them.
+    """Return the trees of a job that other jobs need; a job whose log cannot be read needs them.
 
-    Raises what the job's own leases cannot be read for.
+    Raises an error if the job's own leases cannot be read.
     """
-    # A lease that is damaged may be of any tree.
+    # A damaged lease may name any tree.
     facts = await replay(bus, [subject_of(ModelLeased, org, job_id)], whole=True)
     leases = [recorded.event for recorded in facts]
     needed: set[str] = set()
@@ -97,7 +97,7 @@ async def leased_trees(bus: Connection, org: str, job_id: str, trees: Collection
             try:
                 asked[lease.job] = await _trees_kept(bus, org, lease.job)
             except (SynthError, NatsError, OSError) as error:
-                # Whatever another job's log is like, it must not end an attempt of this one.
+                # A damaged log of another job must not end an attempt of this one.
                 log.warning("a lease is kept, as its job cannot be read", job=lease.job, error=repr(error))
                 asked[lease.job] = None
         kept = asked[lease.job]
@@ -107,7 +107,7 @@ async def leased_trees(bus: Connection, org: str, job_id: str, trees: Collection
 
 
 async def _trees_kept(bus: Connection, org: str, job_id: str) -> set[str] | None:
-    """The trees of the models that a job has made, and of those below them; None, for all, before its end."""
+    """Return the trees of the models that a job has made, and of their base models; None, for all, before its end."""
     history = await read_job(bus, org, job_id)
     if history.state is not None and not history.ended:
         return None

@@ -1,6 +1,6 @@
-"""Where a model is: a base of the registry, or what a job of the organisation made, by the log.
+"""Looks up models: a base model of the registry, or one that a job of the organisation made, by the log.
 
-A job makes its finished model, and checkpoints, each of which is a model until it expires or is deleted.
+A job makes its finished model and checkpoints; a checkpoint is a model until it expires or is deleted.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from synth.models import FineTunedId, Registry, parse_finetuned
 async def find_model(
     bus: Connection, org: str, model_id: str, registry: Registry, *, for_job: str | None = None
 ) -> ModelRef:
-    """The model's reference. Raises `UserError`, with the nearest id that there is.
+    """Return the model's reference. Raises `UserError` for an unknown model, with the nearest id.
 
-    for_job: who needs it: a checkpoint that this job leased before it expired is there for it.
+    for_job: the job that needs the model; a checkpoint that this job leased before it expired is still available to it.
     """
     wanted = parse_finetuned(model_id)
     if wanted is None:
@@ -68,7 +68,7 @@ async def _find_checkpoint(bus: Connection, org: str, wanted: FineTunedId, for_j
 
 
 async def _read_deletions(bus: Connection, org: str, job_id: str) -> tuple[set[str], set[str]]:
-    """The jobs and the models that were deleted. job_id: of one job, or "*"."""
+    """Return the jobs and the models that were deleted. job_id: of one job, or "*"."""
     jobs: set[str] = set()
     models: set[str] = set()
     for recorded in await replay(bus, [subject_of(kind, org, job_id) for kind in (JobDeleted, ModelDeleted)]):
@@ -80,7 +80,7 @@ async def _read_deletions(bus: Connection, org: str, job_id: str) -> tuple[set[s
 
 
 def matches(wanted: FineTunedId, model_id: str) -> bool:
-    """Whether `wanted` is this published model; `ft:` stands for any way of making it (decision 18)."""
+    """Return whether `wanted` is this published model; `ft:` stands for any way of making it (decision 18)."""
     actual = parse_finetuned(model_id)
     if actual is None or wanted.prefix not in ("ft", actual.prefix):
         return False

@@ -1,8 +1,8 @@
 """Owning a job: one attempt takes it, runs it until something interrupts it, and ends it.
 
 Invariants. Only the last attempt that started can end a job. The ending is decided on the log as it is then: a job that
-has ended stays ended, and one whose cancellation was requested ends cancelled, whatever its ending would have been. An
-attempt whose successor has started is told, and its work ends.
+has ended stays ended, and one whose cancellation was requested ends cancelled, even if it would have ended otherwise.
+An attempt notices that its successor has started, and its work ends.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Ownership:
         return None if fence is None else cls(bus, history, fence)
 
     def requested_ending(self, *, step: int) -> JobCancelled | JobPaused | None:
-        """The ending that the user asked an earlier attempt for, which did not live to announce it."""
+        """Return the ending that the user requested and that an earlier attempt did not live to announce."""
         if self.history.state is State.CANCELLING:
             return JobCancelled(step=step)
         return JobPaused(step=step) if self.history.state is State.PAUSING else None
@@ -80,11 +80,11 @@ class Ownership:
         pausing: asyncio.Event | None = None,
         pause_s: float = 0.0,
     ) -> Event:
-        """The ending that `work` returns, or the one that interrupts it; `work` is then cancelled.
+        """Return the ending that `work` returns, or the one that interrupts it; `work` is then cancelled.
 
-        last_step: the last training step that is announced, of which a cancellation or a pause speaks.
-        pausing: set when the user asks for a pause, or the job cannot go on; `work` then has `pause_s` seconds to end
-        by itself.
+        last_step: returns the last announced training step, for the event of a cancellation or a pause.
+        pausing: set when the user requests a pause, or the job cannot go on; `work` then has `pause_s` seconds to
+        end by itself.
         A `Permanent` error of `work` is the job's failure; any other error is raised. Raises `Fenced` as soon as
         another attempt has started; `work` has ended by then.
         """
@@ -102,7 +102,7 @@ class Ownership:
                 failure, since = interrupted.result()
                 tasks.append(asyncio.create_task(self._cancel_when_asked(working, since)))
                 if failure is not None:
-                    # The job fails, and keeps what it has made, as in a pause.
+                    # The job fails, and keeps its results so far, as in a pause.
                     pausing.set()
                     await asyncio.wait([working, losing], timeout=pause_s, return_when=asyncio.FIRST_COMPLETED)
             await cancel_until_ended(working, what=f"the work of {self.fence.job_id}")
@@ -135,7 +135,7 @@ class Ownership:
     async def _interruption(self, pausing: asyncio.Event) -> tuple[JobFailed | None, int]:
         """Wait for a cancellation (None), a broken environment, or a policy that cannot be served; and its sequence.
 
-        A request to pause sets `pausing` and does not interrupt: the work may well come to its end first.
+        A request to pause sets `pausing` and does not interrupt: the work may well end first.
         """
         subjects = [f"{fact}.{self.fence.org}.{self.fence.job_id}" for fact in _INTERRUPTING_FACTS]
         async with aclosing(follow(self.bus, subjects, after=self.history.since)) as events:
@@ -150,7 +150,7 @@ class Ownership:
         raise AssertionError("a follow never ends")
 
     async def _cancel_when_asked(self, working: asyncio.Future[Event], since: int) -> None:
-        """Cancel the work, which has been interrupted, whenever the user asks for it from now on."""
+        """Cancel the work, which has been interrupted, at each new request of the user."""
         subject = subject_of(JobCancelRequested, self.fence.org, self.fence.job_id)
         async with aclosing(follow(self.bus, [subject], after=since)) as requests:
             async for request in requests:
@@ -159,13 +159,13 @@ class Ownership:
 
 
 def failure_of(obstacle: RolloutBlocked | PolicyRefused) -> JobFailed:
-    """How a job ends whose environment is broken, or whose policy no engine can serve."""
+    """Return the ending of a job whose environment is broken, or whose policy no engine can serve."""
     code = obstacle.code if isinstance(obstacle, RolloutBlocked) else "cannot_serve"
     return JobFailed(code=code, problem=obstacle.problem)
 
 
 async def _overdue(pausing: asyncio.Event, seconds: float) -> None:
-    """Return `seconds` after a pause has been asked for."""
+    """Return `seconds` after a pause was requested."""
     await pausing.wait()
     await asyncio.sleep(seconds)
     if seconds:

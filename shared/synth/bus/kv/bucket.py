@@ -30,22 +30,22 @@ _T = TypeVar("_T")
 
 
 def bucket_of(key: str) -> str:
-    """The bucket of a key or of a pattern of keys: each kind of secret is for other services."""
+    """Return the bucket of a key or of a pattern of keys: each kind of secret is for other services."""
     return SECRETS[key.partition(".")[0]]
 
 
 def subject_of_key(key: str) -> str:
-    """The subject of a key, or of a pattern of keys."""
+    """Return the subject of a key, or of a pattern of keys."""
     return f"$KV.{bucket_of(key)}.{key}"
 
 
 def key_of(subject: str) -> str:
-    """The key whose subject this is."""
+    """Return the key of a subject."""
     return subject.split(".", 2)[2]
 
 
 class Sealed(msgspec.Struct, frozen=True, kw_only=True):
-    """A record that only who has the secret of its purpose can read. key: the public id of that secret."""
+    """A record that only a service with the secret of its purpose can read. key: the public id of that secret."""
 
     key: str = ""
     sealed: str
@@ -57,7 +57,7 @@ def seal_text(text: str, keyring: Keyring) -> Sealed:
 
 
 def unseal_text(sealed: Sealed, keyring: Keyring) -> str:
-    """The JSON that was sealed. Raises `InvalidKey` where the secret is not in the keyring."""
+    """Return the JSON that was sealed. Raises `InvalidKey` if the secret is not in the keyring."""
     return unseal(sealed.sealed, keyring.need(sealed.key))
 
 
@@ -72,7 +72,7 @@ class SecretsBucket:
         return seal_text(msgspec.json.encode(record).decode(), self._secrets[purpose])
 
     def _unseal(self, data: bytes, kind: type[_T], purpose: Purpose) -> _T:
-        """The record that `_seal` hid. Raises `InvalidKey` for one that this service cannot read."""
+        """Return the record that `_seal` sealed. Raises `InvalidKey` for one that this service cannot read."""
         try:
             text = unseal_text(msgspec.json.decode(data, type=Sealed), self._secrets[purpose])
             return msgspec.json.decode(text, type=kind)
@@ -80,7 +80,7 @@ class SecretsBucket:
             raise InvalidKey(f"a stored secret is not in a form that can be read: {error}") from error
 
     async def _entries(self, *patterns: str) -> list[Msg]:
-        """The entries whose keys match one of the patterns, all of one kind, the longest unchanged first."""
+        """Return the entries whose keys match one of the patterns, all of one kind, the longest unchanged first."""
         subjects = [subject_of_key(pattern) for pattern in patterns]
         stream = f"KV_{bucket_of(patterns[0])}"
         found = await replay_messages(self._bus.nc, subjects, stream=stream, last_per_subject=True, timeout=_BUCKET_S)
@@ -135,7 +135,7 @@ class SecretsBucket:
         return True
 
     async def _create(self, key: str, record: msgspec.Struct | str) -> bool:
-        """Write a record where there is none; False where there is one."""
+        """Write a record if the key has none. Returns False if the key has one."""
         bucket = await self._bus.js.key_value(bucket_of(key))
         try:
             await bucket.create(key, msgspec.json.encode(record))
@@ -144,9 +144,9 @@ class SecretsBucket:
         return True
 
     async def _change(self, key: str, change: Callable[[bytes], bytes | None]) -> None:
-        """Replace a record by what follows from it, as it stands; None leaves it.
+        """Replace a record by the value that `change` makes from the current one; None leaves it.
 
-        Raises `KeyNotFoundError` where there is none, and `Conflict` when others never cease to change it.
+        Raises `KeyNotFoundError` if the key has no record, and `Conflict` if others change it all the time.
         """
         bucket = await self._bus.js.key_value(bucket_of(key))
         for _ in range(_MAX_RACES):

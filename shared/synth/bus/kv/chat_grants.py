@@ -1,4 +1,4 @@
-"""Grants of chat: which organisation an environment key opens chat completions for.
+"""Grants of chat: each names the organisation for which an environment key opens chat completions.
 
 Invariants. A key opens chat for one organisation: the first that was granted it, for as long as that grant lives. The
 server compares the grants of all organisations under a digest before it takes another one, so two gateways cannot both
@@ -30,7 +30,7 @@ _MAX_RACES = 10
 
 
 class ChatGrant(msgspec.Struct, frozen=True, kw_only=True):
-    """That an environment key opens the chat completions of its organisation, and nothing else.
+    """A grant: an environment key opens the chat completions of its organisation, and nothing else.
 
     by: the id of the API key that granted it, and by_hash its hash: the grant ends with that key. since: when the
     first of the grants was made that this one renews; None in a grant of an earlier version.
@@ -46,7 +46,7 @@ class ChatGrant(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def active(self) -> bool:
-        """Whether it is neither revoked nor expired, whatever became of its maker."""
+        """Whether it is neither revoked nor expired; the state of its maker does not matter."""
         return self.revoked_at is None and self.expires_at > datetime.now(UTC)
 
 
@@ -55,7 +55,7 @@ HasEnded = Callable[[ChatGrant], Awaitable[bool]]
 
 
 def first_granted(live: Iterable[ChatGrant]) -> ChatGrant | None:
-    """The grant that holds, of several live ones of the same key: the oldest. None without any."""
+    """Return the valid grant among several live ones of the same key: the oldest. None without any."""
     return min(live, key=lambda grant: (grant.since or grant.made_at, grant.org), default=None)
 
 
@@ -93,16 +93,16 @@ class ChatGrantStore(SecretsBucket):
         raise Conflict("the grants of chat of this key are being changed by others; try again")
 
     async def chat_grants(self, key: str) -> list[ChatGrant]:
-        """The grants of this very key, of every organisation that keeps it; also those that have ended."""
+        """Return the grants of this key, of every organisation that keeps it; also the grants that have ended."""
         return await latest_grants(self.chat_digests(key), self.chat_grants_at)
 
     async def chat_grants_at(self, digest: str) -> list[ChatGrant]:
-        """The grants under one digest of a key."""
+        """Return the grants under one digest of a key."""
         grants, _ = await self._grants_at(digest)
         return grants
 
     async def _grants_at(self, digest: str, *, from_leader: bool = False) -> tuple[list[ChatGrant], int]:
-        """The grants under one digest of a key, and the sequence of the last write to one of them; 0 without any."""
+        """Return the grants under one digest of a key, and the sequence of the last write to them; 0 without any."""
         grants: list[ChatGrant] = []
         last = 0
         while True:
@@ -123,7 +123,7 @@ class ChatGrantStore(SecretsBucket):
                 grants.append(msgspec.json.decode(message.data, type=ChatGrant))
 
     async def _chat_grants_of(self, org: str, keys: dict[str, str]) -> dict[str, ChatGrant]:
-        """What was granted to an organisation, by the names of its keys. keys: by the same names."""
+        """Return the grants of an organisation, by the names of its keys. keys: by the same names."""
         digests = {name: self.chat_digests(key) for name, key in keys.items()}
         if not digests:
             return {}
@@ -136,7 +136,7 @@ class ChatGrantStore(SecretsBucket):
         }
 
     async def revoke_chat(self, org: str, key: str) -> bool:
-        """End chat by this environment key of the organisation; False where it had none."""
+        """End chat by this environment key of the organisation. Returns False if the key had no grant."""
 
         def revoke(data: bytes) -> bytes | None:
             grant = msgspec.json.decode(data, type=ChatGrant)
@@ -153,15 +153,17 @@ class ChatGrantStore(SecretsBucket):
         return revoked
 
     def chat_digests(self, key: str) -> list[str]:
-        """Under what a key's grants lie, by the current secret first: who reads the bucket cannot try guesses at keys
-        that people have chosen."""
+        """Return the digests under which a key's grants lie, that by the current secret first.
+
+        They need a secret: a reader of the bucket cannot try guesses at keys that people have chosen.
+        """
         return [secret_digest(secret, "chat", key) for secret in self._secrets[Purpose.ENVIRONMENT_KEYS]]
 
 
 async def latest_grants(
     digests: Sequence[str], grants_at: Callable[[str], Awaitable[list[ChatGrant]]]
 ) -> list[ChatGrant]:
-    """One grant of each organisation: that under the newest secret, whose digest comes first."""
+    """Return one grant of each organisation: the grant under the newest secret, whose digest comes first."""
     grants: dict[OrgId, ChatGrant] = {}
     # The current secret's last: a reseal copies a grant there before it removes it elsewhere, so that none is missed.
     for digest in reversed(digests):
@@ -170,5 +172,5 @@ async def latest_grants(
 
 
 def secret_digest(secret: DerivedSecret, use: str, text: str) -> str:
-    """A digest of a text that nobody without the secret can compute."""
+    """Return a digest of a text that nobody without the secret can compute."""
     return hmac.new(secret.for_use("index"), f"{use}:{text}".encode(), hashlib.sha256).hexdigest()

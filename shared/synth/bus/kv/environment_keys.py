@@ -1,9 +1,9 @@
 """Environment keys in the bucket of secrets.
 
-Invariants. An environment key belongs to one origin from the moment that it has one, and what it was stored for never
-changes. One without an origin is offered for a while, to the first origin alone that the API key which stored it names,
-so that whoever steals that API key later does not get it; if it opens the task app, the origin is the key's. Chat by
-one is another record, a grant (`synth.bus.kv.chat_grants`): it has a maker, and ends with it.
+Invariants. An environment key belongs to one origin from the moment that it has one, and its purpose never changes. A
+key without an origin is offered for a while, and only to the first origin that the API key which stored it names, so
+that a thief who gets that API key later does not get it; if it opens the task app, the origin becomes the key's. Chat
+with the key is another record, a grant (`synth.bus.kv.chat_grants`): it has a maker, and ends with it.
 """
 
 # nats-py annotates parts of itself not at all.
@@ -55,7 +55,7 @@ class EnvironmentKey(msgspec.Struct, frozen=True, kw_only=True):
         return self.origin is None and not self.only_at
 
     def may_be_offered(self, origin: str, *, by: str) -> bool:
-        """Whether this key, which has no origin yet, may be tried at one that the API key `by` asks for."""
+        """Return whether this key, which has no origin yet, may be tried at one that the API key `by` names."""
         if self.origin is not None or self.stored_by != by:
             return False
         if self.offered_until is not None and self.offered_until <= datetime.now(UTC):
@@ -116,18 +116,18 @@ class EnvironmentKeyStore(ChatGrantStore):
         return new
 
     async def environment_keys(self, org: str) -> list[EnvironmentKey]:
-        """Every environment key of this organisation that can be read, newest last."""
+        """Return every environment key of this organisation that can be read, newest last."""
         found: list[EnvironmentKey] = []
         for message in await self._entries(f"environment.{org}.*"):
             try:
                 found.append(self._unseal(message.data, EnvironmentKey, Purpose.ENVIRONMENT_KEYS))
             except InvalidKey as error:
-                # The others serve, and this one can be stored anew.
+                # The other keys work, and this one can be stored again.
                 log.warning("an environment key cannot be read", place=message.subject, reason=str(error))
         return sorted(found, key=lambda key: key.stored_at)
 
     async def environment_key(self, org: str, id: str) -> EnvironmentKey | None:
-        """The environment key of this id; None when the organisation has no such key.
+        """Return the environment key of this id; None when the organisation has no such key.
 
         Raises `InvalidKey` for one that was sealed under a secret that this service has not.
         """
@@ -137,9 +137,9 @@ class EnvironmentKeyStore(ChatGrantStore):
         return None if found is None else self._unseal(found, EnvironmentKey, Purpose.ENVIRONMENT_KEYS)
 
     async def environment_keys_for(self, org: str, origin: str, *, by: str) -> list[EnvironmentKey]:
-        """The keys to try at an origin, best last: those that belong to it, before them those that may be offered.
+        """Return the keys to try at an origin, best last: keys that may be offered, then keys that belong to it.
 
-        by: the id of the API key that asks for it.
+        by: the id of the API key in use.
         """
         keys = await self.environment_keys(org)
         belonging = [key for key in keys if key.origin == origin]
@@ -148,7 +148,7 @@ class EnvironmentKeyStore(ChatGrantStore):
         return [*{key.key: key for key in offered}.values(), *belonging]
 
     async def chat_grants_of(self, org: str, keys: Sequence[EnvironmentKey]) -> dict[str, ChatGrant]:
-        """What was granted to these keys of an organisation, by their ids."""
+        """Return the grants of these keys of an organisation, by their ids."""
         return await self._chat_grants_of(org, {key.id: key.key for key in keys})
 
     async def use_offer(self, org: str, key: EnvironmentKey, origin: str) -> bool:
@@ -217,13 +217,13 @@ class EnvironmentKeyStore(ChatGrantStore):
         return True
 
     def _public_id(self, org: str, key: str, origin: str | None, by: str, only_at: Sequence[str]) -> str:
-        # Of a hash that needs a secret: whoever sees the id must not be able to try guesses at the key.
+        # From a hash that needs a secret: a reader of the id must not be able to try guesses at the key.
         place = origin or f"by {by} {' '.join(only_at)}"
         secret = self._secrets[Purpose.ENVIRONMENT_KEYS].current
         return f"key_{secret_digest(secret, 'environment', f'{org} {place} {key}')[:16]}"
 
     async def _replace(self, org: str, key: EnvironmentKey) -> bool:
-        """Write a kept key anew; False where it has another origin meanwhile, or is gone."""
+        """Write a kept key again. Returns False if it now has another origin, or is gone."""
         replaced = False
 
         def replace(data: bytes) -> bytes | None:

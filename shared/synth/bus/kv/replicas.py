@@ -1,4 +1,4 @@
-"""Which inference processes there are, and what they serve: announced every 3 s, forgotten after 10."""
+"""The live inference processes and the models that they serve: announced every 3 s, forgotten after 10."""
 
 # nats-py annotates parts of itself not at all.
 # pyright: reportUnknownMemberType=false
@@ -26,7 +26,7 @@ _CLOCKS = 10
 
 
 class Replica(msgspec.Struct, frozen=True, kw_only=True):
-    """One inference process. models: what it has loaded, policies of jobs (by job id) included.
+    """One inference process. models: the loaded ones, policies of jobs (by job id) included.
 
     boot: of this very process. A successor has the same id and knows nothing of what its predecessor recorded.
     """
@@ -46,7 +46,7 @@ class Replica(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Announcement(msgspec.Struct, frozen=True, kw_only=True):
-    """What a replica says of itself. clock: unix seconds there, as it said so."""
+    """The announcement of a replica. clock: unix seconds by its own clock when it was sent."""
 
     replica: Replica
     clock: float
@@ -56,8 +56,8 @@ class Announcement(msgspec.Struct, frozen=True, kw_only=True):
 class _Seen:
     """A replica as this process knows it.
 
-    at: when its last announcement came, on the monotonic clock. ahead: by how many seconds its clock was ahead of ours
-    at the latest announcements, less the time that each was under way.
+    at: when its last announcement arrived, on the monotonic clock. ahead: by how many seconds its clock was ahead of
+    ours at the latest announcements, less the time that each was under way.
     """
 
     replica: Replica
@@ -66,7 +66,7 @@ class _Seen:
 
 
 async def announce(bus: Connection, describe: Callable[[], Replica], changed: asyncio.Event) -> None:
-    """Say what this process serves, every 3 s and whenever `changed` is set, for ever."""
+    """Announce the models of this process, every 3 s and whenever `changed` is set, for ever."""
     while True:
         said = Announcement(replica=describe(), clock=time.time())
         try:
@@ -99,7 +99,7 @@ class ReplicaTable:
                 try:
                     said = msgspec.json.decode(msg.data, type=Announcement)
                 except msgspec.DecodeError as error:
-                    # A deletion's empty marker, or another version's record: whoever it is of can be done without.
+                    # A deletion's empty marker, or another version's record: the table works without that replica.
                     log.warning("a replica's record cannot be read", subject=msg.subject, error=str(error))
                     continue
                 self._add(said)
@@ -109,40 +109,40 @@ class ReplicaTable:
 
     def _add(self, said: Announcement) -> None:
         known = self._seen.get(said.replica.id)
-        # The first one may have lain in the bucket for a while, so it says nothing of the clocks.
+        # The first one may have been in the bucket for a while, so it does not show the difference of the clocks.
         ahead: deque[float] = known.ahead if known is not None else deque(maxlen=_CLOCKS)
         if known is not None:
             ahead.append(said.clock - time.time())
         self._seen[said.replica.id] = _Seen(said.replica, time.monotonic(), ahead)
 
     def clock_of(self, replica: Replica) -> float:
-        """Unix seconds as that replica's clock shows them now, at least: what it compares with its own clock.
+        """Return a lower bound of that replica's clock, in unix seconds, for times that it compares with its own clock.
 
-        Clocks of two machines may differ by more than a rollout lasts. Ours is taken while less than two announcements
-        have come.
+        Clocks of two machines may differ by more than a rollout lasts. Returns the time of our clock until two
+        announcements have arrived.
         """
         known = self._seen.get(replica.id)
         # An announcement that was long under way makes the other clock seem to be behind.
         return time.time() + max(known.ahead, default=0.0) if known is not None else time.time()
 
     def forget(self, replica: Replica) -> None:
-        """It did not answer: leave it out until it announces itself again."""
+        """Leave out a replica that did not answer, until it announces itself again."""
         known = self._seen.get(replica.id)
         if known is not None and known.replica.boot == replica.boot:
             del self._seen[replica.id]
 
     def alive(self) -> list[Replica]:
-        """Every live replica."""
+        """Return every live replica."""
         since = time.monotonic() - REPLICA_TTL_S
         return [seen.replica for seen in self._seen.values() if seen.at > since]
 
     def serving(self, model: str) -> list[Replica]:
-        """The live replicas that have this model (or job's policy) loaded, the least busy first."""
+        """Return the live replicas that have this model (or job's policy) loaded, the least busy first."""
         able = [r for r in self.alive() if model in r.models]
         return sorted(able, key=lambda r: r.running + r.waiting)
 
     async def wait_serving(self, model: str, *, timeout: float) -> list[Replica]:
-        """Like `serving`, waiting for the first one. Raises `TimeoutError`."""
+        """Wait until a replica serves the model, and return like `serving`. Raises `TimeoutError`."""
         async with asyncio.timeout(timeout):
             while not (found := self.serving(model)):
                 self._news.clear()

@@ -1,7 +1,7 @@
-"""After a rotation: every stored secret sealed again with the current secret, so that the earlier ones can be dropped.
+"""Seals every stored secret again with the current secret, after a rotation, so that the earlier ones can be dropped.
 
-Each record is changed only as it stands, and one that is under the current secret is left: a run that was broken off is
-begun again, and services go on meanwhile.
+Each record is changed by compare-and-set, and a record under the current secret is left: a run that was broken off can
+be started again, and services continue during it.
 """
 
 # nats-py annotates parts of itself not at all.
@@ -33,13 +33,13 @@ class Resealed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Resealer(SecretsBucket):
-    """Seals the records of all organisations again, and puts what is found by a secret's digest under the current's."""
+    """Seals the records of all organisations again, and moves records under a digest to the current secret's digest."""
 
-    #: Where what is sealed lies in the bucket.
+    #: The purposes of the sealed records, and their keys in the bucket.
     SEALED = ((Purpose.ENVIRONMENT_KEYS, "environment.*.*"), (Purpose.JUDGE_KEYS, "judge.*.*"))
 
     async def reseal(self) -> Resealed:
-        """Do that for every record. Raises `UserError`, after all others, where some are under an unknown secret."""
+        """Do that for every record. Raises `UserError`, after all others, if some are under an unknown secret."""
         sealed, current, unknown = 0, 0, dict[str, str]()
         for purpose, pattern in self.SEALED:
             for place in [key_of(m.subject) for m in await self._entries(pattern)]:
@@ -66,7 +66,7 @@ class Resealer(SecretsBucket):
         return Resealed(sealed=sealed, current=current, grants=grants)
 
     async def _reseal(self, place: str, purpose: Purpose) -> bool:
-        """Seal one record again; False where it is under the current secret."""
+        """Seal one record again; returns False if it is under the current secret."""
         keyring = self._secrets[purpose]
         changed = False
 
@@ -105,9 +105,9 @@ class Resealer(SecretsBucket):
 
 
 async def _move(bucket: KeyValue, place: str, target: str) -> None:
-    """Move a record as it stands. One that is at its target already is newer, and stays.
+    """Move a record unchanged. A record that is at the target already is newer, and stays.
 
-    Who looks at the place first and then at the target (`latest_grants`) finds it throughout.
+    A reader of the place and then of the target (`latest_grants`) finds it at any time.
     """
     copied: int | None = None
     for _ in range(_MAX_RACES):
@@ -117,7 +117,7 @@ async def _move(bucket: KeyValue, place: str, target: str) -> None:
             return
         body = entry.value or b""
         with suppress(KeyWrongLastSequenceError):
-            # Again where it was changed between its copy and its removal: revoked, say.
+            # Again if it was changed between its copy and its removal: revoked, for example.
             copied = await (bucket.create(target, body) if copied is None else bucket.update(target, body, last=copied))
         try:
             await bucket.delete(place, last=entry.revision)

@@ -1,9 +1,9 @@
 """Organisations, their API keys, their environment keys and their keys of judges, in their KV bucket.
 
-They are the one thing that is not in the log: events carry key ids only. Of an API key its hash is kept, the others
-are sealed, each kind with a secret of its own. A record of an API key is never removed: a revoked one says so. What
-belongs to an organisation lies below its id, so that a list reads nothing of another one; `owner.<hash>` says whose an
-API key is.
+They are the only data that is not in the log: events carry key ids only. An API key is kept as its hash; the others are
+sealed, each kind with a secret of its own. A record of an API key is never removed: a revoked one has `revoked_at`. The
+records of an organisation are below its id, so that a list reads no record of another one; `owner.<hash>` holds the
+organisation of an API key.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ API_KEYS = subject_of_key("api.")
 
 
 class ApiKey(msgspec.Struct, frozen=True, kw_only=True):
-    """What is kept of an API key. The key itself is shown once and never stored.
+    """The stored record of an API key. The key itself is shown once and never stored.
 
     digest: its hash (`synth.keys.key_hash`). created_by: the id of the key that made it, its own for the bootstrap key.
-    url: it opens chat completions at its own URL, and nothing as a bearer; model: the one model that it may then ask
-    for, None for all of the organisation. bus: it opens the organisation's events on the bus, and nothing else.
-    replaced_by: the id of the key that a rotation made in its place; it has one such at most.
+    url: it opens chat completions at its own URL, and nothing as a bearer; model: the one model that it may then use,
+    None for all models of the organisation. bus: it opens the organisation's events on the bus, and nothing else.
+    replaced_by: the id of the key that a rotation made in its place; it has at most one.
     """
 
     org: OrgId
@@ -79,23 +79,23 @@ class SecretStore(EnvironmentKeyStore):
     # -- organisations --
 
     async def add_organisation(self, name: str) -> Organisation:
-        """A new organisation, without a key."""
+        """Make an organisation, without a key."""
         made = Organisation(id=new_org_id(), name=name, created_at=datetime.now(UTC))
         await self._create(f"org.{made.id}", made)
         return made
 
     async def organisation(self, org: str) -> Organisation | None:
-        """The organisation of this id."""
+        """Return the organisation with this id."""
         return await self._get(f"org.{org}", Organisation)
 
     async def organisations(self) -> list[Organisation]:
-        """Every organisation of the cluster, the oldest first."""
+        """Return every organisation of the cluster, the oldest first."""
         return [msgspec.json.decode(m.data, type=Organisation) for m in await self._entries("org.*")]
 
     # -- API keys --
 
     async def ensure_api_key(self, key: str, *, name: str = "bootstrap") -> ApiKey:
-        """The record of this key, with every scope in a new organisation if it has none yet; two replicas agree on one.
+        """Return the record of this key; makes one with every scope in a new organisation if missing, also on a race.
 
         Raises `Permanent` for a mistyped key, which could never be used.
         """
@@ -103,7 +103,7 @@ class SecretStore(EnvironmentKeyStore):
             raise Permanent("SYNTH_BOOTSTRAP_API_KEY begins with synth_live_ but its checksum is wrong: it is mistyped")
         org = await self._own(new_org_id(), key)
         record = _record(org, key, name=name, scopes=tuple(Scope), by=key_id(key))
-        # Each apart, so that a process that died between two of them is made up for.
+        # Each write is separate, so that a restart completes them after a process died between two.
         if not await self._create(_place(org, record.digest), record):
             found = await self.find_api_key(key)
             assert found is not None
@@ -146,16 +146,16 @@ class SecretStore(EnvironmentKeyStore):
         return key, record
 
     async def find_api_key(self, key: str) -> ApiKey | None:
-        """The record of this key, which may be revoked or expired; None for an unknown key."""
+        """Return the record of this key, which may be revoked or expired; None for an unknown key."""
         return await self.find_api_key_by_hash(key_hash(key))
 
     async def find_api_key_by_hash(self, digest: str) -> ApiKey | None:
-        """The record of the key with this hash, which may be revoked or expired; None for an unknown key."""
+        """Return the record of the key with this hash, which may be revoked or expired; None for an unknown key."""
         org = await self._get(f"owner.{digest}", str)
         return None if org is None else await self._get(_place(org, digest), ApiKey)
 
     async def api_keys(self, org: str) -> list[ApiKey]:
-        """Every key that this organisation ever had, the oldest first."""
+        """Return every key that this organisation ever had, the oldest first."""
         found = [msgspec.json.decode(m.data, type=ApiKey) for m in await self._entries(f"api.{org}.*")]
         return sorted(found, key=lambda key: key.created_at)
 
@@ -186,7 +186,7 @@ class SecretStore(EnvironmentKeyStore):
         return None
 
     async def _own(self, org: OrgId, key: str) -> OrgId:
-        """Say whose this key is, unless that is said; returns whose it is."""
+        """Store the owner of this key, unless it has one; returns the owner."""
         owner = f"owner.{key_hash(key)}"
         if await self._create(owner, org):
             return org
@@ -210,7 +210,7 @@ class SecretStore(EnvironmentKeyStore):
     # -- machines that request keys --
 
     async def approve_device(self, user_code: str, approval: DeviceApproval) -> bool:
-        """Store an approval, and remove those that expired unused. Returns False if this code has an approval."""
+        """Store an approval, and remove expired ones. Returns False if this code has an approval."""
         now = datetime.now(UTC)
         for entry in await self._entries("device.*"):
             if msgspec.json.decode(entry.data, type=DeviceApproval).expires_at <= now:
@@ -237,12 +237,12 @@ class SecretStore(EnvironmentKeyStore):
         await self._put(f"judge.{org}.{name}", self._seal(JudgeKey(key=key, origin=origin), Purpose.JUDGE_KEYS))
 
     async def judge_key(self, org: str, name: str) -> JudgeKey | None:
-        """The key of this name. Raises `InvalidKey` under another secret."""
+        """Return the key of this name. Raises `InvalidKey` under another secret."""
         found = await self._read(f"judge.{org}.{name}")
         return None if found is None else self._unseal(found, JudgeKey, Purpose.JUDGE_KEYS)
 
     async def judge_keys(self, org: str) -> list[str]:
-        """The names of the organisation's keys of judges."""
+        """Return the names of the organisation's keys of judges."""
         return sorted(m.subject.rsplit(".", 1)[-1] for m in await self._entries(f"judge.{org}.*"))
 
     async def remove_judge_key(self, org: str, name: str) -> bool:

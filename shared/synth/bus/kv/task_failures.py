@@ -1,11 +1,11 @@
-"""How often in a row a task has failed, over all workers: counted before it runs, so that one that kills them counts.
+"""Counts how often in a row a task failed, over all workers: before it runs, so that a task that kills them counts.
 
-Invariants. An entry names the deliveries of the task that were begun since it last advanced, less those that were
+Invariants. An entry names the deliveries of the task that were begun since it last advanced, without the ones that were
 handed back in good order. So a delivery that is lost with its process is one more, and one that ends well is none. A
 delivery that had its process to itself, or failed by an error of its own, is a failure of the task; one that was lost
-with others is a suspicion, which ends no task. Each write is by compare-and-set. A delivery takes only itself out,
-whenever it says so: one whose hand-back the bus did not hear says it again later, also when another worker has begun
-the task. Only the latest one says that it has advanced.
+with others is a suspicion, which ends no task. Each write is by compare-and-set. A delivery removes only itself, at any
+time: if the bus did not receive its hand-back, the removal is repeated later, even if another worker has begun the
+task. Only the latest delivery can report an advance.
 """
 
 # nats-py annotates parts of itself not at all.
@@ -30,7 +30,7 @@ from synth.work import Task
 log = logs.get("task_failures")
 
 _MAX_RACES = 12
-#: The end of a process waits for it.
+#: Timeout of a write in seconds; the end of a process waits for it.
 _WRITE_S = 2.0
 #: Marks, in an entry, a delivery that is a failure of the task itself.
 _OWN = "own:"
@@ -43,17 +43,17 @@ class TaskFailures:
         self._bus = bus
         self._key = task.subject.removeprefix("work.")
         self.before = 0
-        """Failures of its own in a row before this delivery; 0 once the task has advanced."""
+        """The task's own failures in a row before this delivery; 0 once the task has advanced."""
         self._id = uuid4().hex
         self._begun = False
         self._alone = False
         self.owed = False
-        """Whether this delivery has ended in good order, and the bus has not heard so."""
+        """Whether this delivery has ended in good order, and the bus has not received that."""
         self.cleared = asyncio.Event()
-        """Set when the bus has heard that the task has advanced: nothing is suspected of it any more."""
+        """Set when the bus knows that the task has advanced: it is no longer suspected."""
 
     async def suspicions(self) -> int:
-        """How often in a row the task was lost with a process that did other tasks too; `before` is known then, too.
+        """Return how often in a row the task was lost with a process that did other tasks too; sets `before` as well.
 
         Raises `Transient` when the bus does not answer.
         """
@@ -65,7 +65,7 @@ class TaskFailures:
         return len(begun) - self.before
 
     async def begin(self, *, alone: bool) -> int:
-        """Count this delivery as one that fails, until it is said that it does not. Returns the failures before it.
+        """Count this delivery as a failure until the count is taken back. Returns the failures before it.
 
         alone: it has its process to itself, so that the death of that process is its own failure.
         Raises `Transient` when the bus does not answer.
@@ -80,9 +80,9 @@ class TaskFailures:
         return self.before
 
     async def clear(self) -> bool:
-        """It has survived its time alone, and shares its process from now on. Returns whether the bus has heard so.
+        """Record that the task survived its time alone, and now shares its process. Returns whether the bus took it.
 
-        What was suspected before does not count any more; its own failures do, until it has advanced.
+        Earlier suspicions do not count any more; its own failures do, until it has advanced.
         """
 
         def cleared(begun: list[str]) -> list[str]:
@@ -93,35 +93,35 @@ class TaskFailures:
         return await self._say(cleared)
 
     async def forgive(self) -> None:
-        """This delivery ends in good order: it does not count. It stays `owed` while the bus does not answer.
+        """Take this delivery back, which ends in good order. It stays `owed` while the bus does not answer.
 
-        One that had its process to itself and ends so has harmed nobody, and is suspected no more: a task that cannot
-        be run now would else have the process emptied for it each time that it is tried.
+        A delivery that had its process to itself and ends so has harmed nobody, and is no longer suspected: otherwise
+        the process would be emptied at each try of a task that cannot be run now.
         """
         if self._begun:
-            # Also while it is said: whoever is cancelled then owes it still.
+            # Set also during the write: if that is cancelled, the hand-back is still owed.
             self.owed = True
             self.owed = not await self._say(self._failures_of_others if self._alone else self._others)
 
     async def fail(self) -> None:
-        """This delivery has failed by itself, whether the task had advanced or not."""
+        """Count this delivery as a failure of its own, whether the task had advanced or not."""
         if self._begun:
             await self._say(lambda begun: [*self._others(begun), f"{_OWN}{self._id}"])
 
     async def reset(self) -> None:
-        """The task has advanced: what failed before does not count any more, nor that this delivery's process dies."""
+        """Record that the task has advanced: earlier failures do not count, nor does the death of this process."""
         if self._begun and not self.cleared.is_set():
             self.before = 0
-            # What the bus has not heard is said again with the next advance.
+            # If the bus does not receive it, the next advance repeats it.
             if await self._say(lambda begun: [] if begun and self._is_mine(begun[-1]) else begun):
                 self.cleared.set()
 
     async def forget(self) -> None:
-        """The task is over."""
+        """Delete the count of a task that is over."""
         try:
             await (await self._bus.js.key_value(TASK_FAILURES)).delete(self._key)
         except (NatsError, JetStreamError, TimeoutError) as error:
-            # It goes by itself, when its time to live is over.
+            # The entry expires when its time to live is over.
             log.warning("cannot forget the failures of a task", task=self._key, error=repr(error))
 
     def _is_mine(self, one: str) -> bool:
@@ -134,7 +134,7 @@ class TaskFailures:
         return [one for one in self._others(begun) if one.startswith(_OWN)]
 
     async def _say(self, change: Callable[[list[str]], list[str]]) -> bool:
-        """Whether the bus has heard it within the time that the end of a process waits for."""
+        """Write a change; returns whether the bus took it within the time for which the end of a process waits."""
         try:
             async with asyncio.timeout(_WRITE_S):
                 await self._change(change)
@@ -144,7 +144,7 @@ class TaskFailures:
         return True
 
     async def _change(self, change: Callable[[list[str]], list[str]]) -> list[str]:
-        """What the entry was before."""
+        """Change the entry; returns its earlier deliveries."""
         bucket = await self._bus.js.key_value(TASK_FAILURES)
         for _ in range(_MAX_RACES):
             try:
@@ -165,7 +165,7 @@ class TaskFailures:
 
 
 def _read(entry: bytes | None) -> list[str]:
-    """The deliveries that an entry names; none for one that another version wrote in another form."""
+    """Return the deliveries that an entry names; none if another version wrote it in another form."""
     try:
         return msgspec.json.decode(entry or b"[]", type=list[str])
     except msgspec.DecodeError:

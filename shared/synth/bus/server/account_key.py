@@ -1,7 +1,7 @@
-"""The key that vouches for outside subscribers: nats-server lets in whom a login signed by it names.
+"""The key that vouches for outside subscribers: nats-server accepts the user that a login signed by it names.
 
-It is a NATS account key (nkey, Ed25519), and what it signs are the JSON web tokens of NATS's auth callout: the gateway
-holds the seed, the server's configuration the public key. `nk -gen account` makes one too.
+It is a NATS account key (nkey, Ed25519) and signs the JSON web tokens of NATS's auth callout: the gateway holds the
+seed, the server's configuration the public key. `nk -gen account` makes one too.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from synth.errors import Problem, UserError
 
 
 class AccountKey:
-    """Signs for the cluster's account. public: the key that verifies it, `A…`."""
+    """The signing key of the cluster's account. public: the key that verifies its signatures, `A…`."""
 
     def __init__(self, seed: str) -> None:
-        """Raises `UserError` for what is no seed of an account."""
+        """Read the seed. Raises `UserError` if it is not the seed of an account."""
         try:
             self._key = read_seed(NkeyKind.ACCOUNT, seed)
         except ValueError as error:
@@ -36,20 +36,20 @@ class AccountKey:
 
     @classmethod
     def new_seed(cls) -> str:
-        """A new seed, `SA…`."""
+        """Return a new seed, `SA…`."""
         return new_seed(NkeyKind.ACCOUNT)
 
     def sign(self, claims: dict[str, Any]) -> str:
-        """These claims as a token, with who issued it and when."""
+        """Return these claims as a token, with its issuer and its time."""
         whole = {"jti": secrets.token_hex(16), "iat": int(time.time()), "iss": self.public} | claims
         signed = f"{_part({'typ': 'JWT', 'alg': 'ed25519-nkey'})}.{_part(whole)}"
         return f"{signed}.{_base64(self._key.sign(signed.encode()).signature)}"
 
 
 def read_claims(token: bytes) -> dict[str, Any]:
-    """What a token of the server says, as its sender wrote it: the subject that it came on says who that is.
+    """Return the claims of a token of the server, unverified: its subject on the bus proves the sender.
 
-    Raises `ValueError` for what is no token.
+    Raises `ValueError` if it is not a token.
     """
     parts = token.split(b".")
     if len(parts) != 3:

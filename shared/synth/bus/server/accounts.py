@@ -1,10 +1,10 @@
 """The accounts of nats-server: one holds the streams, and each service has one of its own.
 
-A user's permissions do not limit what the server sends for it: JetStream delivers to any subject that a request names
-as its reply or as a consumer's deliver subject. An account does. A service imports the subjects of its permissions from
-the account of the streams, and questions from the account of the service that answers them; the server replaces the
-reply of an imported request by one that leads back to its sender alone. So no request of a service can write to a
-stream, a queue or another service, except by a subject that it may publish to (decision 57).
+A user's permissions do not limit the messages that the server sends for it: JetStream delivers to any subject that a
+request names as its reply or as a consumer's deliver subject. An account limits them. A service imports the subjects of
+its permissions from the account of the streams, and questions from the account of the service that answers them; the
+server replaces the reply of an imported request by one that leads back to its sender alone. So no request of a service
+can write to a stream, a queue or another service, except by a subject that it may publish to (decision 57).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _Users = list[dict[str, object]]
 def accounts(
     passwords: Mapping[str, str], pools: tuple[str, ...], issuer: str, *, nkeys: Mapping[str, tuple[str, ...]]
 ) -> dict[str, object]:
-    """The blocks of nats-server's configuration that name accounts, their users, and what crosses between them.
+    """Return the blocks of nats-server's configuration for accounts, their users, exports and imports.
 
     passwords: of each service and of `bus`. nkeys: public keys by user, in place of a password; a user may have
     several. issuer: the public key of outside logins; with "" there are none.
@@ -83,14 +83,14 @@ def _users(name: str, password: str, pools: tuple[str, ...], keys: tuple[str, ..
 
 
 def _imported(service: str, pools: tuple[str, ...]) -> list[str]:
-    """The subjects of the account of the streams that a service publishes to; none covers another one."""
+    """Return the subjects of the account of the streams that a service publishes to; none covers another one."""
     subjects = [subject for subject in may_publish(service, pools) if subject not in QUESTIONS]
     # A message that two imports match would be published twice.
     return [s for s in dict.fromkeys(subjects) if not any(covers(other, s) for other in subjects if other != s)]
 
 
 def covers(pattern: str, subject: str) -> bool:
-    """Whether every subject that `subject` matches is matched by `pattern`."""
+    """Return whether `pattern` matches every subject that `subject` matches."""
     wider, narrower = pattern.split("."), subject.split(".")
     for place, token in enumerate(wider):
         if token == ">":
@@ -106,7 +106,7 @@ def _export(subject: str, importers: list[str]) -> dict[str, object]:
 
 
 def _service(account: str, subject: str) -> dict[str, object]:
-    """The import of a subject that is published to; JetStream's requests have a prefix of their own here.
+    """Return the import of a subject to publish to; JetStream's requests have a prefix of their own here.
 
     Every account has a service of the server below `$JS.API`, which would answer too.
     """

@@ -13,7 +13,7 @@ from synth.bus.server.topology import MAX_PAYLOAD_BYTES
 from synth.errors import Problem, UserError
 from synth.events.catalogue import SERVICES
 
-#: The environment variable that holds the public key of outside logins where the bus is deployed.
+#: The environment variable of a deployed bus that holds the public key of outside logins.
 ISSUER_VARIABLE = "SYNTH_NATS_ISSUER"
 _USERS = ("bus", *SERVICES)
 _LINE = 160
@@ -21,7 +21,7 @@ _LINE = 160
 
 @dataclass(frozen=True)
 class ServerTls:
-    """Files (PEM) on the server's machine. client_ca: who signs clients' certificates; "" asks for none."""
+    """Files (PEM) on the server's machine. client_ca: the CA of clients' certificates; "" requires none."""
 
     cert: str
     key: str
@@ -31,18 +31,18 @@ class ServerTls:
 def deployed_config(
     pools: tuple[str, ...], *, nkeys: Mapping[str, tuple[str, ...]] | None = None, tls: ServerTls | None = None
 ) -> str:
-    """The configuration of a server that is deployed; every user's password is a variable of its own.
+    """Return the configuration of a deployed server; every user's password is a variable of its own.
 
     So is the public key of outside logins.
 
-    pools: of the workers; their queues are in the permissions. That of `docker-compose.yml` is committed as
-    `deploy/nats.conf`, so that a change of the catalogue's permissions is seen in review.
+    pools: of the workers; their queues are in the permissions. The configuration for `docker-compose.yml` is committed
+    as `deploy/nats.conf`, so that a change of the catalogue's permissions is seen in review.
     nkeys: by user, the public keys that take the place of its password. tls: without it the bus speaks plain text.
     """
     passwords = {user: f"${password_variable(user)}" for user in _USERS}
     config: dict[str, object] = {
         "listen": "0.0.0.0:4222",
-        # It has no login, and shows every connection with its user: for the health check of the same machine.
+        # It has no login, and shows every connection with its user: only for the health check on the same machine.
         "http": "127.0.0.1:8222",
         "max_payload": MAX_PAYLOAD_BYTES,
         "jetstream": {"store_dir": "/data", "sync_interval": "always"},
@@ -70,18 +70,18 @@ def _joined(text: str) -> str:
 
 
 def password_variable(user: str) -> str:
-    """The environment variable that holds a user's password where the bus is deployed."""
+    """Return the environment variable of a deployed bus that holds a user's password."""
     return f"SYNTH_NATS_PASSWORD_{user.upper()}"
 
 
 def read_nkeys(text: str) -> dict[str, tuple[str, ...]]:
-    """The public keys that `SYNTH_NATS_NKEYS` gives, by user. Raises `UserError` for every entry that gives none."""
+    """Return the public keys in `SYNTH_NATS_NKEYS`, by user. Raises `UserError` with every entry that has none."""
     found: dict[str, tuple[str, ...]] = {}
     problems: list[Problem] = []
     for entry in filter(None, map(str.strip, text.split(","))):
         user, named, key = entry.partition("=")
         if not named:
-            # What stands there may be a seed, which is not for others to read.
+            # The entry may be a seed, which a message must not show.
             problems.append(_bad_nkey("an entry has no USER= before its key", "USER=KEY"))
         elif user not in _USERS:
             problems.append(_bad_nkey(f"{user!r} is no user of the bus", f"one of {', '.join(_USERS)}"))
@@ -95,7 +95,7 @@ def read_nkeys(text: str) -> dict[str, tuple[str, ...]]:
 
 
 def read_tls(cert: str, key: str, client_ca: str) -> ServerTls | None:
-    """The TLS of the server; None where its settings are empty. Raises `UserError` where some of them lack another."""
+    """Return the TLS of the server; None if its settings are empty. Raises `UserError` if a needed one is missing."""
     if not cert and not key and not client_ca:
         return None
     if not cert or not key:

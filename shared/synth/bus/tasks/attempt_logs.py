@@ -1,8 +1,8 @@
-"""What a service logs about a task that it owns, stored as a bounded blob of the task's job.
+"""The log lines of a service about a task that it owns, stored as a bounded blob of the task's job.
 
 The blob is written again at intervals, so that `synthctl logs JOB` shows a job that runs, and when an attempt ends.
 When the task is done, an event names the blob and the bytes of all logs of the job, which count in the organisation's
-bytes. A process that dies leaves what it wrote last. A log that cannot be stored costs a warning, never the attempt.
+bytes. A process that dies leaves its last write. A log that cannot be stored costs a warning, never the attempt.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class AttemptLogs:
 
     @asynccontextmanager
     async def record(self, task: Task) -> AsyncGenerator[AttemptLog]:
-        """Store what this process logs about the task's job, until the attempt ends.
+        """Store the log lines of this process about the task's job, until the attempt ends.
 
         A task that is not finished is tried again. If that is in this process, the same log goes on.
         """
@@ -141,7 +141,7 @@ class AttemptLog:
             log.warning("a log is not stored", job=self.task.job_id, error=repr(error))
 
     async def announce(self) -> None:
-        """Publish where the log is, and how many bytes the job's logs have."""
+        """Publish the address of the log, and the size of the job's logs in bytes."""
         if self._blob is None:
             return
         try:

@@ -1,8 +1,8 @@
-"""Which of the waiting tasks a worker takes: the one whose organisation has least of the pool.
+"""The choice of a worker among the waiting tasks: it takes a task of the organisation that has least of the pool.
 
-The queue delivers in the order of arrival. So a worker that has room looks at all that waits, keeps what it chooses,
-and gives the rest back at once, which keeps its order and counts as no failure. Who has how much is told by the same
-look: what is in the queue and does not wait is at work, at this worker or at another one.
+The queue delivers in the order of arrival. So a worker that has room pulls all waiting tasks, keeps the chosen ones,
+and gives the rest back at once, which keeps their order and counts as no failure. The same look shows how much each
+organisation has: a task that is in the queue and does not wait is running, at this worker or at another one.
 """
 
 # nats-py annotates parts of itself not at all.
@@ -26,8 +26,8 @@ from synth.work import task_of
 
 log = logs.get("task_choice")
 
-#: A worker without room looks for organisations that have nothing during this part of the time at most. Tasks that it
-#: has looked at before, which others may be looking at too, it pulls again less often: the more wait, the dearer it is.
+#: A worker without room spends at most this part of the time on a search for organisations that have nothing. It pulls
+#: tasks that it has seen before less often, as other workers may pull them too: the cost grows with their number.
 _SPARE_LOOKING_SHARE = 0.05
 _SPARE_LOOK_AGAIN_S = 5.0
 _SPARE_LOOK_TASKS_PER_S = 100.0
@@ -37,7 +37,7 @@ class TaskChoice:
     """The choice among the tasks of one kind that wait in one pool."""
 
     def __init__(self, bus: Connection, kind: str, pool: str, *, send_on: Callable[[Msg], Awaitable[None]]) -> None:
-        """send_on: gives back what is not chosen."""
+        """send_on: gives a task back that is not chosen."""
         self._bus = bus
         self._send_on = send_on
         self._queue = task_queue_name(kind, pool)
@@ -48,14 +48,14 @@ class TaskChoice:
         self._seen_again_at = 0.0
 
     async def choose(self, delivered: Msg, *, own: Collection[str], room: int) -> list[Msg]:
-        """What is to be taken instead of what was delivered: `room` tasks at most, and what is no choice.
+        """Return the tasks to take instead of the delivered one: at most `room`, and messages that are no choice.
 
         own: the subjects of the tasks that this worker has.
         """
         try:
             queued = await self._queued()
         except (NatsError, TimeoutError) as error:
-            # To be fair is not worth to stand still.
+            # Fairness must not stop the work.
             log.warning("cannot look at the queue, its first task is taken", queue=self._queue, error=repr(error))
             return [delivered]
         orgs = {_org_of(subject) for subject in queued} - {None}
@@ -66,11 +66,11 @@ class TaskChoice:
         return await self._pick([delivered, *waiting], queued, own, room=room, only_new=False)
 
     async def choose_spare(self, *, own: Collection[str], room: int) -> list[Msg]:
-        """What a worker takes that has no room left but spare places: tasks of organisations that have nothing."""
+        """Return the tasks to take in spare places, without other room: tasks of organisations that have nothing."""
         now = time.monotonic()
         if now < self._look_at:
             return []
-        # Replicas that began together do not look together for ever.
+        # Replicas that started together must not look at the same time for ever.
         jitter = random.uniform(0.5, 1.5)
         here = {_org_of(subject) for subject in own}
         try:
@@ -90,15 +90,15 @@ class TaskChoice:
             self._look_at = now + jitter * took / _SPARE_LOOKING_SHARE
 
     async def _queued(self) -> list[str]:
-        """The subjects of all tasks of the queue, those that are at work too."""
+        """Return the subjects of all tasks of the queue, also of the running ones."""
         info = await self._bus.js.stream_info(WORK, subjects_filter=self._subjects)
         return list(info.state.subjects or {})
 
     async def _pick(
         self, waiting: list[Msg], queued: list[str], own: Collection[str], *, room: int, only_new: bool
     ) -> list[Msg]:
-        """Give back what is not taken. only_new: organisations that have nothing in the pool are taken from alone."""
-        # A task that was delivered twice meanwhile is this worker's by its last delivery alone.
+        """Choose tasks, and give back the others. only_new: choose only organisations that have nothing in the pool."""
+        # Only the last delivery of a task that was delivered twice is valid.
         waiting = list({msg.subject: msg for msg in waiting}.values())
         here = {msg.subject for msg in waiting if msg.subject not in own}
         held = Counter(org for subject in queued if subject not in here and (org := _org_of(subject)) is not None)

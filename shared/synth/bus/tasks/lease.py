@@ -1,9 +1,10 @@
-"""A worker's hold on one delivery of a task, and what it may still say of it.
+"""A worker's hold on one delivery of a task, and the answers that it may still send for it.
 
-Invariants. The server obeys whoever knows a message: a heartbeat or a hand-back on a delivery that it has given up acts
-on the delivery of the next owner. So both are said only while the lease is sure: while a heartbeat of less than
-`ack_wait` ago, by our clock, was answered by the server before the lease was in doubt. A lease that is not sure is in
-doubt until its task is delivered to us again, or its owner learns that another one has it.
+Invariants. The server accepts an answer from every process that knows a message: a heartbeat or a hand-back on a
+delivery that the server has given up acts on the delivery of the next owner. So both are sent only while the lease is
+sure: while a heartbeat of less than `ack_wait` ago, by our clock, was answered by the server before the lease was in
+doubt. A lease that is not sure is in doubt until its task is delivered to us again, or its owner learns that another
+one has it.
 """
 
 # nats-py annotates parts of itself not at all.
@@ -29,7 +30,7 @@ _ASK_S = 2.0
 
 
 class Lease:
-    """What holds a task: its owner marks progress here, and is told here that it has lost the task."""
+    """The hold on a task: its owner marks progress here, and learns here that it has lost the task."""
 
     def __init__(
         self,
@@ -40,9 +41,9 @@ class Lease:
         ack_wait: float = ACK_WAIT_S,
         delivered_at: float | None = None,
     ) -> None:
-        """failures: of the task, in a row. ack_wait: seconds after which the queue gives on a task that is silent.
+        """failures: of the task, in a row. ack_wait: seconds after which the queue gives a silent task to another.
 
-        delivered_at: the monotonic time that the delivery is no older than; now, if it is not said.
+        delivered_at: the earliest monotonic time of the delivery; default: now.
         """
         self.task = task
         self.failures = failures
@@ -63,7 +64,7 @@ class Lease:
         self._deadline = max(self._deadline, time.monotonic() - self._mark + seconds)
 
     async def advanced(self) -> None:
-        """Say that the task has made something durable: what has failed before does not count any more."""
+        """Record that the task has made a durable result: earlier failures do not count any more."""
         await self.failures.reset()
 
     @property
@@ -91,30 +92,30 @@ class Lease:
         return time.monotonic() > self._sure_until
 
     def adopt(self, msg: Msg, *, delivered_at: float) -> None:
-        """The same task was delivered again while we run it: from now on this delivery is ours."""
+        """Adopt a new delivery of a task that we still run: from now on this delivery is ours."""
         self._reply = msg
         self._sure_until = delivered_at + self._ack_wait
 
     async def keep(self, nc: Client, *, timeout: float) -> None:
-        """Tell the queue that the task is still in progress, and hear that it knows; nothing is said in doubt."""
-        # What is published while there is no connection is sent after the outage, when the task may be another's.
+        """Report to the queue that the task is in progress, and wait for the answer; sends nothing in doubt."""
+        # A message published without a connection is sent after the outage, when another worker may have the task.
         if self.in_doubt or not nc.is_connected:
             return
         reply, asked = self._reply, time.monotonic()
         await nc.request(reply.reply, _IN_PROGRESS, timeout=timeout)
-        # What was said in time may have been heard late, when the server gave the same answer about the next owner's.
+        # The report may have arrived late, when the server gives the same answer for the next owner's delivery.
         if reply is self._reply and not self.in_doubt:
             self._sure_until = asked + self._ack_wait
 
     async def done(self) -> None:
-        """Acknowledge the task: it is finished, whoever has it, and the queue forgets it."""
+        """Acknowledge the task: it is finished, even if another worker has it, and the queue removes it."""
         await self._reply.ack()
 
     async def give_back(self, nc: Client, delay: float = 0) -> None:
         """Hand the task back to the queue, which delivers it again, to anybody, after `delay` seconds.
 
-        In doubt nothing is said: the queue gives the task on by itself, or has. The queue is asked first, as a word
-        that waits on its way may be heard when the task is another's.
+        In doubt nothing is sent: the queue gives the task to another worker by itself, or has done so. A heartbeat is
+        sent first, as a delayed message could arrive when another worker has the task.
         """
         heard = False
         with suppress(NatsError, TimeoutError):

@@ -1,4 +1,4 @@
-"""Asking a work queue for tasks."""
+"""Pulls tasks from a work queue."""
 
 # nats-py annotates parts of itself not at all.
 # pyright: reportUnknownMemberType=false
@@ -18,18 +18,18 @@ from synth.runtime import logs
 
 log = logs.get("pull")
 
-#: What the bus has for its answer, beyond the time that it is to wait for a task.
+#: Seconds that the bus has for its answer, beyond the time that it waits for a task.
 _ANSWER_S = 2.0
-#: Statuses that say that there is no task, or no more of them, for now.
+#: Statuses that mean that there is no task, or no more of them, for now.
 _NO_MORE = (api.StatusCode.NO_MESSAGES, api.StatusCode.CONFLICT, api.StatusCode.REQUEST_TIMEOUT)
 
 
 async def pull(bus: Connection, queue: str, *, batch: int, wait_s: float = 0) -> list[Msg]:
-    """Up to `batch` of the tasks that wait in a queue, in their order; with `wait_s` also what comes in these seconds.
+    """Return up to `batch` waiting tasks of a queue, in their order; with `wait_s` also tasks that arrive in that time.
 
-    Each pull has an inbox of its own, so what it returns was delivered after it began. What was delivered for an
-    earlier one, and came too late for it, goes nowhere: the queue gives it on by itself. Raises nats-py's errors where
-    the queue cannot be asked.
+    Each pull has an inbox of its own, so the tasks that it returns were delivered after it began. A task that was
+    delivered too late for an earlier pull is dropped: the queue delivers it again by itself. Raises nats-py's errors if
+    the queue cannot be reached.
     """
     found: list[Msg] = []
     inbox = bus.nc.new_inbox()

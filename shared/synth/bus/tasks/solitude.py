@@ -1,9 +1,9 @@
-"""A task that is suspected of ending its process has a worker to itself, for as long as it is suspected.
+"""Gives a task that is suspected of ending its process a worker to itself, for as long as it is suspected.
 
 Invariants. One suspect at a time has the worker, and nothing else begins there meanwhile. It shares the worker again
-only when the bus has heard that it is cleared: by an advance, or by the time that it has survived alone. So a death of
-the process that is counted as the task's own was nobody else's. Other suspects go back to the queue, and have their
-turn: here when this one is cleared, or in another process.
+only when the bus has recorded that it is cleared: by an advance, or by the time that it has survived alone. So a death
+of the process that is counted as the task's own cannot be another task's. Other suspects go back to the queue, and have
+their turn: here when this one is cleared, or in another process.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from synth.runtime import logs
 
 log = logs.get("solitude")
 
-#: Between two attempts to tell the bus that a task is cleared.
+#: Seconds between two attempts to record on the bus that a task is cleared.
 _AGAIN_S = 1.0
 
 
@@ -37,7 +37,7 @@ class SuspicionSettings:
 
 
 class Solitude:
-    """Who has the worker of this process to itself."""
+    """The suspect that has the worker of this process to itself."""
 
     def __init__(self, settings: SuspicionSettings) -> None:
         self._settings = settings
@@ -52,7 +52,7 @@ class Solitude:
     async def where_suspected(
         self, lease: Lease, *, capacity: int, failures: int, make_room: Callable[[Lease], Awaitable[None]]
     ) -> AsyncGenerator[bool]:
-        """Within it a suspect has the worker to itself until it is cleared. Yields whether the task runs alone.
+        """Give a suspect the worker to itself in this block, until it is cleared. Yields whether the task runs alone.
 
         capacity: of the worker. failures: with so many a task is not run any more. make_room: ends its other tasks.
         Raises `Transient` when another suspect has the worker, or no room can be made.
@@ -61,7 +61,7 @@ class Solitude:
             yield True
             return
         suspected = await lease.failures.suspicions() >= self._settings.after
-        # Also what began beside the suspect, and has not asked until now.
+        # Applies also to a task that began beside the suspect and was not checked until now.
         if self._suspect is not None:
             raise Transient(f"{self._suspect.task.subject} is suspected of ending its process and runs alone")
         if not suspected:
@@ -83,7 +83,7 @@ class Solitude:
                 if clearing is not None:
                     await cancel_until_ended(clearing, what=f"the clearing of {lease.task.subject}", again_s=_AGAIN_S)
             finally:
-                # Also where that is cancelled: a worker whose suspect is gone would never take a task again.
+                # Also if that is cancelled: a worker whose suspect is gone would never take a task again.
                 if self._suspect is lease:
                     self._suspect = None
 
@@ -92,7 +92,7 @@ class Solitude:
             async with asyncio.timeout(self._settings.alone_s):
                 await lease.failures.cleared.wait()
         except TimeoutError:
-            while not await lease.failures.clear():  # noqa: ASYNC110 - it tells the bus, and waits for nobody
+            while not await lease.failures.clear():  # noqa: ASYNC110 - it writes to the bus, and waits for nobody
                 await asyncio.sleep(_AGAIN_S)
         self._suspect = None
         log.info("a suspected task runs well, and shares its process again", task=lease.task.subject)

@@ -1,18 +1,19 @@
 """Owners of tasks: take one, keep it while it advances, finish it or hand it back.
 
-Invariants. A task is one message of the work queue; its owner says `in_progress` every 3 s, and only while the
+Invariants. A task is one message of the work queue; its owner sends `in_progress` every 3 s, and only while the
 task's progress mark is younger than its deadline, so that a hung owner loses it. A redelivered task that this
-process still runs is adopted (its new reply subject), never run twice, also by a worker that has no room: one whose
-hold is in doubt asks for work all the same, and sends on what is not its own. What was delivered longer ago than
-`ack_wait` is not taken: a process that was frozen leaves it to whoever has it by now. A task of a resumed job begins
-when what this process still does of the term before has ended. A task that its owner cannot do now goes back with a
-delay; SIGTERM hands everything back at once. What can never be done, and what has failed `failures` times in a row, is
-a dead letter: before it runs again, if its failures were the deaths of its workers. Whoever waits for its end is told
-first, through `give_up`. A worker whose hold is in doubt ends nobody's job: it says nothing of the task. A process that
-dies says nothing of which of its tasks it died of: each is suspected, and one that is suspected too often has the
-worker to itself, until it has advanced or survived its time alone (`Solitude`). Only what its worker dies of alone
-buries a task. A worker with room takes the waiting task whose organisation has least of the pool; one without takes, in
-its spare places, from organisations that have nothing. No task is taken from its owner for another's sake.
+process still runs is adopted (its new reply subject), never run twice, also by a worker that has no room: a worker
+whose hold is in doubt pulls all the same, and sends on tasks that are not its own. A task that was delivered longer ago
+than `ack_wait` is not taken: a process that was frozen leaves it to its new owner. A task of a resumed job begins when
+the tasks of its earlier terms in this process have ended. A task that its owner cannot do now goes back with a delay;
+SIGTERM hands every task back at once. A task that can never be done, or has failed `failures` times in a row, becomes a
+dead letter; if its failures were the deaths of its workers, before it runs again. `give_up` first reports that to the
+services that wait for the task. A worker whose hold is in doubt ends no job: it reports nothing about the task. The
+death of a process does not show which of its tasks was the cause: each is suspected, and a task that is suspected too
+often has the worker to itself, until it has advanced or survived its time alone (`Solitude`). Only deaths of a worker
+that ran the task alone make it a dead letter. A worker with room takes the waiting task whose organisation has least of
+the pool; one without takes, in its spare places, from organisations that have nothing. No task is taken from its owner
+for another one.
 """
 
 # nats-py annotates parts of itself not at all.
@@ -47,15 +48,15 @@ log = logs.get("worker")
 
 _PULL_S = 1.0
 _BUG_PAUSE_S = 5.0
-#: Between two looks of a worker without room: short beside the time in which a job starts that has a spare place.
+#: Seconds between two looks of a worker without room: short compared with the start of a job in a spare place.
 _FULL_PAUSE_S = 0.1
-#: A task that is delivered to a worker without room goes on to another after this many seconds, not at once: who is
-#: given it next may have no room either.
+#: A task that is delivered to a worker without room goes on to another after this many seconds, not at once: the next
+#: worker may have no room either.
 _SEND_ON_S = 0.25
-#: How long the end of the process may take, and when what goes on is cancelled again.
+#: Seconds that the end of the process may take, and after which running tasks are cancelled again.
 _HAND_BACK_S = 15.0
 _HAND_BACK_AGAIN_S = 10.0
-#: And that of the tasks that make room for a suspect: less than it may be silent.
+#: Seconds that tasks may take to make room for a suspect: less than the suspect may be silent.
 _MAKE_ROOM_S = 45.0
 
 
@@ -82,8 +83,8 @@ class TaskWorker:
 
         run: does the task; returning acknowledges it, `Transient` and cancellation hand it back.
 
-        give_up: told of each task that becomes a dead letter, and why, before it leaves the queue; what it raises
-        hands the task back, so it may be told of one task twice.
+        give_up: called with each task that becomes a dead letter, and the reason, before it leaves the queue; an error
+        hands the task back, so it may be called twice for one task.
         """
         self._bus = bus
         self._kind = kind
@@ -102,7 +103,7 @@ class TaskWorker:
         self._owed: list[TaskFailures] = []
         self._forgiving = asyncio.Lock()
         self._endless: dict[asyncio.Task[None], str] = {}
-        # What is taken was delivered no earlier; a pull or a choice among many may have taken seconds since.
+        # No taken task was delivered earlier; a pull or a choice among many may have lasted seconds since.
         self._delivered_at = 0.0
         self.last_poll = time.monotonic()
 
@@ -117,7 +118,7 @@ class TaskWorker:
         return self._solitude.taken
 
     def health_problem(self) -> str | None:
-        """What is wrong with this worker, for `/healthz`, and ends with its process."""
+        """Return the problem of this worker, for `/healthz`; it lasts until the process ends."""
         endless = [subject for running, subject in self._endless.items() if not running.done()]
         if endless:
             return f"cannot end {', '.join(endless)}, which hung and was cancelled"
@@ -125,7 +126,7 @@ class TaskWorker:
         return f"has not asked for work for {silent:.0f} s" if silent > 10 * _PULL_S else None
 
     async def serve(self, stop: asyncio.Event) -> None:
-        """Take and run tasks until `stop`; then hand back what is still held. Raises when its consumer is gone."""
+        """Take and run tasks until `stop`; then hand back the tasks still held. Raises when its consumer is gone."""
         beat = asyncio.create_task(self._heartbeat())
         try:
             await self._require_queue()
@@ -138,19 +139,19 @@ class TaskWorker:
             await self._hand_back()
 
     async def _next(self) -> list[Msg]:
-        """What to take now; the choice among what waits, where there is one."""
+        """Return the tasks to take now, chosen among the waiting ones."""
         if self._full and not any(lease.in_doubt and not lease.was_let_go for lease, _ in self._held.values()):
             await asyncio.sleep(_FULL_PAUSE_S)
             spare = self._capacity + self._spare - len(self._held)
             self._delivered_at = time.monotonic()
             leaves = spare <= 0 or self._solitude.taken or self._bus.newer.leaves(self._queue)
             return [] if leaves else await self._choice.choose_spare(own=self._held, room=spare)
-        # A pull that is said without a connection is heard after the outage, beside all others that were.
+        # A pull that is sent without a connection arrives after the outage, together with all others.
         if self._bus.newer.leaves(self._queue) or not self._bus.nc.is_connected:
             await asyncio.sleep(self._pull_s)
             return []
         try:
-            # Before: this process may be frozen between the delivery and the next line.
+            # Set before the pull: this process may be frozen between the delivery and the next line.
             self._delivered_at = time.monotonic()
             delivered = await pull(self._bus, self._queue, batch=1, wait_s=self._pull_s)
             if not delivered:
@@ -169,7 +170,7 @@ class TaskWorker:
             return []
 
     async def _require_queue(self) -> None:
-        # A pull from a consumer that is gone and one from a bus that is away fail alike.
+        # A pull fails in the same way if the consumer is gone and if the bus is away.
         try:
             self._ack_wait = (await self._bus.js.consumer_info(WORK, self._queue)).config.ack_wait or ACK_WAIT_S
         except NotFoundError as error:
@@ -179,7 +180,7 @@ class TaskWorker:
 
     @property
     def _pull_s(self) -> float:
-        # Short beside `ack_wait`, so that what a pull brings is fresh.
+        # Short compared with `ack_wait`, so that a pulled task is fresh.
         return min(_PULL_S, self._ack_wait / 4)
 
     @property
@@ -189,7 +190,7 @@ class TaskWorker:
     async def _take(self, msg: Msg) -> None:
         held = self._held.get(msg.subject)
         if held is not None and held[0].was_let_go:
-            # What is being ended here is another's to run, and may never end.
+            # Another worker must run it: the run that is being ended here may never end.
             await self._send_on(msg, _SEND_ON_S)
             return
         if held is not None:
@@ -197,11 +198,11 @@ class TaskWorker:
             log.info("task adopted again", task=msg.subject)
             return
         if self._bus.newer.leaves(self._queue):
-            # It answers a pull that was open when newer work was met.
+            # The answer to a pull that was open when newer work was found.
             await self._send_on(msg)
             return
         if time.monotonic() > self._delivered_at + self._ack_wait:
-            # Whoever ran it now could take it from one that has it already.
+            # To run it now could take it from a worker that has it already.
             log.warning("a task was delivered too long ago to be taken", task=msg.subject)
             return
         try:
@@ -215,22 +216,22 @@ class TaskWorker:
         self._held[msg.subject] = (lease, running)
 
     async def _send_on(self, msg: Msg, delay: float = 0) -> None:
-        """Give back what this worker does not take, to anybody, after `delay` seconds.
+        """Give back a task that this worker does not take, to any worker, after `delay` seconds.
 
-        Nothing is said of what was delivered longer ago than `ack_wait`: that is another's by now.
+        Nothing is sent for a task that was delivered longer ago than `ack_wait`: another worker has it by now.
         """
         if self._bus.nc.is_connected and time.monotonic() < self._delivered_at + self._ack_wait:
             await msg.nak(delay=delay or None)
 
     async def _bury_unreadable(self, msg: Msg, reason: str) -> None:
-        """Make a dead letter of a message that is no task; its subject says whose job waits for it."""
+        """Make a dead letter of a message that is no task; its subject names the job that waits for it."""
         task = task_of(msg.subject)
         try:
             if task is not None and self._give_up is not None:
                 await tell_who_waits(self._give_up(task, reason), msg.subject)
             await publish_dead_letter(self._bus, msg.subject, msg.data, reason=reason)
         except Exception:
-            # Whatever it is, the queue must go on; and whoever waits must be told before the message is gone.
+            # After any error the queue must go on, and the waiting service must be informed before the message is gone.
             log.exception("cannot bury a message yet", task=msg.subject)
             await msg.nak(delay=_BUG_PAUSE_S)
             return
@@ -297,7 +298,7 @@ class TaskWorker:
         )
 
     async def _forgive_owed(self) -> None:
-        """Say what the bus did not hear when tasks were handed back: it was away, or slow."""
+        """Repeat the hand-backs that the bus did not receive, because it was away or slow."""
         async with self._forgiving:
             while self._owed:
                 await self._owed[0].forgive()
@@ -363,7 +364,7 @@ class TaskWorker:
         try:
             await cancel_until_ended(running, what=lease.task.subject)
         except Transient as error:
-            # Its place is lost until the process ends, and its task is another's by now.
+            # Its place is lost until the process ends, and another worker has its task by now.
             self._endless[running] = lease.task.subject
             log.error("a task that hangs cannot be ended", reason=str(error))
 

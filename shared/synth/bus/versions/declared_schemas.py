@@ -1,10 +1,10 @@
-"""Which events a newer version can have written: those whose schema some version had declared before on the bus.
+"""The schemas that versions declare on the bus: a newer version can have written only events of declared schemas.
 
 `synthd bus init` of each version declares the schemas that it writes, in the metadata of the log's stream, which no
 service may change, each with the end of the log at that time. A version writes nothing before its schemas are declared:
 its services wait for that. So an event of a schema that nobody had declared when it was written is of no newer version,
-whatever it says of itself. Whoever has a service's credential may say so, and a queue that waited for that version
-would wait for ever.
+even if it claims to be. A thief with a service's credential can make such a claim, and a queue that waited for that
+version would wait for ever.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from synth.runtime import logs
 
 log = logs.get("schemas")
 
-#: By the type of an event: each schema that was declared, and the last sequence of the log before.
+#: By the type of an event: each declared schema, and the last sequence of the log before its declaration.
 Declared = dict[str, dict[int, int]]
 
 _PREFIX = "synth.schema."
@@ -35,12 +35,12 @@ _NO_STREAM = 10059
 
 
 def written_schemas() -> dict[str, int]:
-    """The schema of each type of event that this version writes."""
+    """Return the schema of each type of event that this version writes."""
     return {type_: spec.version for type_, spec in CATALOGUE.items()}
 
 
 def declare(schemas: dict[str, int], *, metadata: dict[str, str], last_seq: int) -> dict[str, str]:
-    """The metadata of a log that ends at `last_seq`, with these schemas declared too. What was declared stays."""
+    """Return the metadata of a log that ends at `last_seq`, with these schemas added to the declared ones."""
     declared = read_declared(metadata)
     for type_, schema in schemas.items():
         declared.setdefault(type_, {}).setdefault(schema, last_seq)
@@ -51,7 +51,7 @@ def declare(schemas: dict[str, int], *, metadata: dict[str, str], last_seq: int)
 
 
 def read_declared(metadata: dict[str, str]) -> Declared:
-    """What a log's metadata declares."""
+    """Return the schemas that a log's metadata declares."""
     found: Declared = {}
     for name, entries in metadata.items():
         if name.startswith(_PREFIX):
@@ -75,7 +75,7 @@ class _LogError(msgspec.Struct):
 
 
 class _LogInfo(msgspec.Struct):
-    """What JetStream says of a stream; nats-py leaves the time of its last message out."""
+    """JetStream's information about a stream; nats-py leaves the time of its last message out."""
 
     config: _LogConfig = _LogConfig()
     state: _LogState = _LogState()
@@ -94,9 +94,9 @@ class DeclaredSchemas:
         self._reading = asyncio.Lock()
 
     async def judge(self, recorded: Recorded) -> Recorded:
-        """The event, which counts as a damaged one where it says that it is newer and its schema was not declared.
+        """Return the event, marked as damaged if it claims to be newer and its schema was not declared.
 
-        Raises `Transient` where the bus does not say what is declared.
+        Raises `Transient` if the bus does not report the declared schemas.
         """
         event = recorded.event
         if not (isinstance(event, UnknownEvent) and event.newer) or await self.had_declared(recorded):
@@ -105,18 +105,18 @@ class DeclaredSchemas:
         return replace(recorded, event=msgspec.structs.replace(event, newer=False))
 
     async def had_declared(self, recorded: Recorded) -> bool:
-        """Whether an event's schema had been declared when it was written. Raises `Transient` as `judge` does."""
+        """Return whether an event's schema was declared before it was written. Raises `Transient` as `judge` does."""
         if not self._knows(recorded):
             async with self._reading:
                 if not self._knows(recorded):
                     await self._read()
                     if recorded.seq > self._last_seq:
-                        # A server that was the leader, and has not heard that another is.
+                        # A server that was the leader, and does not know yet that another is.
                         raise Transient(f"the bus does not know of the event at {recorded.seq} yet", delay=_AGAIN_S)
         return self._covers(recorded)
 
     async def wait_until_written_ones_are_declared(self, stop: asyncio.Event) -> None:
-        """Return once the schemas that this version writes are declared, or at the stop; says what it waits for."""
+        """Return once the schemas that this version writes are declared, or at the stop; logs the missing ones."""
         while not stop.is_set():
             try:
                 problem = await self._find_undeclared()
@@ -132,7 +132,7 @@ class DeclaredSchemas:
                 continue
 
     async def _find_undeclared(self) -> str:
-        """What is missing for this version to write; "" where nothing is. Raises `Transient` as `judge` does."""
+        """Describe the undeclared schemas of this version; "" without any. Raises `Transient` as `judge` does."""
         await self._read()
         missing = [
             f"{t} {schema}" for t, schema in written_schemas().items() if schema not in self._declared.get(t, {})
@@ -143,7 +143,7 @@ class DeclaredSchemas:
         return f"the bus was not told of the events of this version (schemas of {shown}): run its `synthd bus init`"
 
     def _knows(self, recorded: Recorded) -> bool:
-        """Whether what was read is enough: what was declared after the event was written says nothing of it."""
+        """Return whether the last read suffices: declarations after the event was written do not cover it."""
         was_written = recorded.seq <= self._last_seq and recorded.time <= self._last_time
         return was_written or self._covers(recorded)
 

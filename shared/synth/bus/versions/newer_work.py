@@ -1,6 +1,6 @@
-"""Work that only a newer version can do: a process that meets some leaves it alone, and says so.
+"""Work that only a newer version can do: a process that meets some leaves it alone, and reports it.
 
-Invariant. A queue in which this process has met such work is not taken from again by it: each of its pull loops costs
+Invariant. The process takes no more from a queue in which it has met such work: each of its pull loops costs
 that work one delivery at most, and the next one to take it may be newer. It goes on with everything else.
 """
 
@@ -25,7 +25,7 @@ class NewerWork:
         self._stopping = asyncio.Event()
 
     def meet(self, queue: str, reason: str) -> None:
-        """Leave this queue alone from now on. reason: what was met there."""
+        """Leave this queue alone from now on. reason: describes the newer work."""
         if queue in self._met:
             return
         self._met[queue] = reason
@@ -33,20 +33,20 @@ class NewerWork:
         log.error("newer work met: its queue is left to a newer version of this service", queue=queue, reason=reason)
 
     def leaves(self, queue: str) -> bool:
-        """Whether this process no longer takes from the queue."""
+        """Return whether this process no longer takes from the queue."""
         return queue in self._met
 
     def problem(self) -> str | None:
-        """What is wrong, for `/healthz`; None while every queue is taken from."""
+        """Return the problem for `/healthz`; None while every queue is taken from."""
         if not self._met:
             return None
         met = "; ".join(f"{queue}: {reason}" for queue, reason in self._met.items())
         return f"this version is too old for some of its work, and takes no more of it ({met}); upgrade this service"
 
     async def stay_away(self) -> None:
-        """Wait until the process stops: what a pull loop does that must not pull again."""
+        """Wait until the process stops; for a pull loop that must not pull again."""
         await self._stopping.wait()
 
     def stop(self) -> None:
-        """Let those that stay away end."""
+        """End the waits of `stay_away`."""
         self._stopping.set()
