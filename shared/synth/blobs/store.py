@@ -1,8 +1,8 @@
 """The blob store: datasets, batches, weights and checkpoints, by reference.
 
-Invariants. A blob is written whole (on a local disk: fsync, then rename) before anybody is told of it; a reader checks
-its size and sha256. A tree is a set of files named by a manifest that is written last, so a tree that can be named is
-complete. One API for a local folder, S3, GCS and Azure (obstore).
+Invariants. A blob is written whole (on a local disk: fsync, then rename) before its address is published; a reader
+checks its size and sha256. A tree is a set of files named by a manifest that is written last, so a tree that can be
+named is complete. One API for a local folder, S3, GCS and Azure (obstore).
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ class BlobMissing(Permanent):
 
 
 class BlobCorrupt(Permanent):
-    """A blob's bytes are not the ones that were written."""
+    """A blob's bytes have changed since they were written."""
 
 
 class StoreAbsent(Transient):
     """The folder of a local store is not there, or nothing was ever written into it: it is not mounted (yet).
 
-    for_s: for how many seconds this process has met it so.
+    for_s: for how many seconds this process has found it so.
     """
 
     def __init__(self, folder: Path, *, for_s: float) -> None:
@@ -63,7 +63,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def blob_key(uri: str) -> str:
-    """Where a blob lies in its store. Raises `BlobMissing` for an address that leads out, which only a thief names."""
+    """Return a blob's key in its store. Raises `BlobMissing` for an address outside the store, which is an attack."""
     key = uri.removeprefix("blob://")
     if _leads_out(key):
         raise BlobMissing(f"{uri!r} is no address of a blob")
@@ -80,13 +80,13 @@ class BlobStore:
 
     store: obstore.store.ObjectStore
     root: Path | None
-    #: First folders of keys that this process has met, and since when (by the monotonic clock) others are absent.
+    #: First folders of keys that this process has seen, and since when (by the monotonic clock) others are absent.
     _present: set[str] = field(default_factory=set[str], repr=False, compare=False)
     _absent: dict[str, float] = field(default_factory=dict[str, float], repr=False, compare=False)
 
     @classmethod
     def open(cls, url: str) -> BlobStore:
-        """`file:DIR` for a local folder, else what obstore understands (`s3://…`, `gs://…`, `az://…`)."""
+        """Open a store: `file:DIR` for a local folder, else a URL of obstore (`s3://…`, `gs://…`, `az://…`)."""
         if url.startswith("file:"):
             root = Path(url.removeprefix("file:").removeprefix("//")).absolute()
             root.mkdir(parents=True, exist_ok=True)
@@ -112,7 +112,7 @@ class BlobStore:
     async def put_file(self, key: str, path: Path, *, move: bool = False, sha256: str | None = None) -> BlobRef:
         """Write a file's content as a blob.
 
-        move: the file is ours to take (a rename on the same disk). sha256: of whoever hashed it while writing it.
+        move: take the file itself (a rename on the same disk). sha256: of a file that was hashed as it was written.
         """
         blob_key(key)
         self._check_present(key)
@@ -132,7 +132,7 @@ class BlobStore:
     ) -> tuple[BlobRef, Manifest]:
         """Write a directory's files below `prefix`, then their manifest, whose reference stands for the tree.
 
-        The manifest lies beside the folder, not in it: a folder that is read back holds what was put there.
+        The manifest is beside the folder, not in it: a folder that is read back holds only its own files.
         sha256: of files that were hashed as they were written, by their names in the directory.
         """
         names = sorted(p.relative_to(directory).as_posix() for p in directory.rglob("*") if p.is_file())
@@ -158,7 +158,7 @@ class BlobStore:
         return body
 
     async def find_bytes(self, key: str) -> bytes | None:
-        """What was put under this key, whole; None where nothing is. For what no event names, as a cache."""
+        """Return the whole blob under this key; None without one. For blobs that no event names, such as a cache."""
         try:
             return bytes(await (await obstore.get_async(self.store, key)).bytes_async())
         except FileNotFoundError:
@@ -206,7 +206,7 @@ class BlobStore:
             yield bytes(chunk)
 
     async def manifest(self, tree: BlobRef) -> Manifest:
-        """The files of a tree. Raises `BlobMissing`, `BlobCorrupt`."""
+        """Return the files of a tree. Raises `BlobMissing`, `BlobCorrupt`."""
         found = msgspec.json.decode(await self.get_bytes(tree), type=Manifest)
         if outside := [name for name in found.files if _leads_out(name)]:
             raise BlobCorrupt(f"{tree.uri} names a file outside its folder: {outside[0]!r}")
@@ -215,8 +215,8 @@ class BlobStore:
     async def fetch(self, ref: BlobRef, path: Path, *, progress: Callable[[int], None] = lambda done: None) -> Path:
         """Return a blob as a local file, checked. On a local store it is the blob itself: read it, never write it.
 
-        progress: called with the bytes that were checked here (local), or that have arrived (remote), from this thread
-        or another.
+        progress: called with the number of bytes that were checked (local), or that have arrived (remote), from
+        this thread or another.
         """
         if self.root is not None:
             local = self.root / blob_key(ref.uri)
@@ -226,7 +226,7 @@ class BlobStore:
             return local
         if path.exists() and await asyncio.to_thread(_digest, path) == (ref.size, ref.sha256):
             return path
-        # Never written in place: whoever has the file mapped would die of it.
+        # Never written in place: a process that has the file mapped would crash.
         path.parent.mkdir(parents=True, exist_ok=True)
         partial = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
         try:
@@ -258,10 +258,10 @@ class BlobStore:
         return directory
 
     async def delete(self, uris: list[str]) -> None:
-        """Remove blobs; one that is gone already is no error. A local folder goes with its last blob."""
+        """Remove blobs; a missing one is no error. A local folder is removed with its last blob."""
         for uri in uris:
             if _leads_out(key := uri.removeprefix("blob://")):
-                continue  # Nothing is there, and the others must go all the same.
+                continue  # No blob can be there, and the others must be removed all the same.
             self._check_present(key)
             with suppress(FileNotFoundError):
                 await obstore.delete_async(self.store, key)
@@ -269,28 +269,28 @@ class BlobStore:
                 await asyncio.to_thread(remove_empty_folders, self.root, key)
 
     async def written_at(self, uri: str) -> datetime | None:
-        """When a blob was written; None where it is not there."""
+        """Return when a blob was written; None if it does not exist."""
         try:
             return (await obstore.head_async(self.store, blob_key(uri)))["last_modified"]
         except FileNotFoundError:
             return None
 
     async def uris_below(self, folder: str) -> list[str]:
-        """The blobs of a folder and of those in it; none of one that is not there."""
+        """Return the blobs of a folder and of its subfolders; none if it does not exist."""
         return [f"blob://{key}" async for key, _, _ in self.below(folder)]
 
     async def uris_older(self, folder: str, than: datetime) -> list[str]:
-        """Those of `uris_below` that were written before this moment."""
+        """Return the blobs of `uris_below` that were written before this moment."""
         return [f"blob://{key}" async for key, _, written_at in self.below(folder) if written_at < than]
 
     async def entries(self) -> AsyncIterator[tuple[str, int, datetime]]:
-        """Every blob of the store: key, size, when it was written."""
+        """Yield every blob of the store: key, size, when it was written."""
         async for entry in self.below(None):
             if f"/{INCOMING}/" not in f"/{entry[0]}":
                 yield entry
 
     async def below(self, folder: str | None) -> AsyncIterator[tuple[str, int, datetime]]:
-        """Each blob of a folder and of those in it: key, size, when it was written. Raises `StoreAbsent`."""
+        """Yield each blob of a folder and of its subfolders: key, size, when it was written. Raises `StoreAbsent`."""
         for first in self._present if folder is None else [folder]:
             self._check_present(first)
         pages = obstore.list(self.store, prefix=folder)  # pyright: ignore[reportUnknownMemberType]
@@ -299,11 +299,11 @@ class BlobStore:
                 yield item["path"], item["size"], item["last_modified"]
 
     def _missing(self, uri: str) -> BlobMissing | StoreAbsent:
-        """Return why a blob that an event names is not there."""
+        """Return the error for a blob that an event names and that does not exist."""
         return self._find_absent(blob_key(uri)) or BlobMissing(f"{uri} is not in the blob store")
 
     def _check_present(self, key: str) -> None:
-        """Raise `StoreAbsent` where the folder was there before: what is written now would be hidden by its mount."""
+        """Raise `StoreAbsent` if the folder existed before: its mount would later hide a blob that is written now."""
         was_present = key.partition("/")[0] in self._present
         if (absent := self._find_absent(key)) is not None and was_present:
             raise absent
@@ -312,7 +312,7 @@ class BlobStore:
         if self.root is None:
             return None
         first = key.partition("/")[0]
-        # The first writer makes it, and nobody removes it.
+        # The first writer makes this folder, and no code removes it.
         if (self.root / first / INCOMING).is_dir():
             self._present.add(first)
             self._absent.pop(first, None)
@@ -321,12 +321,12 @@ class BlobStore:
         return StoreAbsent(self.root / first, for_s=time.monotonic() - since)
 
     async def verify(self, ref: BlobRef) -> None:
-        """Read a blob, and compare it. Raises `BlobMissing`, `BlobCorrupt`."""
+        """Read a blob, and check its digest. Raises `BlobMissing`, `BlobCorrupt`."""
         async for _ in self.stream(ref):
             pass
 
     async def files_of_tree(self, tree: str) -> list[str]:
-        """The blobs of a tree without its manifest, which is named by its URI alone."""
+        """Return the blobs of a tree, from the URI of its manifest, which is not among them."""
         return await self.uris_below(tree.removeprefix("blob://").removesuffix(_MANIFEST))
 
 

@@ -1,12 +1,12 @@
-"""Erases what was deleted from the log itself: an ended job, or an organisation whose keys are revoked.
+"""Erases deleted data from the log itself: an ended job, or an organisation whose keys are revoked.
 
 Invariants. What a user deletes is gone from every answer at once, and from the blobs when nothing needs it; the log
-holds its events all the same. Here the server overwrites each of them in its store, but for the facts that say
-`deleted`: a read model that is made anew, and a backup, know by these that there was something. Sequences stay as they
-are, with gaps, as events that expire leave them too. Nothing is erased while a blob of it is there: what was erased is
-erased whole. An erasure that was killed is run again: it goes on with what is left.
+holds its events all the same. Here the server overwrites each of them in its store, except the `deleted`
+facts: they show that the job or file existed, to a read model that is built again and to a backup. Sequences stay
+unchanged, with gaps, as after events that expire. No event is erased while a blob of its job or file exists, so an
+erasure is always complete. An erasure that was killed can be run again: it continues with the remaining events.
 
-The user `bus` alone may erase, so that whoever steals a service's credential destroys no log.
+Only the user `bus` may erase, so that a thief with a service's credential cannot destroy the log.
 """
 
 # nats-py annotates parts of itself not at all.
@@ -32,20 +32,20 @@ from synth.ids import OrgId
 
 Report = Callable[[str], None]
 
-#: Facts that stay: they say that something was there, and nothing of it.
+#: Facts that stay: they show that a job or a file existed, and hold none of its data.
 TOMBSTONES = frozenset({"job.deleted", "file.deleted"})
 _BEGINNINGS = frozenset({"job.created", "file.uploaded"})
 _AT_ONCE = 32
 _READ_S = 600.0
 _NO_SUCH_SEQUENCE = 10043
-#: What a store says of a message that has been there; the error's code says no more than that it was not deleted.
+#: A store's description of the error for a message that is already erased; its code means only: not deleted.
 _NO_MESSAGE_FOUND = "no message found"
 
 
 @dataclass(frozen=True)
 class Erased:
-    """What was erased. events: of the log. letters: dead ones. keys: entries of the secrets. records: of the audit
-    stream. blobs: of the store."""
+    """Counts of erased data. events: of the log. letters: dead letters. keys: entries of the secrets. records: of the
+    audit stream. blobs: of the store."""
 
     events: int
     letters: int
@@ -55,7 +55,7 @@ class Erased:
 
 
 async def erase_job(bus: Connection, blobs: BlobStore, org: str, job: str, *, report: Report) -> Erased:
-    """Erase a deleted job. Raises `UserError` where it is not deleted, and while blobs of it are there or needed."""
+    """Erase a deleted job. Raises `UserError` if it is not deleted, and while blobs of it exist."""
     await _require_erasable(bus)
     subjects = await read_subjects(bus, EVENTS, [f"*.*.{org}.{job}"])
     if not subjects:
@@ -74,7 +74,7 @@ async def erase_organisation(
 ) -> Erased:
     """Erase an organisation: its events, dead letters, keys, audit records and its name.
 
-    Raises `UserError` while a key of its API opens, a job or a file of it is not deleted, or blobs of it are there.
+    Raises `UserError` while one of its API keys is active, a job or a file of it is not deleted, or its blobs exist.
     """
     await _require_erasable(bus)
     if active := [key.key_id for key in await secrets.api_keys(org) if key.active]:
@@ -90,7 +90,7 @@ async def erase_organisation(
     await _require_no_blobs(blobs, [f"orgs/{org}/files", *(f"jobs/{job}" for job in sorted(jobs))], where=org)
     letters = await read_subjects(bus, DEAD, ["dead.>"])
     records = await read_subjects(bus, AUDIT, [audit_subject(org, "*")])
-    # Pictures of files that are gone, and what its judges were asked: no event names them.
+    # Pictures of files that are gone, and requests to its judges: no event names them.
     unnamed = [uri for folder in (f"orgs/{org}", f"judging/{org}") for uri in await blobs.uris_below(folder)]
     await blobs.delete(unnamed)
     return Erased(
@@ -120,7 +120,7 @@ async def _require_erasable(bus: Connection) -> None:
 
 
 def _require_deleted(subjects: dict[int, str], *, where: str) -> None:
-    """Raises `UserError` where a job or a file in the log is not deleted, or was made again since."""
+    """Raise `UserError` if a job or a file in the log is not deleted, or was made again since."""
     begun: dict[str, int] = {}
     deleted: dict[str, int] = {}
     for seq, subject in subjects.items():
@@ -153,7 +153,7 @@ async def _require_no_blobs(blobs: BlobStore, folders: Collection[str], *, where
 
 
 async def read_subjects(bus: Connection, stream: str, filters: list[str]) -> dict[int, str]:
-    """The subject of each message, by its sequence. Raises `Transient` when the bus does not answer."""
+    """Return the subject of each message, by its sequence. Raises `Transient` when the bus does not answer."""
     found: dict[int, str] = {}
     try:
         async with asyncio.timeout(_READ_S):
@@ -165,7 +165,7 @@ async def read_subjects(bus: Connection, stream: str, filters: list[str]) -> dic
 
 
 async def erase_message(bus: Connection, stream: str, seq: int) -> bool:
-    """Have the server overwrite one message; whether it was there. Raises `Transient` where the bus does not do it."""
+    """Make the server overwrite one message; returns whether it existed. Raises `Transient` if the bus fails."""
     try:
         # It overwrites the bytes before it answers; a purge would only forget where they are.
         await bus.js.delete_msg(stream, seq)
@@ -179,7 +179,7 @@ async def erase_message(bus: Connection, stream: str, seq: int) -> bool:
 
 
 async def erase_messages(bus: Connection, stream: str, sequences: list[int], report: Report) -> int:
-    """Have the server overwrite these messages, the newest last: until then the erasure can be seen not to be done."""
+    """Make the server overwrite these messages, the newest last: while it exists, the erasure is visibly unfinished."""
     if stream not in (DEAD, AUDIT):
         await record_erasure(bus, stream, sequences)
     for first in range(0, len(sequences), _AT_ONCE):
@@ -194,7 +194,7 @@ def _without_tombstones(subjects: dict[int, str]) -> list[int]:
 
 
 def _naming(subjects: dict[int, str], tokens: set[str]) -> list[int]:
-    """The messages whose subjects have all of these tokens."""
+    """Return the messages whose subjects have all of these tokens."""
     return sorted(seq for seq, subject in subjects.items() if tokens <= set(subject.split(".")))
 
 

@@ -1,7 +1,8 @@
-"""The events that say that a newer version wrote them.
+"""Events that claim that a newer version wrote them.
 
-Where one had declared their schema, a process leaves the queue of such an event to it; where that version no longer
-runs, the queue stands still until the event is no longer in the log. Where none had, they are damaged stop nothing.
+If a version had declared the schema of such an event, a process leaves its queue to that version; if that version no
+longer runs, the queue stands still until the event is no longer in the log. If none had, the event is damaged and stops
+no queue.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from synth.erasure.records import record_erasure
 
 @dataclass(frozen=True)
 class NewerEvent:
-    """An event that this version cannot read. seq: its place in the log; schema: as it says itself.
+    """An event that this version cannot read. seq: its place in the log; schema: the one in its own header.
 
     declared: a version had declared that schema when the event was written.
     """
@@ -32,7 +33,7 @@ class NewerEvent:
 
 
 async def find_newer_events(bus: Connection) -> list[NewerEvent]:
-    """All of them that are in the log now, oldest first. Raises `Transient` where the log cannot be read."""
+    """Return all of them that are in the log now, oldest first. Raises `Transient` if the log cannot be read."""
     found: list[NewerEvent] = []
     async for msg in read_stream(bus.nc, [">"]):
         recorded = from_delivery(msg)
@@ -43,6 +44,6 @@ async def find_newer_events(bus: Connection) -> list[NewerEvent]:
 
 
 async def drop_newer_events(bus: Connection, events: list[NewerEvent]) -> int:
-    """Remove them from the log; returns how many were still there. What their writers said with them is lost."""
+    """Remove them from the log; returns how many were still there. Their content is lost."""
     await record_erasure(bus, EVENTS, [event.seq for event in events])
     return sum([await erase_message(bus, EVENTS, event.seq) for event in events])

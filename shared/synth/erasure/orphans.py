@@ -1,10 +1,10 @@
-"""Finds blobs that nothing refers to: what was written, and whose writer died before it said so.
+"""Finds blobs that nothing refers to: their writers died after the write and before the announcement.
 
 Invariants. A blob is an orphan only when no event names it, no manifest that an event names does, its job has ended or
 is not in the log, and it is older than a writer could still be about to announce. The blobs are listed before the log
-is read, so that what is announced meanwhile is known; what is written meanwhile is not listed. Only what jobs make and
-what is uploaded is looked at: pictures are named by the rows of files, and answers of judges by nobody. A damaged event
-names what its text does, and all that begins like it, as its text may be cut off.
+is read, so that blobs which are announced meanwhile are known; blobs which are written meanwhile are not listed. Only
+blobs of jobs and uploads are checked: pictures are named by the rows of files, and answers of judges by no event. A
+damaged event names the URIs in its text, and all URIs that begin with one of them, as its text may be cut off.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ class Orphan:
 
 
 async def find_orphans(bus: Connection, blobs: BlobStore, *, older_than: timedelta) -> list[Orphan]:
-    """The blobs that nothing refers to and that are older than this, in the order of their keys.
+    """Return the blobs that nothing refers to and that are older than this, in the order of their keys.
 
-    Raises `UserError` where the log holds events of a newer version, which may name any of them.
+    Raises `UserError` if the log holds events of a newer version, which may name any of them.
     """
     before = datetime.now(UTC) - older_than
     listed = {key: size async for key, size, modified in blobs.entries() if modified < before and _is_looked_at(key)}
     if not listed:
         return []
     named, running, damaged = await _read_log(bus)
-    # What lies in the folder of a tree that an event names is named by the tree's manifest.
+    # The manifest of a tree that an event names refers to every blob in the folder of the tree.
     trees = tuple(f"{key.removesuffix(_TREE)}/" for key in named.digests if key.endswith(_TREE)) + damaged
     return [
         Orphan(f"blob://{key}", size)
@@ -75,7 +75,7 @@ def _job_of(key: str) -> str:
 
 
 async def _read_log(bus: Connection) -> tuple[NamedBlobs, set[str], tuple[str, ...]]:
-    """The blobs that the log names, the jobs that have not ended, and how what damaged events name begins."""
+    """Return the blobs that the log names, the jobs that have not ended, and the prefixes that damaged events name."""
     named, running, damaged = NamedBlobs(), set[str](), set[str]()
     async for message in read_stream(bus.nc, [">"]):
         recorded = await bus.schemas.judge(from_delivery(message))

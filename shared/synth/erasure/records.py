@@ -1,4 +1,4 @@
-"""Records of what was erased from a stream, in the audit stream: by these an erased message is told from a lost one."""
+"""Records of erased messages, in the audit stream: they distinguish an erased message from a lost one."""
 
 # nats-py annotates parts of itself not at all.
 # pyright: reportUnknownMemberType=false
@@ -20,7 +20,7 @@ _OF_A_RECORD = 500
 
 
 async def record_erasure(bus: Connection, stream: str, sequences: list[int]) -> None:
-    """Record that these messages are erased; call it before they are. Raises what publishing raises."""
+    """Record that these messages are erased; call it before they are. Raises the errors of a publish."""
     for first in range(0, len(sequences), _OF_A_RECORD):
         some, now = sequences[first : first + _OF_A_RECORD], datetime.now(UTC)
         record = AuditRecord(
@@ -45,7 +45,7 @@ async def record_erasure(bus: Connection, stream: str, sequences: list[int]) -> 
 
 
 async def read_erasures(bus: Connection, stream: str) -> set[int]:
-    """The sequences that were erased from a stream. Raises `Transient` when the bus does not answer."""
+    """Return the sequences that were erased from a stream. Raises `Transient` when the bus does not answer."""
     messages = await replay_messages(bus.nc, [audit_subject(None, "erasure")], stream=AUDIT)
     records = [msgspec.json.decode(message.data, type=AuditRecord) for message in messages]
     return {

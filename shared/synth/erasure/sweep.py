@@ -1,7 +1,7 @@
 """Erases the events of deleted jobs and files from the log as they are deleted, so that the log gets their bytes back.
 
-Invariants. As `erase.py`: what says `deleted` stays, and nothing is erased before the blobs that it names are removed.
-An erasure that was killed is begun again: each start looks at every deletion in the log.
+Invariants. As in `erase.py`: the `deleted` facts stay, and no event is erased before the blobs that it names are
+removed. An erasure that was killed is started again: each start looks at every deletion in the log.
 
 A full log takes no `deleted` either. A gateway then leaves it as a dead letter, and here events of the job or the file
 are erased, one by one, until there is room for it. The last fact of its lifecycle stays until then, so that a killed
@@ -42,12 +42,12 @@ from synth.runtime import logs
 log = logs.get("sweep")
 
 _INTERVAL_S = 0.5
-#: Between two looks at what cannot be erased yet: blobs that a live job needs may be there for days.
+#: Seconds between two tries of a deletion that cannot be erased yet: a live job may need its blobs for days.
 _FIRST_DELAY_S = 0.5
 _LAST_DELAY_S = 60.0
 #: Erasures that are under way at one time.
 _AT_ONCE = 16
-#: Of a job's events that are read before they are erased.
+#: The most events of a job that are read before they are erased.
 _MOST = 1024
 #: The dead letters that gateways leave of deletions which a full log does not take.
 _LETTERS = [f"dead.gateway.{type_}.*.*" for type_ in sorted(TOMBSTONES)]
@@ -67,7 +67,7 @@ class _Deleted:
 
 @dataclass
 class Sweeper:
-    """Erases what is deleted."""
+    """Erases the events of deleted jobs and files."""
 
     bus: Connection
     blobs: BlobStore
@@ -129,7 +129,7 @@ class Sweeper:
 
     async def _erase_job(self, org: str, job: str) -> bool:
         doomed: list[int] = []
-        # What comes of a job after its deletion is of a service that had not noticed it.
+        # Events of a job after its deletion are of a service that had not noticed it.
         async for message in read_stream(self.bus.nc, [f"*.*.{org}.{job}"], headers_only=True):
             if type_of(message.subject) in TOMBSTONES:
                 continue
@@ -148,13 +148,13 @@ class Sweeper:
             log.info("events erased", org=org, key=key, events=len(sequences))
 
     async def _read(self, org: str, key: str) -> list[Recorded]:
-        """The events of a job or a file that are to be erased once it is deleted."""
+        """Return the events of a job or a file that are to be erased once it is deleted."""
         messages = read_stream(self.bus.nc, [f"*.*.{org}.{key}"])
         events = [from_delivery(message) async for message in messages]
         return [event for event in events if event.type not in TOMBSTONES]
 
     async def _make_room(self, letter: Msg) -> None:
-        """Append a deletion to a log that was full: erase events of what it deletes until the log takes it."""
+        """Append a deletion to a log that was full: erase events of the deleted job or file until the log takes it."""
         subject = letter.subject.removeprefix("dead.gateway.")
         _, _, org, key = subject.split(".")
         fact, events = decode(type_of(subject), letter.data), await self._read(org, key)
@@ -191,7 +191,7 @@ class Sweeper:
 
 
 async def _follow(bus: Connection, stream: str, filters: list[str]) -> AsyncGenerator[Msg]:
-    """Each message on these subjects, for ever."""
+    """Yield each message on these subjects, for ever."""
     follower = StreamFollower(bus.nc, filters, stream=stream)
     try:
         async with aclosing(follower.messages()) as messages:

@@ -1,7 +1,7 @@
-"""The bytes that one process holds of what it reads from outside, shared among the organisations that it reads for.
+"""The memory of one process for data from outside, shared among the organisations for which it reads.
 
-Invariants. All that is held is at most the limit, and one owner has at most half of it: whatever one of them sends, and
-however slowly, the others have room. What waits is given room as soon as there is some, the owner that holds least
+Invariants. All owners together hold at most the limit, and one owner at most half of it: if one of them sends much, or
+slowly, the others still have room. Waiting bodies get room as soon as there is some, of the owner that holds least
 first.
 """
 
@@ -31,7 +31,7 @@ class _WaitingBytes:
 
 @dataclass
 class FairMemory:
-    """Bytes in the memory of this process. limit: of all; one owner may have half."""
+    """Bytes in the memory of this process. limit: of all owners; one owner may have half."""
 
     limit: int
     _total: int = 0
@@ -40,7 +40,7 @@ class FairMemory:
 
     @contextmanager
     def hold(self, owner: str) -> Generator[HeldBytes]:
-        """The room of one body, given back at the end. owner: an organisation."""
+        """Yield the room of one body, which is given back at the end. owner: an organisation."""
         held = HeldBytes(owner)
         try:
             yield held
@@ -75,12 +75,12 @@ class FairMemory:
             async with asyncio.timeout(seconds):
                 await waiter.turn
         finally:
-            # It stays in the list until it has its room, which `hold` gives back whatever happens next.
+            # It stays in the list until it has its room, which `hold` gives back in any case.
             if waiter in self._waiting:
                 self._waiting.remove(waiter)
 
     def give_back(self, held: HeldBytes, size: int) -> None:
-        """Take `size` bytes back from a body, for those that wait."""
+        """Take `size` bytes back from a body, for waiting bodies."""
         held.size -= size
         self._total -= size
         self._held[held.owner] -= size

@@ -1,4 +1,4 @@
-"""What waits for a place: organisations take turns, and what one of them has queued keeps its order."""
+"""Items that wait for a place: organisations take turns, and the items of one of them keep their order."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 class FairQueue(Generic[T]):
-    """A queue for each organisation; the next item is of the one that holds least. org_of: whose an item is."""
+    """A queue for each organisation; the next item is of the one that holds least. org_of: returns an item's owner."""
 
     def __init__(self, org_of: Callable[[T], str]) -> None:
         self._org_of = org_of
@@ -24,11 +24,11 @@ class FairQueue(Generic[T]):
         return sum(map(len, self._queues.values()))
 
     def __iter__(self) -> Iterator[T]:
-        """The items about in the order in which they will be taken: the first of each organisation, the second, …"""
+        """Iterate roughly in the order of taking: over the first item of each organisation, then the second, …"""
         return (item for item in chain.from_iterable(zip_longest(*self._queues.values())) if item is not None)
 
     def add(self, item: T) -> None:
-        """Queue an item behind those of its organisation."""
+        """Queue an item behind the other items of its organisation."""
         self._queues.setdefault(self._org_of(item), deque()).append(item)
 
     def next(self, placed: Iterable[T]) -> T:

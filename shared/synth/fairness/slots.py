@@ -1,8 +1,8 @@
 """The slots of one process for work that waits in it, shared among the organisations that want them.
 
 Invariants. One organisation alone may have every slot. While several wait, a slot that gets free goes to the one that
-holds least. Nothing is taken from whoever holds a slot; so that slow work does not keep others out until it ends, an
-organisation that holds none may take a spare slot when all others are taken.
+holds least. No slot is taken from its holder; so that slow work does not keep others out until it ends, an organisation
+that holds none may take a spare slot when all others are taken.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Slot:
         self._org = org
 
     def release(self) -> None:
-        """Give the slot to whoever waits; the second time nothing happens."""
+        """Give the slot to a waiting organisation; a second call does nothing."""
         slots, self._slots = self._slots, None
         if slots is not None:
             slots.free(self._org)
@@ -41,7 +41,7 @@ class FairSlots:
 
     @asynccontextmanager
     async def hold(self, org: str) -> AsyncGenerator[Slot]:
-        """One slot, when it is this organisation's turn; it is released in the end, or before by its holder."""
+        """Yield one slot, when it is this organisation's turn; it is released at the end, or before by its holder."""
         await self._acquire(org)
         slot = Slot(self, org)
         try:
@@ -50,8 +50,8 @@ class FairSlots:
             slot.release()
 
     def has_room(self, org: str) -> bool:
-        """Whether this organisation would have a slot at once."""
-        # Whoever waits could have no slot either: it would have been given one.
+        """Return whether this organisation would get a slot at once."""
+        # Waiting organisations do not matter: a slot that they could take would be theirs already.
         return org not in self._waiting and self._admits(org)
 
     def free(self, org: str) -> None:
@@ -88,7 +88,7 @@ class FairSlots:
     def _hand_out(self) -> None:
         while self._waiting:
             org = self._turns.next(self._waiting, self._held)
-            # It holds least: where it is not admitted, nobody is.
+            # It holds least: if it is not admitted, no other is.
             if not self._admits(org):
                 return
             turn = self._waiting[org][0]

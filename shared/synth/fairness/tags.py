@@ -1,4 +1,4 @@
-"""Numbers for a queue that serves the lowest first, so that organisations share it though it knows none of them."""
+"""Numbers for a queue that serves the lowest first, so that organisations share it although it knows none of them."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from contextlib import contextmanager
 class FairTags:
     """Start-time fair queueing (Goyal, Vin and Cheng, 1996) with the lowest open tag for the virtual time.
 
-    The tags of one organisation rise, so its requests keep their order. One that has nothing open begins right behind
-    the request that is open longest, before all that others have queued.
+    The tags of one organisation rise, so its requests keep their order. An organisation without an open
+    request begins right behind the request that is open longest, before all other queued requests.
     """
 
     def __init__(self) -> None:
@@ -21,7 +21,7 @@ class FairTags:
 
     @contextmanager
     def hold(self, org: str) -> Generator[int]:
-        """Yield the tag of a request, a positive number, which is open meanwhile."""
+        """Yield the tag of a request, a positive number; the request is open meanwhile."""
         tag = max(min(self._open, default=0), self._last.get(org, 0)) + 1
         self._last[org] = tag
         self._open[tag] += 1

@@ -1,11 +1,11 @@
-"""Whose turn it is: the organisation that holds least, and of those that hold the same the one served longest ago."""
+"""Turns of organisations: the next is the one that holds least, and among equals the one served longest ago."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-#: Organisations whose last turns are remembered. One that is forgotten was served longer ago than all of them, and so
-#: comes before them, as it would have.
+#: Organisations whose last turns are remembered. A forgotten one was served longer ago than all of them, so it still
+#: comes before them.
 _REMEMBERED = 10_000
 
 
@@ -17,14 +17,14 @@ class FairTurns:
         self._count = 0
 
     def next(self, waiting: Iterable[str], held: Mapping[str, int]) -> str:
-        """The organisation whose turn it is. waiting: at least one, those that have waited longest first.
+        """Return the organisation whose turn it is. waiting: at least one, the longest waiting first.
 
-        held: how much of the pool each organisation has; those that are not named have nothing.
+        held: how much of the pool each organisation has; 0 for a missing one.
         """
         return min(waiting, key=lambda org: (held.get(org, 0), self._served.get(org, 0)))
 
     def serve(self, org: str) -> None:
-        """It has had its turn."""
+        """Record that an organisation has had its turn."""
         self._count += 1
         self._served.pop(org, None)
         self._served[org] = self._count

@@ -1,6 +1,6 @@
-"""The one reader of bodies: its size before its bytes, and no more of them in memory than a process has room for.
+"""The one reader of bodies: it checks the size before the bytes, and keeps no more bytes than the memory has room for.
 
-Whoever calls it has checked the credential before: nobody's bytes are kept.
+Its caller has checked the credential before: no bytes of unknown clients are kept.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from starlette.requests import Request
 from synth.errors import Problem, Transient, UserError
 from synth.fairness.memory import FairMemory, HeldBytes
 
-#: Of a Content-Length; more digits are no size.
+#: The most digits of a Content-Length; more are no size.
 _SIZE_DIGITS = 18
 
 
@@ -33,7 +33,7 @@ class BodyMemory(FairMemory):
 
 
 def declared_size(request: Request) -> int:
-    """The size that a request says its body has; 0 where it says none."""
+    """Return the size of the body that a request declares; 0 without one."""
     declared = request.headers.get("content-length", "")
     return int(declared[: _SIZE_DIGITS + 1]) if declared.isascii() and declared.isdigit() else 0
 
@@ -41,9 +41,9 @@ def declared_size(request: Request) -> int:
 async def read_body(
     request: Request, memory: BodyMemory, held: HeldBytes, *, limit: int, setting: str, fix: str
 ) -> bytes:
-    """The whole body. limit: its bytes; setting, fix: what the refusal of a larger one says.
+    """Return the whole body. limit: in bytes; setting, fix: for the error of a larger one.
 
-    Raises `BodyTooLarge`, `Transient` where there is no room for it now, and starlette's `ClientDisconnect`.
+    Raises `BodyTooLarge`, `Transient` if there is no room for it now, and starlette's `ClientDisconnect`.
     """
     if declared_size(request) > limit:
         raise BodyTooLarge(limit, setting, fix)

@@ -1,8 +1,8 @@
-"""A connection's own limits: headers that arrive in time and are of a size, and bodies that advance.
+"""A connection's own limits: on the time and the size of headers, and on the progress of bodies.
 
-They hold before a request has reached its route, and whatever that does: a client that sends half a request and waits
-costs a socket for some seconds. How long a whole body takes is not limited, only how slowly it may come. One that does
-not read its answer is given no more of it than a buffer's size, and is disconnected after a while.
+They hold before a request has reached its route, and for every route: a client that sends half a request and waits
+costs a socket for some seconds. The time of a whole body is not limited, only its slowest rate. A client that does not
+read its answer gets no more of it than a buffer's size, and is disconnected after a while.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 
 def http_config(app: ASGIApp, settings: HttpSettings, *, host: str = "127.0.0.1", port: int = 0) -> uvicorn.Config:
-    """The configuration of a server whose connections keep to these settings."""
+    """Return the configuration of a server whose connections apply these settings."""
 
     class Protocol(BoundedProtocol):
         limits = settings
@@ -50,7 +50,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     _clock: asyncio.TimerHandle | None = None
     _in_body = False
-    #: Of the headers that arrive, or of the body within this window.
+    #: Bytes of the headers that arrive, or of the body within this window.
     _received = 0
     _reading_clock: asyncio.TimerHandle | None = None
     #: Bytes of the answer that the client had not taken when the clock was started.
@@ -101,7 +101,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     @property
     def _answering(self) -> bool:
-        # None before the first request, whatever its annotation says.
+        # None before the first request, in spite of its annotation.
         return bool(self.cycle) and not self.cycle.response_complete
 
     def _expect_headers(self) -> None:
@@ -120,7 +120,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def _check_headers(self) -> None:
         self._clock = None
         if self._answering:
-            # Those of the next request; the answer to the one before it is not broken off for them.
+            # The headers of the next request are late; the answer to the one before it is not broken off.
             self._expect_headers()
             return
         seconds = f"{self.limits.http_header_s:g} s (SYNTH_HTTP_HEADER_S)"
@@ -129,7 +129,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def _check_body(self) -> None:
         self._clock = None
         if self.cycle.response_complete:
-            # What it still sends is thrown away: a connection that is closed at once loses its answer.
+            # Data that still arrives was dropped until now: a connection that is closed at once loses its answer.
             self.transport.close()
             return
         expected = self.limits.http_body_window_s * self.limits.http_body_bytes_per_s
@@ -161,11 +161,11 @@ class BoundedProtocol(HttpToolsProtocol):
             self.limits.http_unread_s,
             unread,
         )
-        # A close would wait until the rest is taken.
+        # A close would wait until the client takes the rest.
         self.transport.abort()
 
     def _refuse(self, status: int, message: str) -> None:
-        """Answer for the route, where it has not begun to, and end the connection."""
+        """Answer for the route, if it has not begun to answer, and end the connection."""
         if self.transport.is_closing():
             return
         if not (self._answering and self.cycle.response_started):

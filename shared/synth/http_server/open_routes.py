@@ -1,4 +1,4 @@
-"""What a service answers without a key beside its health: its metrics, and the bound of such answers per address."""
+"""Routes of a service without a key, beside its health: its metrics, and the limit of such requests per address."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ _METRICS_KEPT_S = 0.1
 
 @dataclass
 class AddressLimit:
-    """The requests of each address for what needs no key."""
+    """The limit of each address on requests that need no key."""
 
     per_s: float
     now: Callable[[], float] = time.monotonic
     _full_at: dict[str, float] = field(default_factory=dict[str, float])
 
     def refuse(self, request: Request) -> Response | None:
-        """Count a request; returns a 429 where its address sends too many."""
+        """Count a request; returns a 429 if its address sends too many."""
         address, now = request.client.host if request.client else "", self.now()
         if address not in self._full_at and len(self._full_at) >= _MAX_ADDRESSES:
             self._full_at.clear()

@@ -1,4 +1,4 @@
-"""What a connection and a request may cost any service that listens, before anybody has said who they are."""
+"""Limits on connections and requests of any service that listens, before their sender is known."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ class HttpSettings(Settings):
 
     metrics_port: int | None = Field(default=None, ge=1, le=65535)
     """The port of `/metrics`, at the address of `SYNTH_HOST`; keep it inside your network. Unset, the port of the API
-    has it, for requests from this machine alone (a proxy in `SYNTH_TRUSTED_PROXIES` names the machine it asks for)."""
+    serves it, to this machine alone (a proxy in `SYNTH_TRUSTED_PROXIES` names the machine that sent a request)."""
 
     open_requests_per_s: float = Field(default=20.0, gt=0)
-    """Requests a second of one address for `/metrics` and `/openapi.json`, which need no key. Those of five
+    """Requests a second of one address for `/metrics` and `/openapi.json`, which need no key. The requests of five
     seconds may come at once; more is a 429."""
 
     http_buffered_bytes: int = Field(default=1 << 30, ge=1 << 20)
@@ -44,7 +44,7 @@ class HttpSettings(Settings):
 
     trusted_proxies: str = "127.0.0.1,::1"
     """The proxies, as addresses and networks separated by commas, whose `X-Forwarded-For` is believed. The audit stream
-    has the address that they name, and that of the connection for all others."""
+    has the address that they name, and the connection's own address for all others."""
 
     @field_validator("trusted_proxies")
     @classmethod

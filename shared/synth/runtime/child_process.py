@@ -1,4 +1,4 @@
-"""How a process that we started is ended."""
+"""Ends a process that we started."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import cast
 
 
 async def end_child(process: asyncio.subprocess.Process, *, group: bool = False) -> None:
-    """Kill a process if it has not ended, and return when it is gone. What it had not said by then is not read.
+    """Kill a process if it has not ended, and return when it is gone. Output that was not read by then is lost.
 
     group: whether the processes of its group are killed, too; it was started with `start_new_session`.
 
-    The pipes are closed from this side. In Python before 3.12.5, who waits for the end of a process waits for the end
-    of its pipes, too (https://github.com/python/cpython/issues/119710). It never comes where a reader is full, or where
-    another process has kept the other end.
+    The pipes are closed from this side. In Python before 3.12.5, waiting for the end of a process includes the end of
+    its pipes (https://github.com/python/cpython/issues/119710), which never comes if a reader is full, or if another
+    process has kept the other end.
     """
     with contextlib.suppress(ProcessLookupError):
         if group:

@@ -1,9 +1,9 @@
-"""Whose turn it is at a device that two processes share: an OS lock on a file.
+"""Turns at a device that two processes share: an OS lock on a file.
 
-Invariants: whoever holds the turn holds the lock, and has given the device's memory back before it lets go; the kernel
-frees the lock of a process that dies, so that a dead holder's turn is free. Turns are handed on in order: whoever waits
-holds a second lock, on `<file>.next`, so that a holder sees that it is awaited, and who has just let go queues up
-behind who waits.
+Invariants: the holder of the turn holds the lock, and has given the device's memory back before it lets go; the kernel
+frees the lock of a process that dies, so that a dead holder's turn is free. Turns are handed on in order: a waiting
+process holds a second lock, on `<file>.next`, so that a holder sees that it is awaited, and a process that has just let
+go queues up behind it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ POLL_S = 0.02
 
 
 class TurnHolder(msgspec.Struct, frozen=True, kw_only=True):
-    """Who holds a turn. who: `trainer` or a replica of inference. job: the job that it is for, "" for none."""
+    """The holder of a turn. who: `trainer` or a replica of inference. job: the job that it is for, "" for none."""
 
     pid: int
     who: str
@@ -37,7 +37,7 @@ class TurnTimeout(Transient):
 class DeviceTurn:
     """One process's side of a turn. Not for two threads at once.
 
-    who: what this process is called in the file, for other processes' messages.
+    who: the name of this process in the file, for messages of other processes.
     """
 
     def __init__(self, file: Path, *, who: str) -> None:
@@ -58,9 +58,9 @@ class DeviceTurn:
         return time.monotonic() - self._since if self.held else 0.0
 
     def try_take(self, *, job: str = "") -> bool:
-        """Take the turn if it is free, else queue up for it; says whether it was taken. Never blocks.
+        """Take the turn if it is free, else queue up for it; returns whether it was taken. Never blocks.
 
-        Whoever stops trying calls `leave_queue`.
+        A caller that stops trying calls `leave_queue`.
         """
         if self.held:
             return True
@@ -81,7 +81,7 @@ class DeviceTurn:
     def take(self, *, wait_s: float, job: str = "", waiting: Callable[[], None] = lambda: None) -> float:
         """Wait for the turn; returns the seconds that it took. Blocks.
 
-        waiting: called again and again meanwhile. Raises `TurnTimeout` after `wait_s` seconds, with who holds it.
+        waiting: called again and again meanwhile. Raises `TurnTimeout`, which names the holder, after `wait_s` seconds.
         """
         began = time.monotonic()
         while not self.try_take(job=job):
@@ -93,13 +93,13 @@ class DeviceTurn:
         return time.monotonic() - began
 
     def leave_queue(self) -> None:
-        """Give up this process's place among those that wait."""
+        """Give up this process's place in the queue."""
         if self._next is not None:
             os.close(self._next)
             self._next = None
 
     def is_awaited(self) -> bool:
-        """Whether another process waits for the turn."""
+        """Return whether another process waits for the turn."""
         probe = _try_lock(self._next_file)
         if probe is None:
             return True
@@ -119,7 +119,7 @@ class DeviceTurn:
 
 
 def read_holder(file: Path) -> TurnHolder | None:
-    """Who holds the turn of this file now; None when nobody does."""
+    """Return the holder of this file's turn; None when it is free."""
     probe = _try_lock(file) if file.exists() else None
     if probe is not None:
         os.close(probe)
@@ -131,7 +131,7 @@ def read_holder(file: Path) -> TurnHolder | None:
 
 
 def timeout_message(file: Path, wait_s: float) -> str:
-    """What to say when the turn did not come in time."""
+    """Return the message for a turn that did not come in time."""
     holder = read_holder(file)
     whose = f"{holder.who} (pid {holder.pid})" if holder is not None else "another process"
     at = f" for {holder.job}" if holder is not None and holder.job else ""
@@ -139,7 +139,7 @@ def timeout_message(file: Path, wait_s: float) -> str:
 
 
 def _try_lock(path: Path) -> int | None:
-    """A descriptor that holds the lock of a file, which is made where it is not there; None while another holds it."""
+    """Return a descriptor that holds the lock of a file, made if missing; None while another process holds it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:

@@ -8,9 +8,9 @@ from pathlib import Path
 
 
 def visible_gpus() -> list[str]:
-    """The GPUs that a process started here may use, as `CUDA_VISIBLE_DEVICES` names them; none on most machines.
+    """Return the GPUs that a process started here may use, named as in `CUDA_VISIBLE_DEVICES`; often none.
 
-    That variable decides where it is set; else the NVIDIA devices that the system, or the container, has.
+    That variable decides if it is set; else the NVIDIA devices that the system, or the container, has.
     """
     named = os.environ.get("CUDA_VISIBLE_DEVICES")
     if named is None:
@@ -25,5 +25,5 @@ def visible_gpus() -> list[str]:
 
 
 def count_device_files() -> int:
-    """How many NVIDIA devices the system, or the container, has."""
+    """Return how many NVIDIA devices the system, or the container, has."""
     return sum(bool(re.fullmatch(r"nvidia\d+", device.name)) for device in Path("/dev").glob("nvidia*"))

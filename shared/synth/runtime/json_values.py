@@ -1,7 +1,7 @@
 """Counts the values of a JSON text, which bound what decoding it costs the event loop.
 
 A decoder holds the GIL until it is done. The bytes of a text cost it little (32 MiB take 20 ms). Values, escapes and
-long numbers take the time, up to 100 ns a value. So what is bounded is not the text but the number of values.
+long numbers take the time, up to 100 ns a value. So the number of values is bounded, not the size of the text.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _SQUARED_DIGITS_PER_VALUE = 20_000
 
 
 def has_more_values(text: bytes, limit: int) -> bool:
-    """Return whether a JSON text has more than `limit` values and keys, escapes and long numbers by what they cost.
+    """Return whether a JSON text has more than `limit` values and keys; escapes and long numbers count by their cost.
 
     It holds the GIL for some milliseconds at a time, and stops at the limit.
     """
@@ -49,7 +49,7 @@ def _pieces(text: bytes, start: int, end: int) -> Iterator[bytes]:
 
 
 def _end_of_string(text: bytes, start: int) -> int:
-    """Return where the string that begins at `start` has ended: behind its quote, or at the end of the text."""
+    """Return the end of the string that begins at `start`: behind its quote, or the end of the text."""
     end = text.find(b'"', start + 1)
     while end >= 0:
         before = end

@@ -1,7 +1,7 @@
 """JSON logs on stderr, one object a line, with the ids that let one find a job in all of them.
 
-Whatever a task app, a file, a model or a name says is ASCII inside a JSON string there: no control character of it is
-written as such, and no line is broken by it. So ends of the process that nobody caught are lines of the log as well.
+Text of a task app, a file, a model or a name is ASCII inside a JSON string there: none of its control characters is
+written as such, and none breaks a line. Uncaught errors that end the process are lines of the log as well.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def _render(logger: Any, method: str, event: MutableMapping[str, Any]) -> str:
     return line
 
 
-#: From a call of a logger to a line.
+#: The steps from a call of a logger to a line.
 PROCESSORS = [
     structlog.contextvars.merge_contextvars,
     structlog.processors.add_log_level,
@@ -66,11 +66,11 @@ def configure(service: str, *, level: str = "info", **ids: Any) -> None:
         cache_logger_on_first_use=True,
     )
     structlog.contextvars.bind_contextvars(service=service, **ids)
-    # What libraries say goes the same way; only their warnings are worth a reader's time.
+    # Messages of libraries go the same way; only their warnings are worth a reader's time.
     handler = _ToStructlog()
     logging.basicConfig(handlers=[handler], level=logging.WARNING, force=True)
     logging.captureWarnings(True)
-    # Python's own would print what an error says as it is.
+    # Python's own hooks would print the text of an error unescaped.
     sys.excepthook = _uncaught
     threading.excepthook = lambda args: _uncaught(args.exc_type, args.exc_value, args.exc_traceback)
     sys.unraisablehook = lambda args: _uncaught(args.exc_type, args.exc_value, args.exc_traceback)
@@ -90,5 +90,5 @@ def _uncaught(kind: type[BaseException], error: BaseException | None, trace: Tra
 
 
 def get(name: str) -> Any:
-    """A logger; `name` is the module's own word for itself."""
+    """Return a logger; `name` names the module in its lines."""
     return structlog.get_logger(part=name)

@@ -1,10 +1,10 @@
-"""Runs what a large request or answer costs away from the event loop, in threads and in worker processes.
+"""Runs the work for large requests and answers away from the event loop, in threads and in worker processes.
 
 A thread is enough for code that gives the GIL back: Python code, which does so every 5 ms, and libraries that release
 it. One long call of C code does not: to decode 22 MiB of `[[],[],…]` holds every thread of a process for seconds. Such
 calls run in a worker process.
 
-What a worker returns is unpickled on the event loop, so a function that runs there must return something small.
+The result of a worker is unpickled on the event loop, so a function that runs there must return a small value.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class OffLoop:
     async def thread(self, function: Callable[..., _T], *args: Any, org: str, size: int) -> _T:
         """Call a function in a thread; if `size` is above 64 KiB, in one that the organisations share by turns.
 
-        size: bytes of what it works on. The function must release the GIL, or never hold it for long. If the caller is
+        size: bytes of its input. The function must release the GIL, or never hold it for long. If the caller is
         cancelled, this returns when the thread has ended, because its slot is not free before.
         """
         if size <= INLINE_BYTES:
@@ -85,10 +85,10 @@ class OffLoop:
     async def process(self, function: Callable[..., _T], *args: Any, org: str, size: int | None, task: str) -> _T:
         """Call a function of a module in a worker process if `size` is None or above 64 KiB, else in place.
 
-        size: bytes of what it works on; None if it may take long for few bytes. task: what it does, for errors ("decode
-        the body"). The worker is killed if the caller is cancelled. Raises what the function raises (an exception that
-        can be pickled), `TooMuchWork` beyond the limits of time and memory, and `Transient` if the worker ends before
-        it returns.
+        size: bytes of its input; None if it may take long for few bytes. task: describes the work in errors ("decode
+        the body"). The worker is killed if the caller is cancelled. Raises the exceptions of the function (they must be
+        picklable), `TooMuchWork` beyond the limits of time and memory, and `Transient` if the worker ends before it
+        returns.
         """
         if size is not None and size <= INLINE_BYTES:
             return function(*args)
@@ -100,7 +100,7 @@ class OffLoop:
                     except BrokenWorkerProcess as error:
                         if not isinstance(error.__cause__, BrokenResourceError | ClosedResourceError):
                             raise
-                        # It did not take the request: it had ended while it was idle, which is not this one's fault.
+                        # The worker did not take the request: it had ended while it was idle, for another reason.
                         return await self._call_worker(function, args)
             except TimeoutError as error:
                 raise TooMuchWork(task, f"{self._timeout_s:g} s", "SYNTH_WORKER_TIMEOUT_S") from error
@@ -121,7 +121,7 @@ def _run(memory_bytes: int, function: Callable[..., _T], args: tuple[Any, ...]) 
     # A signal for the service's whole group must not end a request that the service still drains.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_DATA, (memory_bytes, resource.getrlimit(resource.RLIMIT_DATA)[1]))
-    # The collector would go through all that is decoded again and again, and take most of the time.
+    # The collector would traverse the decoded objects again and again, and take most of the time.
     gc.disable()
     try:
         return function(*args)

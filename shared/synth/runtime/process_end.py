@@ -1,4 +1,4 @@
-"""How the process of a program ends."""
+"""Ends the process of a program."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from typing import NoReturn
 def run_and_end(main: Callable[[], None]) -> NoReturn:
     """Run a program, and end its process with the code that it exits with, without taking the interpreter down.
 
-    The blob store's library has threads that nobody can end. One that is handing over a result while the interpreter is
-    taken down aborts the process, after all its work was done: the code is then that of SIGABRT
-    (https://github.com/PyO3/pyo3-async-runtimes/issues/40). What was registered with `atexit` is called all the same.
-    What the program raises, other than `SystemExit`, is raised.
+    The blob store's library has threads that nobody can end. A thread that hands over a result while the interpreter is
+    taken down aborts the process, after all its work was done: it then ends with the code of SIGABRT
+    (https://github.com/PyO3/pyo3-async-runtimes/issues/40). Functions that were registered with `atexit` are called all
+    the same. Exceptions of the program, other than `SystemExit`, are raised.
     """
     code: object = None
     try:

@@ -21,7 +21,7 @@ class ServiceSettings(HttpSettings, WorkerSettings):
     """What a `synthd` process needs to join a cluster. A service adds its own fields in its `settings.py`."""
 
     nats_url: str = "nats://127.0.0.1:4222"
-    """Where the bus is; several servers separated by commas. With `tls://` what is said there is encrypted, and the
+    """The address of the bus; several servers separated by commas. With `tls://` the connection is encrypted, and the
     server's certificate must be signed by a CA that this machine trusts, or by `SYNTH_NATS_CA`."""
 
     nats_user: str | None = None
@@ -31,7 +31,7 @@ class ServiceSettings(HttpSettings, WorkerSettings):
     """That user's password."""
 
     nats_seed: SecretStr | None = None
-    """The seed of that user's nkey (`SU…`), in place of a password: it signs what the server asks, and is never sent.
+    """The seed of that user's nkey (`SU…`), in place of a password: it signs the server's challenge, and is never sent.
     `synthd bus nkey USER` makes one."""
 
     nats_ca: OptionalFile = None
@@ -39,7 +39,7 @@ class ServiceSettings(HttpSettings, WorkerSettings):
     over TLS or not at all."""
 
     nats_cert: OptionalFile = None
-    """The file of this service's own certificate (PEM), for a bus that asks for one (mutual TLS); the bus is dialled
+    """The file of this service's own certificate (PEM), for a bus that requires one (mutual TLS); the bus is dialled
     over TLS or not at all."""
 
     nats_key: OptionalFile = None
@@ -53,23 +53,23 @@ class ServiceSettings(HttpSettings, WorkerSettings):
     """The blob store: `file:DIR`, or what obstore understands (`s3://bucket/prefix`, `gs://…`, `az://…`)."""
 
     cluster_secret: SecretStr = SecretStr("")
-    """What the secrets of every service follow from: they sign rollout credentials and internal calls, and seal stored
-    secrets. The same for every service; a service that has `SYNTH_SECRETS` must not be given it."""
+    """The secret from which the secrets of every service are derived. They sign rollout credentials and internal calls,
+    and seal stored secrets. The same for every service; a service that has `SYNTH_SECRETS` must not be given it."""
 
     cluster_secret_earlier: SecretStr = SecretStr("")
-    """Cluster secrets from before a rotation, separated by commas. What was signed or sealed with them is accepted, and
-    nothing new is made with them."""
+    """Cluster secrets from before a rotation, separated by commas. Signatures and sealed secrets of them are accepted,
+    and no new ones are made with them."""
 
     secrets: SecretStr = SecretStr("")
-    """The secrets of this service alone, in place of `SYNTH_CLUSTER_SECRET`: what `synthd secrets SERVICE` prints."""
+    """The secrets of this service alone, in place of `SYNTH_CLUSTER_SECRET`: the output of `synthd secrets SERVICE`."""
 
     call_token_s: float = Field(default=300.0, ge=10)
     """Seconds that the token of one HTTP call between services is valid. The clocks of their machines may differ by as
     much."""
 
     passed_environment: str = ""
-    """Names, separated by commas, of environment variables that the child processes of a service have beside those of
-    libraries and of the machine (docs/security.md#child-processes), such as the ones that a plugin reads."""
+    """Names, separated by commas, of environment variables that the child processes of a service have, beside variables
+    of libraries and of the machine (docs/security.md#child-processes), such as the ones that a plugin reads."""
 
     pool: str = "default"
     """The worker pool: tasks are queued per pool, so that pools scale apart."""
@@ -82,13 +82,13 @@ class ServiceSettings(HttpSettings, WorkerSettings):
 
     task_suspicions: int = Field(default=2, ge=1)
     """How often in a row a task may be lost with a process that has room for several; then a worker hands its other
-    tasks back and runs this one alone, so that what it dies of is this task's failure, and not its neighbours'."""
+    tasks back and runs this one alone, so that its death is this task's failure, and not its neighbours'."""
 
     task_alone_s: float = Field(default=60.0, gt=0)
     """Seconds that a suspected task runs alone before it shares its process again; one that advances shares at once."""
 
     job_log_bytes: int = Field(default=262_144, ge=0)
-    """Bytes that are stored of what a process logs about one job: the last lines, without secrets. The job's owner
+    """Bytes that are stored of a process's log lines about one job: the last ones, without secrets. The job's owner
     reads them with `synthctl logs JOB`. 0 stores none."""
 
     job_log_every_s: float = Field(default=10.0, gt=0)
@@ -119,11 +119,11 @@ class ServiceSettings(HttpSettings, WorkerSettings):
     """After SIGTERM: seconds to hand work back before the process ends."""
 
     def secrets_of(self, service: str) -> ServiceSecrets:
-        """The secrets of this service, from what it was given.
+        """Return the secrets of this service, from its settings.
 
-        Raises `UserError` where it needs one and was given none, or one that could be guessed, or was given too much.
+        Raises `UserError` if a needed secret is missing or could be guessed, or if the settings give it too many.
         """
-        # A file that the value was read from often ends its line.
+        # The value may come from a file, which often ends with a newline.
         given, own = self.cluster_secret.get_secret_value().strip(), self.secrets.get_secret_value().strip()
         parts = self.cluster_secret_earlier.get_secret_value().split(",")
         earlier = [secret for part in parts if (secret := part.strip())]

@@ -1,4 +1,4 @@
-"""What a process does once, while it starts, for the modules that it imports."""
+"""Work that a process does once, while it starts, for the modules that it imports."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import msgspec
 
 @contextmanager
 def collector_off() -> Generator[None]:
-    """Import in this block without the garbage collector, and keep it from going through what was imported.
+    """Import in this block without the garbage collector, and keep it from traversing the imported objects later.
 
-    Modules stay until the process ends. To go through them again and again takes a fifth of the time of an import of
+    Modules stay until the process ends. To traverse them again and again takes a fifth of the time of an import of
     transformers, and later 0.1 s of each full collection.
     """
     gc.disable()

@@ -13,13 +13,13 @@ _FORM = re.compile(r"00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 
 
 def current_traceparent() -> str | None:
-    """The traceparent of what is being done now, as the header says it."""
+    """Return the traceparent of the current work, in the form of the header."""
     return _current.get()
 
 
 @contextmanager
 def traced(parent: str | None) -> Generator[str]:
-    """Do something as a child of `parent` (a new trace without one, or with one that is not well formed)."""
+    """Run a block as a child of `parent`; starts a new trace if it is missing or not well formed."""
     trace = parent.split("-")[1] if parent and _FORM.fullmatch(parent) else secrets.token_hex(16)
     mine = f"00-{trace}-{secrets.token_hex(8)}-01"
     token = _current.set(mine)

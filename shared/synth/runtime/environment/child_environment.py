@@ -1,7 +1,7 @@
-"""Which variables of a service's environment its child processes have: a list of what may pass, and never a key.
+"""The environment of a service's child processes: a list of variables that may pass, and never a key.
 
-Children decode bytes of users, or run code of libraries on them. Whoever takes such a process over must find no key of
-the service there.
+Children decode bytes of users, or run code of libraries on them. An attacker who takes such a process over must find no
+key of the service there.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _NAMES = frozenset(
     }
 )
 _PROXIES = frozenset({"HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY"})
-#: Of the interpreter, the C library, GPUs and their libraries, threads, and what trains and samples.
+#: Of the interpreter, the C library, GPUs and their libraries, threads, and libraries that train and sample.
 _PREFIXES = (
     *("LC_", "XDG_", "PYTHON", "MALLOC_", "GLIBC_", "JEMALLOC_"),
     *("CUDA", "CUDNN_", "CUBLAS", "NVIDIA_", "NVTE_", "NCCL_", "GLOO_", "UCX_", "FI_", "ROCR_", "HIP_", "HSA_"),
@@ -38,7 +38,7 @@ _DUMPABLE = 4
 
 
 def child_environment(environment: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The variables that a child process has. environment: None is that of this process.
+    """Return the variables of a child process. environment: the parent's; None for this process.
 
     A name of a secret is withheld unless the operator passes it on by `SYNTH_PASSED_ENVIRONMENT`; a proxy whose address
     has a password is withheld.
@@ -55,7 +55,7 @@ def _passes(name: str, value: str) -> bool:
 
 
 def withhold_environment(environment: MutableMapping[str, str] = os.environ, *, keep: frozenset[str]) -> None:
-    """Remove from this process's own environment what its children must not have.
+    """Remove from this process's own environment the variables that its children must not have.
 
     Libraries start processes that inherit it. Call it when the settings and the blob store's keys have been read. keep:
     names that a library of this process reads later.
@@ -67,7 +67,7 @@ def withhold_environment(environment: MutableMapping[str, str] = os.environ, *, 
 
 
 def hide_memory() -> None:
-    """Have the kernel refuse other processes of the same user this one's memory and first environment (Linux).
+    """Make the kernel refuse other processes of the same user this one's memory and first environment (Linux).
 
     Neither `/proc/PID/environ` nor `/proc/PID/mem` nor ptrace then shows a key to a process that a user has taken over.
     Root can read it still. No core is dumped.

@@ -1,4 +1,4 @@
-"""`.env` files: where a user keeps keys and addresses."""
+"""`.env` files, which hold a user's keys and addresses."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from synth.runtime.lines import split_lines
 
 
 def read_env_file(path: Path) -> dict[str, str]:
-    """`KEY=value` lines; `export` and quotes are taken off, comments and all else are passed over."""
+    """Return the `KEY=value` lines, without `export` and quotes; other lines and comments are skipped."""
     if not path.is_file():
         return {}
     found: dict[str, str] = {}
@@ -27,5 +27,5 @@ def read_env_file(path: Path) -> dict[str, str]:
 
 
 def new_environment_key() -> str:
-    """A key for the user's task app."""
+    """Return a new key for the user's task app."""
     return f"env_{secrets.token_hex(20)}"

@@ -1,1 +1,1 @@
-"""Processes that are forks of a process that has imported what they need."""
+"""Processes that are forks of a process which has imported their modules."""

@@ -1,9 +1,9 @@
-"""The parent process: it imports once what its forks need, and runs none of their work itself.
+"""The parent process: it imports the modules of its forks once, and runs none of their work itself.
 
 An import of torch and transformers takes seconds of CPU time and hundreds of megabytes. A fork of a process that has
-done it starts in milliseconds and shares the memory. Nothing of one fork's work can reach the next one.
+done it starts in milliseconds and shares the memory. No data of one fork can reach the next one.
 
-The parent serves a Unix socket. Each request is `FORK` with file descriptors; what they mean is the caller's. The
+The parent serves a Unix socket. Each request is `FORK` with file descriptors, whose meaning the caller defines. The
 parent answers `forked PID`, and sends `ended PID STATUS` when a fork has ended. It ends when the socket closes.
 """
 
@@ -84,7 +84,7 @@ def _wake_up(sign: int, frame: FrameType | None) -> None:
 
 
 def can_fork() -> bool:
-    """Whether a fork can use the devices. Call it after torch was imported.
+    """Return whether a fork can use the devices. Call it after torch was imported.
 
     It cannot if an import has initialised CUDA, which torch detects in a fork.
     """
