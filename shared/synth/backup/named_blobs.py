@@ -1,4 +1,4 @@
-"""Which blobs the log names, and which of them may be gone."""
+"""The blobs that the log names, and those among them that may be gone."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from synth.bus.replay import read_stream
 from synth.events import BlobExpired, FileDeleted, JobDeleted, ModelDeleted
 from synth.events.catalogue import Event
 
-#: What a gateway removes by its settings, without an event.
+#: The fields whose blobs a gateway removes by its settings, without an event.
 _TRACES = ("transcript", "review")
 
 
@@ -30,7 +30,7 @@ class NamedBlobs:
     _folders_gone: set[str] = field(default_factory=set[str])
 
     def add(self, owner: str, event: Event) -> None:
-        """Take in an event. owner: the job or the file that it is of."""
+        """Take in an event. owner: the job or the file of the event."""
         for name, ref in _references(msgspec.to_builtins(event)):
             key = str(ref["uri"]).removeprefix("blob://")
             self.digests[key].add(str(ref["sha256"]))
@@ -51,12 +51,12 @@ class NamedBlobs:
                 pass
 
     def may_be_gone(self, key: str) -> bool:
-        """Whether an event, or a gateway's settings, let this blob be removed."""
+        """Return whether an event, or a gateway's settings, let this blob be removed."""
         return key in self._may_be_gone or any(folder in key for folder in self._folders_gone)
 
 
 async def read_named_blobs(bus: Connection, last_seq: int) -> NamedBlobs:
-    """Read the log up to a sequence."""
+    """Return the blobs that the log names up to a sequence."""
     named = NamedBlobs()
     async with aclosing(read_stream(bus.nc, [">"])) as messages:
         async for message in messages:
@@ -68,7 +68,7 @@ async def read_named_blobs(bus: Connection, last_seq: int) -> NamedBlobs:
 
 
 def _references(value: Any, name: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
-    """Every reference to a blob in an event, with the name of its field."""
+    """Yield every reference to a blob in an event, with the name of its field."""
     if isinstance(value, dict):
         fields = cast(dict[str, Any], value)
         if {"uri", "size", "sha256"} <= fields.keys() and str(fields["uri"]).startswith("blob://"):

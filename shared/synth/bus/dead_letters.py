@@ -43,7 +43,7 @@ async def publish_dead_letter(
 async def tell_who_waits(giving_up: Awaitable[None], subject: str) -> None:
     """Tell the waiting service that a message is given up. Raises every error but `Permanent`: a later try may succeed.
 
-    If the log is damaged, nobody can be told, and the message must leave its queue all the same.
+    If the log is damaged, nobody can be informed, and the message must leave its queue all the same.
     """
     try:
         await giving_up

@@ -90,9 +90,9 @@ def on_event(
 ) -> None:
     """Let `handler` have each event of this kind that is delivered to this replica.
 
-    concurrency: how many events run at a time, without those that called `release_slot`; more than one for a handler
-    that waits for other services. spare: how many more, for organisations that have no running event. give_up: called
-    with each event that becomes a dead letter.
+    concurrency: how many events run at a time, without handlers that called `release_slot`; more than one for a
+    handler that waits for other services. spare: how many more, for organisations that have no running event.
+    give_up: called with each event that becomes a dead letter.
     """
     spec = spec_of(event)
     if spec.reads.get(reader) is not Reading.QUEUE:

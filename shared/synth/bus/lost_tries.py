@@ -1,10 +1,10 @@
-"""Tries of an event that were lost with their process: they are counted, and what kills it is not tried for ever.
+"""Counts tries of an event that were lost with their process, so that an event that kills it is not tried for ever.
 
 Invariants. An event that was delivered more than `MAX_DELIVERIES` times is suspected. Each try of a suspected event is
-counted in the KV bucket `event_tries` before it begins, and the count is forgotten after it, however it has ended: what
-stays are tries whose process was lost, in a row. In one process one suspect of all queues is tried at a time, so that
-an event is not counted for the death that another one causes. A delivery that waited for its turn, or that went back
-without a try, counts nothing, and a handler that waits for others is not counted for as long.
+counted in the KV bucket `event_tries` before it begins, and the count is deleted after any end of the try: only tries
+whose process was lost stay, in a row. In one process one suspect of all queues is tried at a time, so that an event is
+not counted for the death that another one causes. A delivery that waited for its turn, or that went back
+without a try, is not counted, nor is a handler while it waits for other services.
 """
 
 # nats-py annotates parts of itself not at all.
@@ -56,13 +56,13 @@ class Suspect:
             raise Transient(f"cannot count a try of {self._key}: {error!r}", delay=1.0) from error
 
     def release(self) -> None:
-        """The handler waits for others from now on: it has no place, and is not counted for what others do."""
+        """Give up the place: the handler now waits for others, and is not counted for a death that they cause."""
         self._place.release()
         if self._forgetting is None:
             self._forgetting = asyncio.create_task(self._forget(self._key))
 
     async def end(self) -> None:
-        """The try has ended, and its process lives."""
+        """Delete the count: the try has ended, and its process lives."""
         if self._forgetting is not None:
             await self._forgetting
         elif self._counted:
@@ -91,13 +91,13 @@ class Suspect:
             async with asyncio.timeout(_FORGET_S):
                 await (await self._bus.js.key_value(EVENT_TRIES)).delete(key)
         except (NatsError, JetStreamError, TimeoutError) as error:
-            # One try more counts as lost; the next one that ends takes it back.
+            # One try too many counts as lost, until the next one ends.
             log.warning("cannot take back that a try was lost", event=key, error=repr(error))
 
 
 @asynccontextmanager
 async def hold_place(bus: Connection, queue: str, msg: Msg, org: str) -> AsyncGenerator[Suspect | None]:
-    """The place of suspects, in its turn, for an event that is suspected; None for another. queue: of the delivery."""
+    """Yield the place of suspects, in its turn, for a suspected event; None for another. queue: of the delivery."""
     if times_delivered(msg) <= MAX_DELIVERIES:
         yield None
         return

@@ -170,7 +170,7 @@ def from_delivery(msg: Msg) -> Recorded:
 
 
 def delivery_numbers(reply: str) -> tuple[int, int, int, int]:
-    """(stream sequence, consumer sequence, time in ns, pending) of a delivery, from its reply subject.
+    """Return (stream sequence, consumer sequence, time in ns, pending) of a delivery, from its reply subject.
 
     Both forms: `$JS.ACK.<stream>.<consumer>.…` and the newer one with domain and account hash before the stream.
     """

@@ -1,4 +1,4 @@
-"""Which extra of ours installs a package that is missing."""
+"""Finds the extra of ours that installs a missing package."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _EXTRA = re.compile(r"""extra == ["']([\w.-]+)["']""")
 
 
 def install_command(error: ModuleNotFoundError) -> str:
-    """Return what must be installed before the failed import works, as a pip command.
+    """Return the pip command that makes the failed import work.
 
     The import may fail inside a package that lacks one of its own: the nearest package that an extra of ours names
     decides. A folder of ours that is named like an extra needs that extra (`synth.cli.commands.cluster`,

@@ -149,7 +149,7 @@ async def start_attempt(
 async def append_as_owner(
     bus: Connection, fence: Fence, decide: Callable[[JobHistory], Event | None]
 ) -> tuple[JobHistory, int | None]:
-    """Like `append_decided`, for the owner of an attempt. Raises `Fenced` when another attempt has started."""
+    """Append like `append_decided`, for the owner of an attempt. Raises `Fenced` when another attempt has started."""
 
     def guarded(history: JobHistory) -> Event | None:
         if history.attempt != fence.attempt:

@@ -2,7 +2,7 @@
 
 Invariants. An environment key belongs to one origin from the moment that it has one, and its purpose never changes. A
 key without an origin is offered for a while, and only to the first origin that the API key which stored it names, so
-that a thief who gets that API key later does not get it; if it opens the task app, the origin becomes the key's. Chat
+that a thief of that API key does not get it later; if it opens the task app, the origin becomes the key's. Chat
 with the key is another record, a grant (`synth.bus.kv.chat_grants`): it has a maker, and ends with it.
 """
 

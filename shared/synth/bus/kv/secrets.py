@@ -95,7 +95,7 @@ class SecretStore(EnvironmentKeyStore):
     # -- API keys --
 
     async def ensure_api_key(self, key: str, *, name: str = "bootstrap") -> ApiKey:
-        """Return the record of this key; makes one with every scope in a new organisation if missing, also on a race.
+        """Return this key's record; makes one if missing, with every scope in a new organisation. Replicas use one.
 
         Raises `Permanent` for a mistyped key, which could never be used.
         """

@@ -1,4 +1,4 @@
-"""Moves what earlier versions stored elsewhere: their one bucket of secrets becomes a bucket for each kind.
+"""Moves secrets of earlier versions: their one bucket becomes a bucket for each kind.
 
 A move that was interrupted is continued by the next one: the earlier bucket is deleted last.
 """

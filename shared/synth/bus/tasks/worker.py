@@ -7,13 +7,13 @@ whose hold is in doubt pulls all the same, and sends on tasks that are not its o
 than `ack_wait` is not taken: a process that was frozen leaves it to its new owner. A task of a resumed job begins when
 the tasks of its earlier terms in this process have ended. A task that its owner cannot do now goes back with a delay;
 SIGTERM hands every task back at once. A task that can never be done, or has failed `failures` times in a row, becomes a
-dead letter; if its failures were the deaths of its workers, before it runs again. `give_up` first reports that to the
-services that wait for the task. A worker whose hold is in doubt ends no job: it reports nothing about the task. The
-death of a process does not show which of its tasks was the cause: each is suspected, and a task that is suspected too
-often has the worker to itself, until it has advanced or survived its time alone (`Solitude`). Only deaths of a worker
-that ran the task alone make it a dead letter. A worker with room takes the waiting task whose organisation has least of
-the pool; one without takes, in its spare places, from organisations that have nothing. No task is taken from its owner
-for another one.
+dead letter; if these failures were deaths of its workers, it does so before it would run again. `give_up` first reports
+that to the services that wait for the task. A worker whose hold is in doubt ends no job: it reports nothing about the
+task. The death of a process does not show which of its tasks was the cause: each is suspected, and a task that is
+suspected too often has the worker to itself, until it has advanced or survived its time alone (`Solitude`). The death
+of a worker counts as a failure of a task only if it ran that task alone. A worker with room takes the waiting task
+whose organisation has least of the pool; one without takes, in its spare places, from organisations that have nothing.
+No task is taken from its owner for another one.
 """
 
 # nats-py annotates parts of itself not at all.

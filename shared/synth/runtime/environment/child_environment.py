@@ -1,7 +1,7 @@
 """The environment of a service's child processes: a list of variables that may pass, and never a key.
 
-Children decode bytes of users, or run code of libraries on them. An attacker who takes such a process over must find no
-key of the service there.
+Children decode bytes of users, or run code of libraries on them. A process that an attacker has taken over must not
+hold a key of the service.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Environment variables that look like a setting and are none: a misspelt setting would change nothing, silently."""
+"""Reports environment variables that look like a setting and are none: a misspelt setting has no effect, silently."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _OTHERS = frozenset(
         *("SYNTH_TRACES_DB", "SYNTH_TRACES_DIR"),
     }
 )
-#: Of one user of the bus or one service: `docker-compose.yml` passes each its own.
+#: Variables of one user of the bus or one service: `docker-compose.yml` passes each its own.
 _OF_ONE_SERVICE = re.compile(r"SYNTH_(NATS_PASSWORD|NATS_SEED|SECRETS)_[A-Z]+")
 #: Kubernetes sets these for a service whose name begins with `synth-`.
 _SERVICE_LINK = re.compile(r".*_(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?)")
@@ -35,7 +35,7 @@ def _is_of_another(name: str) -> bool:
 
 
 def _sentence(name: str, known: Iterable[str]) -> str:
-    # What all names have in common makes every two of them alike.
+    # Without the common prefix, which makes all names alike.
     near = difflib.get_close_matches(
         name.upper().removeprefix("SYNTH_"), [n.removeprefix("SYNTH_") for n in known], n=1
     )

@@ -1,4 +1,4 @@
-"""A parent process (`synth.runtime.forking.parent`) and its forks, as the process that needs them sees them."""
+"""A parent process (`synth.runtime.forking.parent`) and its forks, for the process that uses them."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ class ForkServer:
         return not self._reader.done() and (self._process is None or self._process.returncode is None)
 
     def fork(self, process: ForkedProcess, fds: Sequence[int]) -> None:
-        """Have the process forked once the parent has finished its imports, with these descriptors."""
+        """Request the fork of a process once the parent has finished its imports, with these descriptors."""
         self._starting.append(process)
         try:
             socket.send_fds(self._control, [FORK], list(fds))
