@@ -57,8 +57,8 @@ class ServiceSettings(HttpSettings, WorkerSettings):
     and seal stored secrets. The same for every service; a service that has `SYNTH_SECRETS` must not be given it."""
 
     cluster_secret_earlier: SecretStr = SecretStr("")
-    """Cluster secrets from before a rotation, separated by commas. Signatures and sealed secrets of them are accepted,
-    and no new ones are made with them."""
+    """Cluster secrets from before a rotation, separated by commas. Signatures and seals made with them are
+    accepted, and no new ones are made."""
 
     secrets: SecretStr = SecretStr("")
     """The secrets of this service alone, in place of `SYNTH_CLUSTER_SECRET`: the output of `synthd secrets SERVICE`."""
