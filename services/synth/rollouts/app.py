@@ -19,7 +19,7 @@ from synth.service import Service, run
 
 
 def main() -> int:
-    """`synthd rollouts`."""
+    """Run `synthd rollouts`."""
     settings = RolloutsSettings()
 
     async def setup(service: Service) -> None:

@@ -1,8 +1,8 @@
 """The rollout events of one job: read from its log, and appended to it, each rollout before the batch it is in.
 
-Invariants. All that is appended expects this collector's claim, so that one that was replaced appends nothing; and all
-that earlier collectors were let append is read before anything is played. So there is one batch of an iteration, made
-of the rollouts in the log.
+Invariants. Every append expects this collector's claim, so that a replaced collector appends nothing. Every event that
+earlier collectors could append is read before anything is played. So there is one batch per iteration, built from the
+rollouts in the log.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class RolloutLog:
         rewards: RewardSettings,
         advanced: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
-        """fence: the collector's claim, of an evaluation its attempt. advanced: told that something is durable."""
+        """fence: the collector's claim; for an evaluation, its attempt. advanced: called after each durable event."""
         self._bus = bus
         self._blobs = blobs
         self._publisher = Publisher(bus)
@@ -71,14 +71,14 @@ class RolloutLog:
         self._rewards = rewards
         self._judged: dict[tuple[str, int], dict[int, RolloutJudged]] = {}
         self.judge_usage = JudgeUsage()
-        """Calls and cost of all rollouts that are judged."""
+        """The calls and the cost of all judged rollouts."""
         self._completed: dict[tuple[str, int], dict[int, RolloutCompleted]] = {}
         self._abandoned: dict[tuple[str, int], dict[int, AbandonedRollout]] = {}
         self._finished: set[tuple[str, int]] = set()
         self._evaluations: dict[int, EvalCompleted] = {}
 
     async def read(self) -> None:
-        """Read what earlier collectors announced."""
+        """Read the events of earlier collectors."""
         facts = ("rollout.completed", "rollout.judged", "rollout.failed", "rollout.batch", "eval.completed")
         for event in await replay(self._bus, [f"{fact}.{self._org}.{self._job_id}" for fact in facts], whole=True):
             self._apply(event)
@@ -101,7 +101,7 @@ class RolloutLog:
                 self._evaluations[event.iteration] = event
 
     def finished(self, request: CollectRequest) -> bool:
-        """Whether this request's batch or evaluation is in the log."""
+        """Return whether this request's batch or evaluation is in the log."""
         return (request.mode, request.iteration) in self._finished
 
     @property
@@ -110,11 +110,11 @@ class RolloutLog:
         return max((iteration for mode, iteration in self._finished if mode == "train"), default=0)
 
     def evaluation(self, iteration: int) -> EvalCompleted | None:
-        """The evaluation of an iteration, if it is in the log."""
+        """Return the evaluation of an iteration, if it is in the log."""
         return self._evaluations.get(iteration)
 
     async def prior_progress(self, request: CollectRequest) -> PriorProgress:
-        """What earlier collectors completed of a request, with the trajectories, and what they abandoned."""
+        """Return the rollouts of a request that earlier collectors completed, with trajectories, or abandoned."""
         key = (request.mode, request.iteration)
         done: dict[int, ScoredRollout] = {}
         unjudged: dict[int, DurableRollout] = {}
@@ -136,14 +136,14 @@ class RolloutLog:
                 done[index] = with_sources(
                     durable.rollout, add_review(durable.sources, review, self._rewards), self._rewards
                 )
-        # In logs from before collectors were fenced, one that was replaced may have abandoned what another completed.
+        # In logs from before collectors were fenced, a replaced one may have abandoned rollouts that another completed.
         failed = {i: a for i, a in self._abandoned.get(key, {}).items() if i not in done and i not in unjudged}
         return PriorProgress(done, failed | abandoned, unjudged)
 
     def _reviews(self, key: tuple[str, int]) -> dict[int, RolloutJudged]:
-        """What judges said of a request's rollouts, of the transcripts that are in the log, by index.
+        """Return the reviews of a request's rollouts, if they are of the transcripts in the log, by index.
 
-        Without the groups that are ranked and of which a rollout has no place yet: places are among all of a group.
+        Leave out a ranked group of which a rollout has no place yet, because places are among all rollouts of a group.
         """
         completed = self._completed.get(key, {})
         found = {
@@ -186,7 +186,7 @@ class RolloutLog:
             images_dropped=completed.images_dropped,
         )
         key = self._rollout_key(request, spec)
-        # Both before the event: what it names is there.
+        # Put both blobs before the event, so that the blobs that it names exist.
         blob, transcript = await asyncio.gather(
             self._put_blob(key, trajectory.to_bytes()), self._put_transcript(key, completed.transcript)
         )
@@ -223,7 +223,7 @@ class RolloutLog:
         *,
         problem: Problem | None = None,
     ) -> ScoredRollout | None:
-        """Make the review of a rollout durable, or why there is none. Returns the rollout with its judged reward."""
+        """Make a rollout's review durable, or why it has none. Returns the rollout with its judged reward."""
         rollout = None
         blob = None
         if review is not None:
@@ -254,7 +254,7 @@ class RolloutLog:
         return rollout
 
     async def put_prompts(self, request: CollectRequest, durable: DurableRollout, body: bytes) -> BlobRef:
-        """Put what graders ask of a rollout where the judge service reads it."""
+        """Store the prompts of a rollout's graders as a blob that the judge service reads."""
         key = f"jobs/{self._job_id}/rollouts/{request.mode}-{request.iteration}/{durable.index}"
         return await self._put_blob(key, body, suffix="prompts.json")
 
@@ -296,7 +296,7 @@ class RolloutLog:
 
     async def _put_blob(self, key: str, body: bytes, *, suffix: str = "safetensors") -> BlobRef:
         # The name has a hash of the content: a collector that was replaced and does not know it yet, or one that plays
-        # a rollout again, can never put other bytes at a name that an event refers to.
+        # a rollout again, can never put other bytes at a name to which an event refers.
         return await self._blobs.put_bytes(f"{key}-{hashlib.sha256(body).hexdigest()[:16]}.{suffix}", body)
 
     async def _put_transcript(self, key: str, body: bytes) -> BlobRef | None:
@@ -308,12 +308,12 @@ class RolloutLog:
         self._finished.add(("eval", event.iteration))
 
     async def publish_blocked(self, iteration: int, broken: EnvironmentBroken) -> None:
-        """Announce that the job's environment is broken, or its judges; its owner ends the job."""
+        """Announce that the job's environment or its judges are broken; the job's owner ends it."""
         event = RolloutBlocked(iteration=iteration, problem=broken.problem, code=broken.code)
         await self._append(event, id=f"blocked:{iteration}")
 
     async def _append(self, event: Event, *, id: str) -> None:
-        # With the attempt: what another collector appended under the same name must not read as our own retry.
+        # The id has the attempt: an event that another collector appended under the same name is no retry of ours.
         await self._publisher.fenced(event, fence=self._fence, id=f"{self._fence.attempt}:{id}")
         if self._advanced is not None and not isinstance(event, RolloutBlocked):
             await self._advanced()
@@ -324,7 +324,7 @@ def _digest(transcript: BlobRef | None) -> str:
 
 
 def request_from_event(event: RolloutRequested) -> CollectRequest:
-    """The request that an event carries."""
+    """Return the request that an event carries."""
     return CollectRequest(
         iteration=event.iteration,
         mode=event.mode,
@@ -337,7 +337,7 @@ def request_from_event(event: RolloutRequested) -> CollectRequest:
 
 
 def _failed_tries(problems: list[Problem]) -> list[FailedTries]:
-    """The failures in their order, equal ones together; the oldest are left out where an event has no room for them."""
+    """Return the failures in order, equal ones together; the oldest are left out if the event has no room for them."""
     found = [FailedTries(problem=problem, times=len(list(same))) for problem, same in groupby(problems)]
     room = MAX_EVENT_BODY_BYTES // 2
     sizes = [len(msgspec.json.encode(tries)) for tries in found]

@@ -11,7 +11,7 @@ from synth.rollouts.collection.collector import Collector
 
 
 class ConcurrencyMetrics(MetricsCollector):
-    """`synth_rollouts_…{job}` of every job that is collected for now; the series of a job end with it."""
+    """The metrics `synth_rollouts_…{job}` of every job that this process collects for; they end with the job."""
 
     def __init__(self, collectors: Mapping[str, Collector]) -> None:
         """collectors: by job id; the mapping may change between scrapes."""

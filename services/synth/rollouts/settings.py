@@ -15,7 +15,7 @@ from synth.runtime.settings import ServiceSettings
 class RolloutsSettings(
     ServiceSettings, GuardSettings, EnvironmentKeySettings, PythonPoolSettings, PluginSettings, AnswerSettings
 ):
-    """What a collector needs beside the shared settings."""
+    """The settings of a collector beside the shared ones."""
 
     jobs: int = 16
     """Jobs that one process collects for at the same time, evaluations among them, by turns of their organisations; as
@@ -34,24 +34,24 @@ class RolloutsSettings(
     environment."""
 
     max_graded_characters: int = Field(default=200_000, ge=1)
-    """Of the texts of one comparison of a grader: what comparing costs grows with the product of their lengths. A reply
-    that is longer scores 0, and the transcript says so."""
+    """The most characters of the texts of one comparison of a grader, whose cost grows with the product of their
+    lengths. A longer reply scores 0, and the transcript names the reason."""
 
     teacher_timeout_s: float = Field(default=600.0, gt=0)
     """How long the teacher of a job that is distilled may take to score one sequence, with its wait in the engine; then
-    it is asked again."""
+    the request is sent again."""
 
     teacher_requests: int = Field(default=16, ge=1)
-    """Sequences of one job that its teacher is asked of at the same time."""
+    """The most sequences of one job that are sent to its teacher at the same time."""
 
     answer_grace_s: float = Field(default=60.0, gt=0)
     """How long a task app may take to answer after the time of its rollout is over, at most as long again as the
     rollout had. A reply that is cut off then reaches the app, which scores it."""
 
     recorder_timeout_s: float = Field(default=30.0, gt=0)
-    """How long an inference process may take to hand over what it recorded; then the rollout is played again."""
+    """How long an inference process may take to hand over its records; then the rollout is played again."""
 
     transcript_bytes: int = Field(default=1 << 20, ge=4096)
-    """The largest transcript of a rollout (its messages, and what its task app answered), in bytes of JSON. What does
-    not fit is shortened and says so; tokens and rewards are kept whole elsewhere. Images are never in it, only their
-    digest."""
+    """The largest transcript of a rollout (its messages, and its task app's answer), in bytes of JSON. A longer
+    one is shortened and marked as shortened; tokens and rewards are kept whole elsewhere. Images are never in it,
+    only their digest."""

@@ -1,4 +1,4 @@
-"""Proves that an engine computes with the weights that it was given, by scoring the trainer's canary again.
+"""The proof that an engine computes with the weights that it was given: it scores the trainer's canary again.
 
 Digests prove only that the right tensors arrived. An LM head packed from the old weights, a cache that outlived its
 weights, an adapter on the wrong rows: digests find none of these faults, and the canary finds all of them.
@@ -16,26 +16,26 @@ from synth.inference.engines.protocol import Engine
 
 @dataclass(frozen=True, slots=True)
 class Tolerance:
-    """The largest difference of two correct computations, in nats: of any token, and of all tokens on average."""
+    """The largest difference between two correct computations, in nats: for any token, and on average."""
 
     max_error: float
     mean_error: float
 
 
-#: Both compute in float32: a small model's engine and trainer differ by 1e-5, and rounding errors grow with depth.
+#: If both compute in float32, a small model's engine and trainer differ by 1e-5, and rounding errors grow with depth.
 FLOAT32_TOLERANCE = Tolerance(max_error=2e-3, mean_error=5e-4)
-#: One computes in bfloat16, at most 0.21 and on average 0.032 away from float32; a fault makes several nats.
+#: If one computes in bfloat16, it differs from float32 by at most 0.21 and 0.032 on average; a fault by several nats.
 BFLOAT16_TOLERANCE = Tolerance(max_error=1.0, mean_error=0.1)
 
 
 class CanaryMismatch(Permanent):
-    """The engine's log-probabilities are not the trainer's, so its samples would come from another policy."""
+    """An error: the engine's log-probabilities are not the trainer's, so its samples would be of another policy."""
 
 
 async def check_canary(engine: Engine, canary: Canary, *, half_precision: bool) -> float:
     """Score the canary under the live weights.
 
-    Returns the largest difference to the trainer's log-probabilities, in nats.
+    Returns the largest difference from the trainer's log-probabilities, in nats.
 
     half_precision: the engine computes in bfloat16.
     Raises `CanaryMismatch` with the numbers when the difference is above the tolerance.

@@ -1,4 +1,4 @@
-"""Loads a model's files into an engine; no other module knows which engine that is."""
+"""The factories that load a model's files into an engine; no other module knows which engine is used."""
 
 from __future__ import annotations
 
@@ -24,9 +24,10 @@ _import_lock = threading.Lock()
 
 
 def import_transformers() -> None:
-    """Import what the first model will need, which takes seconds; returns when the imports are done.
+    """Import the modules that the first model will need, which takes seconds; returns when the imports are done.
 
-    One thread at a time: transformers loads its submodules lazily, and two threads at once can find one half loaded.
+    Only one thread at a time may do it: transformers loads its submodules lazily, and of two threads one can find a
+    module half loaded.
     """
     with _import_lock:
         import transformers.models.auto.modeling_auto
@@ -38,7 +39,7 @@ def import_transformers() -> None:
 
 
 def warm_up(settings: InferenceSettings) -> None:
-    """Prepare what the first model of this process needs; takes seconds, and with vLLM a quarter of a minute."""
+    """Prepare this process for its first model; takes seconds, and with vLLM a quarter of a minute."""
     with collector_off():
         import_transformers()
     if settings.engine == "vllm":
@@ -48,7 +49,7 @@ def warm_up(settings: InferenceSettings) -> None:
 
 
 def engine_settings(settings: InferenceSettings) -> EngineSettings:
-    """The settings of an engine of this process."""
+    """Return the settings of an engine of this process."""
     from synth.inference.engines.settings import WORKAROUNDS, EngineSettings
 
     return EngineSettings(
@@ -70,7 +71,7 @@ def engine_settings(settings: InferenceSettings) -> EngineSettings:
 
 @dataclass(frozen=True)
 class TransformersEngineFactory:
-    """Loads files into a transformers engine. Raises `Permanent` for a model that it cannot serve."""
+    """A factory that loads files into a transformers engine. Raises `Permanent` for a model that it cannot serve."""
 
     settings: InferenceSettings
 
@@ -88,7 +89,7 @@ class TransformersEngineFactory:
 
 @dataclass(frozen=True)
 class VllmEngineFactory:
-    """Loads files as a policy on a vLLM host."""
+    """A factory that loads files as a policy on a vLLM host."""
 
     settings: InferenceSettings
     vllm_pool: VllmPool[VllmHost]
@@ -111,7 +112,7 @@ class VllmEngineFactory:
 
 
 def build_vllm_pool(settings: InferenceSettings) -> VllmPool[VllmHost]:
-    """The pool of vLLM hosts of this process, which is empty at first."""
+    """Create the pool of vLLM hosts of this process, which is empty at first."""
 
     async def start(model_dir: Path, rank: int | None) -> VllmHost:
         from synth.inference.engines.vllm.host import VllmHost
@@ -122,7 +123,7 @@ def build_vllm_pool(settings: InferenceSettings) -> VllmPool[VllmHost]:
 
 
 async def _load_published_weights(loaded: ServedModel, files: ModelFiles) -> ServedModel:
-    """Load the weights that were published for a policy, if any, and check them by their canary; returns the policy."""
+    """Load the published weights of a policy, if any, and check them with their canary; returns the policy."""
     if files.weights is None:
         return loaded
     try:
@@ -143,8 +144,10 @@ def _load_chat_format(files: ModelFiles) -> ChatFormat:
 
 
 def _half_precision(files: ModelFiles, settings: InferenceSettings) -> bool:
-    """Whether an engine computes in 16 bits: as is asked; else vLLM always does on a GPU, transformers if the model is
-    stored so."""
+    """Return whether an engine computes in 16 bits.
+
+    The setting decides. Without it, vLLM always does on a GPU, and transformers if the model is stored in 16 bits.
+    """
     import torch
 
     if settings.engine_dtype is not None:
@@ -152,7 +155,7 @@ def _half_precision(files: ModelFiles, settings: InferenceSettings) -> bool:
 
     device = settings.device or ("cuda" if torch.cuda.is_available() else "cpu")
     stored = json.loads((files.model_dir / "config.json").read_text())
-    # A vision model says it of its language model.
+    # The configuration of a vision model has the dtype in the part of its language model.
     parts = (stored, stored.get("text_config") or {})
     named = [part[key] for part in parts for key in ("dtype", "torch_dtype") if part.get(key) is not None]
     full = not named or named[0] == "float32"

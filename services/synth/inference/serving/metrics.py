@@ -27,7 +27,7 @@ _COUNTERS = {
 
 
 class EngineMetrics(Collector):
-    """`synth_engine_…{model}` of every loaded engine; the series of an engine ends when it is unloaded.
+    """The metrics `synth_engine_…{model}` of every loaded engine; an engine's series end when it is unloaded.
 
     `synth_vllm_host_policies{base,host}`: the models on each vLLM host. vLLM exports its own metrics, `vllm:…`.
     """

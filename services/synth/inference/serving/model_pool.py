@@ -2,9 +2,9 @@
 
 A training policy is never evicted for a served model; an idle served model is evicted for either. A pinned version of
 an evaluation is held beside its training policy and is not counted in `max_models`. If it were, an evaluation could
-wait for a place until another job ended, and its own job would fail. A model is loaded once, however many requests ask
-for it at the same time, and a model that nobody trains is unloaded when nobody has asked for it for a while. No
-organisation holds every place: the last free ones are for organisations that hold none.
+wait for a place until another job ended, and its own job would fail. A model is loaded once, however many requests need
+it at the same time. A model that is not trained is unloaded when no request has used it for a while. No organisation
+holds every place: the last free ones are for organisations that hold none.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ class ModelFiles:
 
     @property
     def swaps_full_weights(self) -> bool:
-        """Whether the weights of the model itself get replaced, so that no other policy can share them."""
+        """Whether the weights of the model itself are replaced, so that no other policy can share them."""
         return self.lora is None and (self.expects_new_weights or self.weights is not None)
 
 
 async def _no_op() -> None:
-    """Releases nothing: the engine has no host."""
+    """Do nothing: the engine has no host to release."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,7 @@ EngineFactory = Callable[[ModelFiles], Awaitable[ServedModel]]
 
 @dataclass(eq=False, slots=True)
 class _PooledModel:
-    """A model of the pool, loading or loaded. last_used: by the clock. leases: requests on it of each organisation.
+    """A model of the pool, loading or loaded. last_used: by the clock. leases: each organisation's requests on it.
 
     trained_by: the organisation whose policy it is, None for a served model.
     pinned_from: the training policy of which this is a pinned version; it is unloaded together with that policy.
@@ -108,8 +108,8 @@ class _PooledModel:
 class ModelPool:
     """The loaded models of one inference process, at most `max_models`.
 
-    spare: how many of these places are for organisations that hold none. load_timeout: seconds for one to load. clock:
-    returns seconds from any starting point.
+    spare: how many of these places are for organisations that hold none. load_timeout: seconds that a model may take to
+    load. clock: returns seconds from any starting point.
     """
 
     def __init__(
@@ -132,15 +132,15 @@ class ModelPool:
         self._lock = asyncio.Lock()
 
     def names(self) -> list[str]:
-        """The names of the loaded models, training policies included."""
+        """Return the names of the loaded models, training policies included."""
         return [name for name, model in self._models.items() if _is_ready(model)]
 
     def stats(self) -> dict[str, EngineStats]:
-        """The stats of every loaded engine, by the name of its model."""
+        """Return the stats of every loaded engine, by the name of its model."""
         return {name: model.loading.result().engine.stats() for name, model in self._models.items() if _is_ready(model)}
 
     def training(self, name: str) -> ServedModel | None:
-        """A training policy, if it is loaded."""
+        """Return a training policy, if it is loaded."""
         model = self._models.get(name)
         return model.loading.result() if model is not None and model.training and _is_ready(model) else None
 
@@ -170,9 +170,9 @@ class ModelPool:
 
     @asynccontextmanager
     async def lease(self, name: str, *, org: str, pinned_from: str | None = None) -> AsyncIterator[ServedModel]:
-        """A served model for one request; it is loaded first if necessary, and not evicted meanwhile.
+        """Lease a served model for one request; it is loaded first if necessary, and not evicted during the lease.
 
-        org: whose request it is. pinned_from: the training policy of which this is a pinned version.
+        org: the organisation of the request. pinned_from: the training policy of which this is a pinned version.
         Raises `UserError` for an unknown model, `Transient` if there is no place for `org` or loading takes too long.
         """
         model = await self._get_alive(name)
@@ -192,11 +192,11 @@ class ModelPool:
             model.last_used = self._clock()
 
     async def unload_idle(self, seconds: float) -> list[str]:
-        """Unload the models that nobody trains and nobody has used for so many seconds; returns their names."""
+        """Unload the models that are not trained and that no request used for so many seconds; returns their names."""
         since = self._clock() - seconds
         idle = [(name, model) for name, model in self._models.items() if model.evictable and model.last_used <= since]
         for name, model in idle:
-            # Closing the previous one took a while: somebody may use this one by now.
+            # Closing the previous model took a while: a request may use this one by now.
             if model.evictable:
                 await self._unload(name, model)
         return [name for name, _ in idle]
@@ -220,7 +220,7 @@ class ModelPool:
         rivals = {n: p for n, p in self._models.items() if p.pinned_from == pinned_from}
         if pinned_from is None:
             self._require_share(name, org, list(rivals.values()))
-        # Beside a training policy there is room for one pinned version; an idle earlier one gives way.
+        # A training policy has room for one pinned version beside it; an idle earlier version is unloaded.
         if len(rivals) >= (self._max_models if pinned_from is None else 1):
             idle = [(p.last_used, n) for n, p in rivals.items() if p.evictable]
             if not idle:
@@ -272,7 +272,7 @@ class ModelPool:
         return loaded
 
     async def _get_alive(self, name: str) -> _PooledModel | None:
-        """A model of the pool, or None; one whose engine has died is unloaded, so that it is loaded again."""
+        """Return a model of the pool, or None; if its engine has died, it is unloaded, so that it is loaded again."""
         model = self._models.get(name)
         if model is not None and model.loading.done() and not _is_ready(model):
             await self._unload(name, model)

@@ -1,4 +1,4 @@
-"""Owns serve tasks: loads a job's policy, follows its versions, and releases it when the job ends or pauses."""
+"""The owner of serve tasks: loads a job's policy, follows its versions, and releases it when the job ends or pauses."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from synth.work import Task
 log = logs.get("serve")
 
 _POLL_S = 5.0
-#: A policy that has been served for so long does not end the process that serves it.
+#: After so many seconds of serving, the policy counts as one that does not end its process.
 _SERVES_WELL_S = 600.0
 
 #: The delay of a job's second serve task that was delivered to the process that already serves the job.
@@ -93,7 +93,7 @@ class ServeTaskOwner:
         await self.refuse(task, reason, train=isinstance(job, RlJob))
 
     def check_room(self, job: ServedJob) -> None:
-        """Raises `Permanent` where this process can never hold what the job needs at the same time."""
+        """Raise `Permanent` if this process can never hold the models that the job needs at the same time."""
         if job.teacher is not None and self.settings.max_models < _WITH_TEACHER:
             raise Permanent(
                 f"a policy and its teacher {job.teacher.id!r} are {_WITH_TEACHER} models, and this process holds "
@@ -132,7 +132,7 @@ class _ServedTask:
         await owner.router.check_teacher(job)
         policy = await owner.router.model_pool.hold(job.job_id, await owner.router.source_of(job), org=job.org)
         lease.progress("load the teacher", deadline=owner.settings.load_wait_s + 60)
-        # A teacher is as much of the job as its policy: where one of the two has no place, neither keeps its own.
+        # A job needs its teacher as much as its policy: if one of the two has no place, neither keeps its place.
         async with owner.router.hold_teacher(job) as teacher:
             await self._serve(lease, policy, teacher, started)
 
@@ -142,7 +142,7 @@ class _ServedTask:
         following = asyncio.create_task(self._follow())
         try:
             if (await read_job(owner.bus, job.org, job.job_id)).status.is_over(self.task.term):
-                # The job ended while the policy was loading, so nobody may be told to use it.
+                # The job ended while the policy was loading, so the policy must not be announced.
                 return
             if self.newest is not None:
                 # After a takeover the newest version is served at once; earlier ones are not needed any more.
@@ -189,7 +189,7 @@ class _ServedTask:
             try:
                 proven, canary_error = await self._load_version(policy, event)
             except CanaryMismatch:
-                # Whatever the version, the engine or the trainer is wrong.
+                # A newer version would not help: the engine or the trainer is wrong.
                 raise
             except Permanent:
                 # A version can expire as soon as there is a newer one, of which our follower may not have heard yet.
@@ -233,7 +233,7 @@ class _ServedTask:
             version=version,
             replica=owner.settings.replica,
             index=self.task.index or 0,
-            # As measured: two loads of one version are two facts, and rounded they could say the same.
+            # The time is not rounded: two loads of one version are two facts, and rounded they could be equal.
             seconds=seconds,
             proven=proven,
             canary_error=canary_error,

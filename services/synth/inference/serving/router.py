@@ -1,4 +1,4 @@
-"""Routes a call to the training policy of its credential, or to a served model that its organisation may use."""
+"""The routing of a call to its credential's training policy, or to a served model that its organisation may use."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class ServedJob:
     """A job whose policy this process serves: its source model, and the sampling that its rollouts must use.
 
     lora: the shape of the adapter that is trained; None: full weights. expects_new_weights: whether the policy is
-    trained (RL). teacher: of a job that is distilled.
+    trained (RL). teacher: the teacher of a job that is distilled.
     """
 
     org: str
@@ -44,7 +44,7 @@ class ServedJob:
 
 @dataclass
 class ModelRouter:
-    """Implements `synth.inference.api.app.Router`. jobs: those whose newest policy is live, by job id."""
+    """An implementation of `synth.inference.api.app.Router`. jobs: the jobs whose newest policy is live, by job id."""
 
     bus: Connection
     blobs: BlobStore
@@ -66,7 +66,7 @@ class ModelRouter:
 
     @asynccontextmanager
     async def for_rollout(self, cid: Cid) -> AsyncIterator[ModelBinding]:
-        """The live policy of the credential's job, or the version that the credential pins for an evaluation."""
+        """Bind the live policy of the credential's job, or the version that the credential pins for an evaluation."""
         job = self._served(cid.job_id)
         if cid.version is not None:
             async with self.model_pool.lease(
@@ -80,19 +80,19 @@ class ModelRouter:
         yield _binding(live, cid.job_id, job.org, job.sampling)
 
     def org_of(self, cid: Cid) -> str:
-        """The organisation of a credential's job. Raises `Transient` if its policy is not served here."""
+        """Return the organisation of a credential's job. Raises `Transient` if its policy is not served here."""
         return self._served(cid.job_id).org
 
     @asynccontextmanager
     async def for_model(self, model: str, principal: str) -> AsyncIterator[ModelBinding]:
-        """A base model, or a fine-tuned one that the organisation owns."""
+        """Bind a base model, or a fine-tuned one that the organisation owns."""
         ref = await self._find(principal, model)
         async with self._lease(ref, principal) as loaded:
             yield _binding(loaded, ref.id, principal, None)
 
     @asynccontextmanager
     async def for_teacher(self, job_id: str) -> AsyncIterator[Engine]:
-        """The teacher of a job whose policy this process serves."""
+        """Lease the teacher of a job whose policy this process serves."""
         job = self.jobs.get(job_id)
         if job is None:
             raise Transient(f"the policy of {job_id} is not served here, nor its teacher", delay=1)
@@ -109,14 +109,14 @@ class ModelRouter:
             return
         async with self._lease(job.teacher, job.org) as loaded:
             if self._by_id.get(job.teacher.id) != job.teacher:
-                # Somebody chats with what was installed under this id before.
+                # A chat still uses the model that was installed under this id before.
                 raise Transient(
                     f"other weights of {job.teacher.id!r}, the teacher of {job.job_id}, are in use", delay=5
                 )
             yield loaded
 
     async def check_teacher(self, job: ServedJob) -> None:
-        """Raises `Permanent` for a teacher that reads other tokens than the policy, before either is loaded."""
+        """Raise `Permanent` for a teacher that reads other tokens than the policy, before either is loaded."""
         if job.teacher is None:
             return
         policy = await self.source_of(job)
@@ -125,22 +125,22 @@ class ModelRouter:
 
     @asynccontextmanager
     async def _lease(self, ref: ModelRef, org: str) -> AsyncIterator[ServedModel]:
-        # The id stands for other weights now: the base was installed, or another model stands in for it.
+        # The id may name other weights now: the base was installed, or another model stands in for it.
         if self._by_id.get(ref.id) != ref and await self.model_pool.try_unload(ref.id):
             self._by_id[ref.id] = ref
         async with self.model_pool.lease(ref.id, org=org) as loaded:
             yield loaded
 
     async def models(self, principal: str) -> list[str]:
-        """The base models of this cluster; a gateway adds what the organisation has made."""
+        """Return the base models of this cluster; a gateway adds the organisation's own models."""
         return [spec.id for spec in self.registry.runnable()]
 
     def served(self) -> list[str]:
-        """The models that can be called now; a training policy only once it serves the newest version of its job."""
+        """Return the models that can be called now; a training policy only once it serves its job's newest version."""
         return [n for n in self.model_pool.names() if self.model_pool.training(n) is None or n in self.jobs]
 
     async def files_of(self, name: str) -> ModelFiles:
-        """The files of a model of the pool: a pinned version of a served job, or a model that `for_model` has found."""
+        """Return the files of a model: a pinned version of a served job, or a model that `for_model` has found."""
         job_id, _, version = name.partition("@v")
         if version and job_id in self.jobs:
             return await self._pinned_files(self.jobs[job_id], int(version))
@@ -148,7 +148,7 @@ class ModelRouter:
         return ModelFiles(found.model, found.adapter, lora=self._by_id[name].lora)
 
     async def source_of(self, job: ServedJob) -> ModelFiles:
-        """The files that a job's policy starts from: the same as its trainer loads."""
+        """Return the files that a job's policy starts from: the same files that its trainer loads."""
         if job.expects_new_weights:
             found = await training_source(job.source, job.lora, self.blobs, self.cache, hub=self.registry.hub)
             return ModelFiles(found.model, found.adapter, lora=job.lora, expects_new_weights=True)
@@ -194,7 +194,7 @@ class ModelRouter:
 
 
 def pinned_policy_name(job_id: str, version: int) -> str:
-    """The name under which one version of a job's policy is held for an evaluation."""
+    """Return the name under which one version of a job's policy is held for an evaluation."""
     return f"{job_id}@v{version}"
 
 

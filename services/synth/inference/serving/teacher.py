@@ -1,4 +1,4 @@
-"""Whether the teacher of a job that is distilled reads the policy's tokens."""
+"""The check that the teacher of a job that is distilled reads the policy's tokens."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from synth.errors import Permanent
 
 
 def check_same_tokenizer(policy: Path, teacher: Path, *, teacher_id: str) -> None:
-    """Raises `Permanent` unless each token id means the same text to both models. policy, teacher: their folders.
+    """Raise `Permanent` unless each token id means the same text to both models. policy, teacher: their folders.
 
-    Compared are the ids of all tokens, those that were added to the vocabulary included, and not how text is cut into
-    them: a teacher is asked about tokens that were sampled.
+    The ids of all tokens are compared, including tokens that were added to the vocabulary, but not how text is split
+    into tokens: a teacher scores tokens that were sampled.
     """
     ours, theirs = _tokens(policy), _tokens(teacher)
     if ours == theirs:
@@ -31,7 +31,7 @@ def check_same_tokenizer(policy: Path, teacher: Path, *, teacher_id: str) -> Non
 
 
 def _tokens(model_dir: Path) -> dict[str, int]:
-    """The ids of a model's tokens by their text."""
+    """Return the ids of a model's tokens by their text."""
     file = model_dir / "tokenizer.json"
     if not file.is_file():
         raise Permanent(

@@ -1,8 +1,8 @@
 """A device that this process shares with a trainer: its engines sleep while the trainer has its turn.
 
-Invariants: an engine is awake only while this process holds the turn; whatever allocates memory of the device or reads
-it (loading, sampling, scoring, new weights) runs within `SharedDevice.use`; the turn is given up only when every engine
-sleeps. Sampling is paused for it, between two tokens; everything else is waited for.
+Invariants: an engine is awake only while this process holds the turn; every operation that allocates or reads memory of
+the device (loading, sampling, scoring, new weights) runs within `SharedDevice.use`; the turn is given up only when
+every engine sleeps. Before that, sampling is paused between two tokens, and all other operations end.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from synth.runtime.device_turn import POLL_S, DeviceTurn, TurnTimeout, timeout_m
 
 log = logs.get("turns")
 
-#: Whether this task is within `use` already: what it does there needs no second permission.
+#: Whether this task is within `use` already: a nested `use` needs no second permission.
 _inside: ContextVar[bool] = ContextVar("inside", default=False)
 
 
 class SharedDevice:
     """This process's side of the turns at a device. `run` has to run.
 
-    file: of the turn. turn_s: how long requests may be served on while a trainer waits. wait_s: how long a request
-    waits for the turn.
+    file: the file of the turn. turn_s: how long requests may still be served while a trainer waits. wait_s: how long a
+    request waits for the turn.
     """
 
     def __init__(self, file: Path, *, who: str, turn_s: float, wait_s: float) -> None:
@@ -43,12 +43,12 @@ class SharedDevice:
         self._engines: set[Engine] = set()
         self._wanted = asyncio.Event()
         self._open = asyncio.Event()
-        self._busy = 0  # what cannot be paused
+        self._busy = 0  # operations that cannot be paused
         self._sampling = 0
         self._waiting = 0
 
     async def run(self) -> None:
-        """Take the turn when a request waits for it, and give it up when a trainer does, for ever."""
+        """Take the turn when a request waits for it, and give it up when a trainer waits, without an end."""
         try:
             while True:
                 await self._wanted.wait()
@@ -56,14 +56,14 @@ class SharedDevice:
                 await _until(self._is_due)
                 await self._give_up()
         finally:
-            # Not released: the engines are awake. The end of the process frees the lock and their memory together.
+            # Keep the turn: the engines are awake. The end of the process frees the lock and their memory together.
             self._turn.leave_queue()
 
     @asynccontextmanager
     async def use(self, *, pausable: bool = False) -> AsyncGenerator[None]:
         """Use the device within this process's turn; waits for it first.
 
-        pausable: sampling, which goes on by itself in the next turn. Raises `TurnTimeout` when the turn does not come.
+        pausable: sampling, which goes on by itself in the next turn. Raises `TurnTimeout` if the turn does not come.
         """
         if _inside.get():
             yield
@@ -82,20 +82,20 @@ class SharedDevice:
             self._sampling -= pausable
 
     def add(self, engine: Engine) -> None:
-        """Let this engine sleep with the others. It was loaded within `use`, and is awake."""
+        """Add an engine, which then sleeps with the others. It was loaded within `use`, and is awake."""
         self._engines.add(engine)
 
     def remove(self, engine: Engine) -> None:
-        """The engine is closed."""
+        """Remove an engine that is closed."""
         self._engines.discard(engine)
 
     @property
     def asleep(self) -> bool:
-        """Whether the device is another's."""
+        """Whether another process has the device."""
         return not self._turn.held
 
     async def wait_for_turn(self) -> None:
-        """Return when the device is this process's. Raises `TurnTimeout` when the turn does not come."""
+        """Return when this process has the device. Raises `TurnTimeout` if the turn does not come."""
         self._waiting += 1
         self._wanted.set()
         try:
@@ -118,7 +118,7 @@ class SharedDevice:
         self._open.set()
 
     def _is_due(self) -> bool:
-        """Whether the turn is to be given up: a trainer waits, and nobody uses it here, or has for long enough."""
+        """Return whether to give up the turn: a trainer waits, and nothing here uses the device, or for long enough."""
         used = self._busy or self._sampling or self._waiting
         return self._turn.is_awaited() and (self._turn.held_s >= self._turn_s or not used)
 
@@ -134,13 +134,13 @@ class SharedDevice:
 
 
 async def _until(reached: Callable[[], bool]) -> None:
-    """Look again and again: the other side is another process, and sends no event."""
+    """Poll a condition: the other side is another process, and sends no event."""
     while not reached():  # noqa: ASYNC110
         await asyncio.sleep(POLL_S)
 
 
 async def _attempt(engine: Engine, change: Awaitable[None]) -> None:
-    """Let an engine sleep or wake. One that cannot has died, which whoever uses it is told; the others go on."""
+    """Let an engine sleep or wake. If it cannot, it has died: its next call gets the error, and the others go on."""
     try:
         await change
     except SynthError as error:
@@ -191,7 +191,7 @@ class TurnTakingEngine:
                 yield Delta([], [], [], finish_reason="abort")
                 return
             async with self._device.use(pausable=True):
-                # From here on the engine knows the request; an abort may have come since the turn did.
+                # From here on the engine knows the request; an abort may have arrived after the turn.
                 del self._waiting[request_id]
                 if aborted.is_set():
                     yield Delta([], [], [], finish_reason="abort")
@@ -226,7 +226,7 @@ class TurnTakingEngine:
         await self._engine.wake()
 
     def stats(self) -> EngineStats:
-        """Requests that wait for the turn are no queue of the engine: nobody asks for too much at once."""
+        """Return the engine's stats. Requests that wait for the turn count as running: they are no sign of overload."""
         stats = self._engine.stats()
         if not self._device.asleep:
             return replace(stats, running=stats.running + len(self._waiting))
@@ -237,7 +237,7 @@ class TurnTakingEngine:
         await self._engine.close()
 
     async def _wait_for_turn(self, aborted: asyncio.Event) -> bool:
-        """Wait until the device is this process's; False when the request is aborted first."""
+        """Wait until this process has the device; returns False if the request is aborted first."""
         turn = asyncio.ensure_future(self._device.wait_for_turn())
         abort = asyncio.ensure_future(aborted.wait())
         try:
@@ -252,7 +252,7 @@ class TurnTakingEngine:
 
 
 def take_turns(load: EngineFactory, device: SharedDevice) -> EngineFactory:
-    """A factory whose engines share a device: they are loaded within this process's turn."""
+    """Return a factory whose engines share a device: they are loaded within this process's turn."""
 
     async def load_in_turn(files: ModelFiles) -> ServedModel:
         async with device.use():

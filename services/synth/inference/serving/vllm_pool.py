@@ -1,7 +1,7 @@
 """The vLLM hosts of this process: policies share a host where they can, and a host is closed with its last policy.
 
-A host holds one base model. The base itself and all adapters over it share a host, whatever job or model they belong
-to; a policy whose full weights are replaced has a host of its own.
+A host holds one base model. The base itself and all adapters over it, of any job or model, share a host; a policy whose
+full weights are replaced has a host of its own.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ log = logs.get("vllm_pool")
 
 
 class Host(Protocol):
-    """What the pool uses of a `synth.inference.engines.vllm.host.VllmHost`."""
+    """The part of a `synth.inference.engines.vllm.host.VllmHost` that the pool uses."""
 
     @property
     def healthy(self) -> bool: ...
@@ -30,7 +30,7 @@ class Host(Protocol):
 
 H = TypeVar("H", bound=Host)
 StartHost = Callable[[Path, int | None], Awaitable[H]]
-"""Starts a host on a model folder: for adapters up to this rank; None: for full weights that are replaced."""
+"""Starts a host on a model folder, for adapters up to this rank; None: for full weights that are replaced."""
 
 
 @dataclass(eq=False)
@@ -50,7 +50,7 @@ class HostLease(Generic[H]):
 
 @dataclass(eq=False)
 class _PooledHost(Generic[H]):
-    """number: counts this process's hosts from 1. rank: as in `StartHost`. leases: granted or waited for."""
+    """A host of the pool. number: counts this process's hosts from 1. rank: as in `StartHost`. leases: and waiters."""
 
     number: int
     model_dir: Path
@@ -65,7 +65,7 @@ class _PooledHost(Generic[H]):
 
 
 class VllmPool(Generic[H]):
-    """Starts a host when it is needed, and only once however many need it at the same time.
+    """The vLLM hosts of a process: a host starts when it is needed, and only once for concurrent requests.
 
     max_rank: every host for adapters has room for at least this rank.
     """
@@ -77,13 +77,13 @@ class VllmPool(Generic[H]):
         self._numbers = itertools.count(1)
 
     def lease_counts(self) -> dict[tuple[str, int], int]:
-        """How many policies run on each host or wait for it, by the name of its base and its number."""
+        """Return how many policies run on each host or wait for it, by the name of its base and its number."""
         return {(entry.model_dir.name, entry.number): entry.leases for entry in self._hosts}
 
     async def acquire(self, model_dir: Path, *, rank: int | None) -> HostLease[H]:
-        """A lease of a host of this base, for an adapter of this rank (0: the base itself); None: a host of its own.
+        """Lease a host of this base, for an adapter of this rank (0: the base itself); None: a host of its own.
 
-        Raises `Permanent` for a rank that vLLM does not support, and what starting a host raises.
+        Raises `Permanent` for a rank that vLLM does not support, and the errors of starting a host.
         """
         max_lora_rank = None if rank is None else vllm_lora_rank(max(rank, self._max_rank))
         entry = next((e for e in self._hosts if self._can_share(e, model_dir, max_lora_rank)), None)

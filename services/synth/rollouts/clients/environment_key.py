@@ -12,9 +12,9 @@ from synth.rollouts.settings import RolloutsSettings
 
 
 async def environment_key(store: SecretStore, history: JobHistory, url: str, settings: RolloutsSettings) -> str | None:
-    """The key that opened the task app at `url` when the job was verified; None where it needs none, or it was removed.
+    """Return the key that the task app at `url` accepted when the job was verified; None if the app needs none.
 
-    Raises `Permanent` where it may not be sent there.
+    Returns None also if the key was removed since. Raises `Permanent` if the key may not be sent to `url`.
     """
     id = history.need(JobVerified).task_key_id
     if id is None:

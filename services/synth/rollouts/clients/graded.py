@@ -1,4 +1,4 @@
-"""Plays the rollouts that a grader pays: one reply to a row's messages, and its score."""
+"""The player of rollouts that a grader scores: one reply to a row's messages, and its score."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ FAILED = Counter("synth_rollouts_graders_failed", "Replies that a grader could n
 
 
 class GradedPlayer:
-    """Asks the model for one reply a rollout, and grades it: what a task app would do, without one."""
+    """A player that requests one reply per rollout from the model and grades it, without a task app."""
 
     def __init__(
         self,
@@ -41,8 +41,8 @@ class GradedPlayer:
     ) -> None:
         """rows: by the file that `GradedRows.file_of` names. max_characters: of the texts of one comparison.
 
-        answer_within_s: the longest that a rollout may take, with the time that its policy is not given. python: where
-        `python` parts of the grader run; a grader without any needs none.
+        answer_within_s: the longest that a rollout may take, including the time that it waits for its policy. python:
+        the pool that runs the `python` parts of the grader; None if it has no such part.
         """
         self._python = python
         self._graded = graded
@@ -61,17 +61,17 @@ class GradedPlayer:
     async def play(
         self, request: CollectRequest, spec: RolloutSpec, *, inference_url: str, cid: str, room: AnswerRoom
     ) -> TaskAppReply:
-        """One try of one rollout.
+        """Run one try of one rollout.
 
-        Raises `CollectionBlocked` where a row or the grader is at fault: another reply of the model in the place of one
-        that cannot be graded would train on those alone that can be.
+        Raises `CollectionBlocked` if a row or the grader is at fault. Sampling another reply in place of one that
+        cannot be graded would train only on the replies that can be graded.
         """
         file = self._graded.file_of(request.mode)
         try:
             row = await self._rows[file].row(spec.seed)
         except BlobMissing as missing:
             raise _blocked(f"the {file.replace('_', ' ')} is not there any more", "upload it again") from missing
-        # How the reply is sampled is the job's, which the credential stands for.
+        # The credential names the job, whose settings determine how the reply is sampled.
         body: dict[str, Any] = {"model": self._job_id, "messages": row["messages"]}
         if row.get("tools"):
             body["tools"] = row["tools"]
@@ -98,7 +98,7 @@ class GradedPlayer:
         told: dict[str, Any] = {"score": found.score, "parts": found.parts, "lacking": found.lacking}
         if found.asked:
             told["asked"] = msgspec.to_builtins(found.asked)
-        # What models are asked is not known yet: the reward is made once the judges have answered.
+        # The scores of models are not known yet: the reward is computed once the judges have answered.
         return TaskAppReply(200, {"metrics": {"mean_return": found.score or 0.0, "details": {"grader": told}}})
 
     async def aclose(self) -> None:

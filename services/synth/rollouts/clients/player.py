@@ -1,4 +1,4 @@
-"""Who plays the rollouts of a job: its task app, or the collector itself where a grader pays them."""
+"""The player of a job's rollouts: its task app, or the collector itself if a grader scores them."""
 
 from __future__ import annotations
 
@@ -10,17 +10,20 @@ from synth.rollouts.rewards.scoring import TaskAppReply
 
 
 class Player(Protocol):
-    """Plays one try of a rollout, whose calls of the model go to inference_url, and says what it earned."""
+    """A player of single tries of rollouts, whose model calls go to inference_url; it returns the reward."""
 
     @property
     def url(self) -> str:
-        """Where it is, for the problems of its answers."""
+        """The player's address, named in the problems of its answers."""
         ...
 
     async def play(
         self, request: CollectRequest, spec: RolloutSpec, *, inference_url: str, cid: str, room: AnswerRoom
     ) -> TaskAppReply:
-        """One try of one rollout, answered as a task app does. Whoever calls bounds its time. room: of the answer."""
+        """Run one try of one rollout, and answer as a task app does.
+
+        The caller limits its time. room: the memory that holds the answer.
+        """
         ...
 
     async def aclose(self) -> None:

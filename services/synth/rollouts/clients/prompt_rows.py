@@ -1,4 +1,4 @@
-"""The rows of a file of prompts, each read by its number: what is in memory is where each of them lies."""
+"""The rows of a file of prompts, each read by its number; memory holds only the position of each row."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SHOWN = 20
 
 
 class PromptRows:
-    """Where each row of a checked file begins and ends, in bytes: sixteen a row."""
+    """The byte offsets of the begin and the end of each row of a checked file; they take sixteen bytes per row."""
 
     def __init__(self, blobs: BlobStore, ref: BlobRef) -> None:
         self._blobs = blobs
@@ -28,9 +28,9 @@ class PromptRows:
 
     @classmethod
     async def open(cls, blobs: BlobStore, ref: BlobRef, grader: Grader, *, where: str) -> PromptRows:
-        """Look at every row, in constant memory. where: the file, for problems.
+        """Check every row, in constant memory. where: the name of the file in problems.
 
-        Raises `UserError` with the lines that lack what the grader refers to, the first 20 of them.
+        Raises `UserError` with the first 20 lines that lack a field to which the grader refers.
         """
         rows = cls(blobs, ref)
         check = _RowCheck(rows, grader, where)
@@ -42,17 +42,17 @@ class PromptRows:
         return rows
 
     async def row(self, number: int) -> dict[str, Any]:
-        """A row by its number, from 0."""
+        """Return a row by its number, from 0."""
         return msgspec.json.decode(await self._blobs.get_range(self._ref, self._starts[number], self._ends[number]))
 
     def add(self, start: int, end: int) -> None:
-        """The next row."""
+        """Add the position of the next row."""
         self._starts.append(start)
         self._ends.append(end)
 
 
 class _RowCheck:
-    """Takes the file in pieces of any size."""
+    """The check of a file's rows, which takes the file in pieces of any size."""
 
     def __init__(self, rows: PromptRows, grader: Grader, where: str) -> None:
         self.problems: list[Problem] = []

@@ -1,4 +1,4 @@
-"""The one place that talks to the recorders: it closes the credentials of rollouts and takes what they sampled.
+"""The only client of the recorders: it closes the credentials of rollouts and takes the recorded samples.
 
 A request costs ten times as much as closing one rollout, and many rollouts end together. So one request at a time is
 sent to a replica, and it carries every credential whose rollout ended while the previous request was under way.
@@ -25,12 +25,12 @@ _PendingClose = tuple[str, asyncio.Future[ClosedRollout]]
 
 
 class RecorderClient:
-    """Takes what closed rollout credentials recorded, from the inference replicas that recorded it."""
+    """A client that takes the records of closed rollout credentials from the inference replicas that made them."""
 
     def __init__(
         self, calls: CallSigner, job_id: str, *, timeout_s: float, transport: httpx.AsyncBaseTransport | None = None
     ) -> None:
-        """job_id: of all credentials. timeout_s: of one request to a replica."""
+        """job_id: the job of all credentials. timeout_s: the limit of one request to a replica."""
         self._calls = calls
         self._job_id = job_id
         self._http = httpx.AsyncClient(timeout=timeout_s, trust_env=False, transport=transport)
@@ -50,7 +50,7 @@ class RecorderClient:
         return records_from_bytes(closed.records)
 
     async def stood_still(self, replica: Replica, cid: str) -> float:
-        """Seconds that the policy of an open rollout was not given: it waited in a queue, or for new weights.
+        """Return the seconds for which an open rollout waited for its policy, in a queue or for new weights.
 
         Raises `Transient` when the recorder does not answer.
         """
@@ -80,7 +80,7 @@ class RecorderClient:
     async def _send(self, process: _Process, pending: list[_PendingClose]) -> None:
         try:
             closed = await self._close(process, [cid for cid, _ in pending])
-        except Exception as error:  # noqa: BLE001 - each waiting caller gets it, whatever it is
+        except Exception as error:  # noqa: BLE001 - each waiting caller gets the error, of any type
             for _, future in pending:
                 if not future.done():
                     future.set_exception(error)

@@ -1,4 +1,4 @@
-"""The one place that talks to a task app."""
+"""The only client of task apps."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _REQUESTS_PER_CLIENT = 8
 
 
 class TaskAppClient:
-    """Plays rollouts at one job's task app."""
+    """A client that plays rollouts at one job's task app."""
 
     def __init__(
         self,
@@ -38,8 +38,8 @@ class TaskAppClient:
     ) -> None:
         """key: the environment key that the verifier found to work. limit: the most rollouts at once.
 
-        max_answer_bytes, max_answer_depth: of one answer. answer_within_s: the longest that a rollout may take, with
-        the time that its policy is not given; an app need not go on for longer.
+        max_answer_bytes, max_answer_depth: limits of one answer. answer_within_s: the longest that a rollout may take,
+        including the time that it waits for its policy; an app need not go on for longer.
         """
         self._rollout_settings = rollout_settings
         self._job_id = job_id
@@ -48,7 +48,7 @@ class TaskAppClient:
         self._max_answer_bytes = max_answer_bytes
         self._max_answer_depth = max_answer_depth
         self._answer_within_s = answer_within_s
-        # Compression costs more here than it saves; the answer of an app that compresses all the same is read.
+        # Compression costs more here than it saves. The answer of an app that compresses anyway is still read.
         headers = {"Accept-Encoding": "identity"}
         if key:
             headers |= {"X-API-Key": key, "X-API-Keys": key, "Authorization": f"Bearer {key}"}
@@ -63,7 +63,7 @@ class TaskAppClient:
     async def play(
         self, request: CollectRequest, spec: RolloutSpec, *, inference_url: str, cid: str, room: AnswerRoom
     ) -> TaskAppReply:
-        """One try of one rollout. A transport error is a reply of status 0: the environment's fault."""
+        """Run one try of one rollout. A transport error is a reply of status 0: the environment's fault."""
         body = self._body(request, spec, inference_url=inference_url, cid=cid)
         try:
             client = next(self._next)

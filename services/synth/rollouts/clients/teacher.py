@@ -1,4 +1,4 @@
-"""The one place that asks the teacher of a job: what it says of the tokens of one sequence, at one replica."""
+"""The only client of a job's teacher: it has one replica score the tokens of one sequence."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from synth.trajectories.packing import Float32, Int32
 
 
 class TeacherClient:
-    """Asks the inference replicas that serve a job, which have its teacher loaded."""
+    """A client of the inference replicas that serve a job; they have its teacher loaded."""
 
     def __init__(
         self, calls: CallSigner, *, timeout_s: float, transport: httpx.AsyncBaseTransport | None = None
     ) -> None:
-        """timeout_s: of one sequence."""
+        """timeout_s: the limit of scoring one sequence."""
         self._calls = calls
         self._http = httpx.AsyncClient(timeout=timeout_s, trust_env=False, transport=transport)
 
     async def score(self, replica: Replica, job_id: str, tokens: Int32) -> Float32:
-        """float32 [T]: the teacher's log-probability of each token (nats, temperature 1) after those before it.
+        """Return float32 [T]: the teacher's log-probability of each token given the earlier ones (nats, temperature 1).
 
-        NaN for the first one, and for the last one where the tokens fill the teacher's context.
-        Raises `UserError` where the teacher refuses the tokens, `Transient` where no answer comes.
+        It is NaN for the first token, and for the last one if the tokens fill the teacher's context.
+        Raises `UserError` if the teacher refuses the tokens, `Transient` if no answer arrives.
         """
         asked = {"job_id": job_id, "token_ids": tokens.tolist()}
         try:
@@ -63,7 +63,7 @@ class _Refusal(msgspec.Struct):
 
 
 def _problem(reply: httpx.Response) -> Problem:
-    """What the replica says is wrong; its plain text where it says so in another form."""
+    """Return the problem in a replica's answer, or one with the answer's text if it has another form."""
     try:
         return msgspec.json.decode(reply.content, type=_Refusal).error.problems[0]
     except (msgspec.DecodeError, IndexError):

@@ -1,4 +1,4 @@
-"""From rewards to a batch: which groups are trained, and the sequences of those that are, with their advantages."""
+"""The step from rewards to a batch: the groups that are trained, and their sequences with advantages."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from synth.trajectories.packing import Float32
 
 @dataclass(frozen=True)
 class CreditRules:
-    """How advantages are made of the rewards of a group.
+    """The rules that turn the rewards of a group into advantages.
 
-    by_std: divided by the group's standard deviation. turn_discount: None: each token has its rollout's advantage; else
-    that of its turn. overlong: what becomes of a rollout whose last reply was cut off: it is trained as any other; or
-    not at all, though its reward counts among its group's; or with a reward that is lowered by overlong_penalty. The
-    reward that is reported is the one that was earned. distillation: None: no teacher has a say.
-    advantage: gives a group's advantages in place of all that; 0 for each of them is no signal.
+    by_std: divide by the group's standard deviation. turn_discount: if None, each token has its rollout's advantage;
+    else the advantage of its turn. overlong: a rollout whose last reply was cut off is trained as any other ("train");
+    or is not trained, though its reward counts in its group ("mask"); or is trained with a reward that is lowered by
+    overlong_penalty ("penalise"). The reported reward is the one that was earned. distillation: None if no teacher
+    scores the tokens. advantage: computes a group's advantages in place of these rules; all 0 is no signal.
     """
 
     by_std: bool = True
@@ -34,14 +34,14 @@ class CreditRules:
 
     @classmethod
     def of(cls, job: RlJob | EvalJob, advantage: PluginAdvantage | None = None) -> CreditRules:
-        """Those of a job, with its plugin where it has one. Nothing is learned from an evaluation."""
+        """Return the rules of a job, with its plugin if it has one. Nothing is learned from an evaluation."""
         if not isinstance(job, RlJob):
             return cls()
         discount = job.rewards.turn_discount
         return cls(job.advantage_std, discount, job.overlong, job.overlong_penalty, job.distillation, advantage)
 
     def trains(self, rollout: ScoredRollout) -> bool:
-        """Whether the tokens of a rollout are trained."""
+        """Return whether the tokens of a rollout are trained."""
         return not (self.overlong == "mask" and rollout.cut_off)
 
     @property
@@ -50,12 +50,12 @@ class CreditRules:
         return self.turn_discount is not None or self.distillation is not None
 
     def turn_rewards(self, rollout: ScoredRollout) -> list[float]:
-        """What each turn of a rollout is taken to have earned, for its advantage."""
+        """Return the reward of each turn of a rollout that its advantage is computed from."""
         *turns, last = rollout.turn_rewards or [0.0]
         return [*turns, last - self._penalty(rollout)]
 
     def reward(self, rollout: ScoredRollout) -> float:
-        """What a rollout is taken to have earned, for its advantage."""
+        """Return the reward of a rollout that its advantage is computed from."""
         return rollout.reward - self._penalty(rollout)
 
     def _penalty(self, rollout: ScoredRollout) -> float:
@@ -66,9 +66,9 @@ class CreditRules:
 class ScoredRollout:
     """One finished rollout of an iteration. seconds: from the first try to the last reply. tries: at least 1.
 
-    turn_rewards: what each call of the model earned, which add up to the reward. sources: the sums that it was made of,
-    without their weights, by their key in `[rubric.weights]`. steps_missing: see `Rewarded`. cut_off: its last reply is
-    not whole. images_dropped: over all its calls, those that the model was not shown.
+    turn_rewards: the reward of each model call; they add up to the reward. sources: the sum of each source of the
+    reward, before its weight, by its key in `[rubric.weights]`. steps_missing: see `Rewarded`. cut_off: its last reply
+    is not complete. images_dropped: the images, over all its calls, that the model was not shown.
     """
 
     rollout_id: str
@@ -86,7 +86,7 @@ class ScoredRollout:
 
 
 def group_has_signal(members: list[ScoredRollout], credit: CreditRules) -> bool:
-    """Whether there is something to learn from the rollouts of a group."""
+    """Return whether there is something to learn from the rollouts of a group."""
     return _advantages(members, credit) is not None
 
 
@@ -102,14 +102,13 @@ def build_batch(
     values: dict[str, float],
     late: dict[int, int] | None = None,
 ) -> RolloutBatch:
-    """The batch of an iteration. A group that lacks a rollout is dropped whole, as is a group without a signal.
+    """Build the batch of an iteration. A group that lacks a rollout is dropped whole, as is a group without a signal.
 
     late: by group, how many rollouts were cut off at its deadline; the group is kept without them.
 
-    Every rollout is in the metadata, so that its reward is counted; only kept groups have sequences, of the rollouts
-    that `credit` lets train. Each branch of a
-    rollout is a sequence. Sequences are ordered by group and index, so that the same
-    rollouts give the same bytes in whatever order they were collected.
+    Every rollout is in the metadata, so that its reward is counted. Only kept groups have sequences, and of these only
+    the rollouts whose tokens `credit` trains. Each branch of a rollout is a sequence. Sequences are ordered by group
+    and index, so that the same rollouts give the same bytes, collected in any order.
     """
     ordered = sorted(rollouts, key=lambda r: (r.group, _index(r)))
     position = {id(r): i for i, r in enumerate(ordered)}
@@ -150,14 +149,14 @@ def build_batch(
 
 
 def _advantages(members: list[ScoredRollout], credit: CreditRules) -> list[list[float]] | None:
-    """The advantage of each turn of a group's rollouts; None where nothing is learned from the group."""
+    """Return the advantage of each turn of a group's rollouts; None if nothing is learned from the group."""
     if not any(credit.trains(member) for member in members):
         return None
     turns = [credit.turn_rewards(member) for member in members]
     found = _of_rewards(turns, [credit.reward(member) for member in members], credit)
     if credit.distillation is None:
         return found
-    # Where rewards teach nothing, the teacher does.
+    # A group whose rewards have no signal still learns from the teacher.
     weight = credit.distillation.reward_weight
     return [[weight * a for a in of_turns] for of_turns in found] if found else [[0.0] * len(t) for t in turns]
 
@@ -173,7 +172,7 @@ def _of_rewards(turns: list[list[float]], rewards: list[float], credit: CreditRu
 
 
 def _of_tokens(branch: Branch, by_turn: list[float], distillation: DistillationSettings | None) -> Float32:
-    """float32 [T]: the advantage of each sampled token, 0 elsewhere."""
+    """Return float32 [T]: the advantage of each sampled token, 0 elsewhere."""
     found = np.asarray(by_turn)[np.maximum(branch.calls, 0)]
     if distillation is not None:
         found = found - distillation.kl_coef * np.nan_to_num(reverse_kl(branch), nan=0.0)
@@ -181,9 +180,9 @@ def _of_tokens(branch: Branch, by_turn: list[float], distillation: DistillationS
 
 
 def _mean(branches: list[Branch], by_turn: list[float], of_tokens: list[Float32], credit: CreditRules) -> float:
-    """The mean advantage of the sampled tokens. of_tokens: as of `_of_tokens`, of each branch."""
+    """Return the mean advantage of the sampled tokens. of_tokens: the result of `_of_tokens` for each branch."""
     if not branches:
-        return 0.0  # the client gave all of its calls up, and none of them is trained
+        return 0.0  # the client gave up all of its calls, and none of them is trained
     if len(set(by_turn)) == 1 and credit.distillation is None:
         return by_turn[0]
     sampled = np.concatenate([a[branch.loss_mask] for branch, a in zip(branches, of_tokens, strict=True)])

@@ -1,9 +1,9 @@
-"""Collects one job's rollouts, request by request, within one bound on concurrency.
+"""The collection of one job's rollouts, request by request, within one bound on concurrency.
 
-Invariants. At most `bound` rollouts of a job are at its task app at any time, whichever iterations they belong to. A
-rollout is durable (`complete`) before it counts. A rollout that is already in the log is never run again. Which
-rollouts run is decided by the request and by the results of its groups, never by the clock. Nothing here knows HTTP or
-the bus: what a try is, and where its result is stored, are given.
+Invariants. At most `bound` rollouts of a job, over all iterations, are at its task app at any time. A
+rollout is durable (`complete`) before it counts. A rollout that is already in the log is never run again. The
+request and the results of its groups decide which rollouts run, never the clock. Nothing here knows HTTP or the bus:
+the caller passes the functions that run a try and store its result.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from synth.rollouts.concurrency.job_concurrency import JobConcurrency
 
 
 class Collector:
-    """Runs the requests of one job, which share its concurrency."""
+    """The runner of one job's requests, which share its concurrency."""
 
     def __init__(
         self,
@@ -42,11 +42,11 @@ class Collector:
         judge: Judge | None = None,
         credit: CreditRules | None = None,
     ) -> None:
-        """max_tries: of one rollout, for errors of the environment.
+        """max_tries: the most tries of one rollout that fails by errors of the environment.
 
         progress: called with how many rollouts of a request are decided, and how many it has begun.
-        group_timeout_s: the time of a group while all its rollouts are at the app; None: as long as they take.
-        judge: None where rollouts are not judged. credit: as in `build_batch`.
+        group_timeout_s: the time of a group while all its rollouts are at the app; None: no limit.
+        judge: None if rollouts are not judged. credit: as in `build_batch`.
         """
         self.concurrency = concurrency
         self._job_id = job_id
@@ -64,7 +64,7 @@ class Collector:
     async def collect(
         self, request: CollectRequest, prior: PriorProgress, *, priority: int = 0
     ) -> RequestResult | EnvironmentBroken:
-        """Run what is missing of a request. priority: of its rollouts among the job's; the lower one goes first."""
+        """Run the missing rollouts of a request. priority: its rank among the job's requests; lower goes first."""
         runner = RequestRunner(
             self._job_id,
             request,

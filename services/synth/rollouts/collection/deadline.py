@@ -14,7 +14,7 @@ class Deadline:
     """
 
     def __init__(self, rollouts: Iterable[int], timeout_s: float | None) -> None:
-        """rollouts: the indices of those to come, all of them away. timeout_s: None leaves as long as they take."""
+        """rollouts: the indices of the rollouts to run, all of them away. timeout_s: None: no limit."""
         self._away = set(rollouts)
         self._over: set[int] = set()
         self._left_s = timeout_s
@@ -23,17 +23,17 @@ class Deadline:
         self._expired = asyncio.Event()
 
     def mark_at_app(self, index: int) -> None:
-        """The rollout is at its task app now."""
+        """Record that a rollout is at its task app now."""
         self._away.discard(index)
         self._switch_clock()
 
     def mark_away(self, index: int) -> None:
-        """The rollout waits for a replica that can serve it."""
+        """Record that a rollout waits for a replica that can serve it."""
         self._away.add(index)
         self._switch_clock()
 
     def mark_over(self, index: int) -> None:
-        """The rollout has its result, which cannot be late any more."""
+        """Record that a rollout has its result, so that it can no longer be late."""
         self._over.add(index)
         self.mark_at_app(index)
 

@@ -13,9 +13,9 @@ from synth.trajectories import RewardSources, at_last_turn
 
 
 def add_review(sources: RewardSources, review: RolloutReview, rewards: RewardSettings) -> RewardSources:
-    """The sources with the judges' scores: the total of each event in its turn, and that of the outcome.
+    """Add the judges' scores to the sources: the total of each event in its turn, and the total of the outcome.
 
-    Where a grader asked the judges, the total is what the grader gives: the environment's reward.
+    If the judges were called for a grader, the total is the grader's score, which is the environment's reward.
     """
     if rewards.scores == "grader":
         assert review.outcome is not None  # `synth.rollouts.jobs.grading` makes it
@@ -30,6 +30,6 @@ def add_review(sources: RewardSources, review: RolloutReview, rewards: RewardSet
 
 
 def with_sources(rollout: ScoredRollout, sources: RewardSources, rewards: RewardSettings) -> ScoredRollout:
-    """The rollout with the reward that these sources make by the job's weights."""
+    """Return the rollout with the reward that these sources give with the job's weights."""
     turns = sources.turns(rewards.weights)
     return dataclasses.replace(rollout, reward=sum(turns), turn_rewards=turns, sources=sources.sums())

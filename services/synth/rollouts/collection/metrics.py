@@ -18,7 +18,7 @@ _PLAIN = RewardSettings()
 def collection_metrics(
     rollouts: list[ScoredRollout], *, failed: int, rewards: RewardSettings = _PLAIN
 ) -> dict[str, float]:
-    """The metrics of a collection, which `train.step` and `eval.completed` repeat. Seconds are wall-clock seconds."""
+    """Return the metrics of a collection, which `train.step` and `eval.completed` repeat. Seconds are wall-clock."""
     if not rollouts:
         return {"rollouts": 0.0, "rollouts_failed": float(failed)}
     seconds = np.asarray([r.seconds for r in rollouts])
@@ -44,14 +44,14 @@ def collection_metrics(
 
 
 def _image_metrics(rollouts: list[ScoredRollout]) -> dict[str, float]:
-    """The images that were not shown to the model, over all calls; nothing where no model sees."""
+    """Return the number of images that were not shown to the model, over all calls; empty if no model reads images."""
     dropped = sum(r.images_dropped for r in rollouts)
     seen = dropped or any(branch.processor for r in rollouts for branch in r.branches)
     return {"images_dropped": float(dropped)} if seen else {}
 
 
 def _teacher_metrics(rollouts: list[ScoredRollout]) -> dict[str, float]:
-    """The mean of log μ − log π_teacher over the sampled tokens, in nats; nothing where no teacher was asked."""
+    """Return the mean of log μ − log π_teacher over the sampled tokens, in nats; empty if no teacher scored any."""
     found = [reverse_kl(branch) for rollout in rollouts for branch in rollout.branches]
     asked = [kl[np.isfinite(kl)] for kl in found]
     return {"teacher_kl": float(np.concatenate(asked).mean())} if any(map(len, asked)) else {}
@@ -65,7 +65,7 @@ def evaluation_metrics(
     rollouts_per_seed: int,
     success_threshold: float | None,
 ) -> dict[str, float]:
-    """The metrics of an evaluation: those of its collection, and what its repeated rollouts say."""
+    """Return the metrics of an evaluation: the metrics of its collection, and the estimates from repeated rollouts."""
     return collection_metrics(rollouts, failed=failed, rewards=rewards) | repeated_metrics(
         rollouts, rewards=rewards, rollouts_per_seed=rollouts_per_seed, success_threshold=success_threshold
     )
@@ -74,9 +74,9 @@ def evaluation_metrics(
 def repeated_metrics(
     rollouts: list[ScoredRollout], *, rewards: RewardSettings, rollouts_per_seed: int, success_threshold: float | None
 ) -> dict[str, float]:
-    """mean@k and pass@k with their intervals (`synth.estimates.repeated`).
+    """Return mean@k and pass@k with their intervals (`synth.estimates.repeated`).
 
-    A success is by the reward of `rollout.completed`: judges say how good a rollout is, not whether it succeeded.
+    The reward of `rollout.completed` decides a success: judges score how good a rollout is, not whether it succeeded.
     """
     reported: defaultdict[int, list[float]] = defaultdict(list)
     completed: defaultdict[int, list[float]] = defaultdict(list)
@@ -87,12 +87,12 @@ def repeated_metrics(
 
 
 def _sampled(rollout: ScoredRollout) -> bytes:
-    """The tokens that the policy sampled in a rollout, as bytes to compare."""
+    """Return the tokens that the policy sampled in a rollout, as bytes to compare."""
     return b"".join(b.tokens[b.loss_mask].tobytes() for b in rollout.branches)
 
 
 def _source_metrics(rollouts: list[ScoredRollout], rewards: RewardSettings) -> dict[str, float]:
-    """Mean and spread of each source of the reward, and its share: its weighted part of all that the sources moved."""
+    """Return mean and spread of each reward source, and its share: its part of the sum of the weighted mean sizes."""
     found: dict[str, float] = {}
     if rewards.steps is not None:
         found["step_rewards_missing"] = float(sum(r.steps_missing for r in rollouts))

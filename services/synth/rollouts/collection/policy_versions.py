@@ -1,4 +1,4 @@
-"""Which policy version each replica serves."""
+"""The policy version that each replica serves."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ class PolicyVersions:
         self._changed = asyncio.Condition()
 
     async def record_loaded(self, version: int, replica: str) -> None:
-        """A replica now serves this version."""
+        """Record that a replica serves this version now."""
         async with self._changed:
             self.latest = max(self.latest, version)
             self._version_by_replica[replica] = version
             self._changed.notify_all()
 
     def serves_at_least(self, replica: str, version: int) -> bool:
-        """Whether a replica serves this version or a later one."""
+        """Return whether a replica serves this version or a later one."""
         return self._version_by_replica.get(replica, -1) >= version
 
     async def wait_at_least(self, version: int, *, timeout: float) -> None:

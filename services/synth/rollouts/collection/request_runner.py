@@ -1,9 +1,9 @@
-"""Runs one request: its groups, the tries of their rollouts, their deadlines, and refills for groups without a signal.
+"""The run of one request: its groups, their rollouts' tries and deadlines, and refills for groups without a signal.
 
-Invariants. Refill group n (from 0) runs if, and only if, more than n earlier groups had no signal. Which groups run is
-therefore the same in whatever order rollouts end, and for a collector that takes over. A group that lacks a rollout for
-a failure is dropped; one that lacks some because they were late goes on with those that it has. Between its tries a
-rollout holds no slot, and none while it is judged, so that judging overlaps with playing.
+Invariants. Refill group n (from 0) runs if, and only if, more than n earlier groups had no signal. So the same groups
+run for any order in which rollouts end, and for a collector that takes over. A group that lacks a rollout because of a
+failure is dropped; a group that lacks late rollouts goes on with the others. A rollout holds no slot between its tries,
+and none while it is judged, so that judging overlaps with playing.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ from synth.rollouts.concurrency.job_concurrency import JobConcurrency
 from synth.rollouts.rewards.scoring import Rewarded
 from synth.trajectories import CompletionRecord, build_branches, is_cut_off
 
-#: A request of which more than this share of the rollouts is abandoned stops the job: its environment is broken.
+#: If more than this share of a request's rollouts is abandoned, the environment is broken, and the job stops.
 MAX_FAILED_SHARE = 0.5
 
 
 @dataclass
 class _Tries:
-    """The tries of one rollout. begun: how many. failures: why those before the last one failed."""
+    """The tries of one rollout. begun: how many. failures: why the earlier tries failed."""
 
     begun: int = 0
     failures: list[Problem] = field(default_factory=list[Problem])
@@ -74,7 +74,7 @@ class RequestRunner:
         judge: Judge | None,
         credit: CreditRules,
     ) -> None:
-        """The arguments are those of `Collector` and of `Collector.collect`."""
+        """Take the arguments of `Collector` and of `Collector.collect`."""
         self._job_id = job_id
         self._request = request
         self._priority = priority
@@ -84,7 +84,7 @@ class RequestRunner:
         self._complete = complete
         self._abandon = abandon
         self._progress = progress
-        # Where nothing is compared, no rollout waits for the others of its group.
+        # If nothing is compared, no rollout waits for the others of its group.
         self._group_timeout_s = group_timeout_s if request.compares else None
         self._judge = judge
         self._credit = credit
@@ -92,12 +92,12 @@ class RequestRunner:
         self._unjudged = dict(prior.unjudged)
         self._abandoned = dict(prior.abandoned)
         self._tries: defaultdict[int, _Tries] = defaultdict(_Tries)
-        """Of each rollout that is under way here, by index."""
+        """The tries of each rollout that runs here, by index."""
         self._groups = 0
         self._tasks = asyncio.TaskGroup()
 
     async def run(self) -> RequestResult | EnvironmentBroken:
-        """Run what is missing, until the request is complete or its environment is broken."""
+        """Run the missing rollouts, until the request is complete or its environment is broken."""
         try:
             async with self._tasks:
                 for _ in self._request.seeds:
@@ -145,7 +145,7 @@ class RequestRunner:
 
     async def _run_rollout(self, spec: RolloutSpec, deadline: Deadline) -> None:
         outcome = await self._try_until_decided(spec, deadline)
-        # From here on it is not late any more: a rollout that is being made durable is part of its group.
+        # From here on it cannot be late: a rollout that is being made durable is part of its group.
         deadline.mark_over(spec.index)
         self._tries.pop(spec.index, None)
         if isinstance(outcome, CompletedRollout):
@@ -163,7 +163,7 @@ class RequestRunner:
 
     @property
     def _judges_each(self) -> bool:
-        """Whether a rollout is judged for itself: in a group of one and in an evaluation, nothing is compared."""
+        """Whether each rollout is judged alone: in a group of one and in an evaluation, nothing is compared."""
         return self._judge is not None and not (self._request.compares and self._judge.by_group)
 
     def _unjudged_of(self, specs: list[RolloutSpec]) -> list[DurableRollout]:
@@ -211,7 +211,7 @@ class RequestRunner:
                 problem, transcript = result.score.problem, result.transcript
                 return AbandonedRollout(problem, tries, transcript=transcript, failures=ours.failures)
             ours.failures.append(result.score.problem)
-            # Should the next try be cut off before it samples anything, this is what there is to look at.
+            # If the next try is cut off before it samples anything, this transcript is the one to show.
             ours.cut_off.transcript = result.transcript
             await asyncio.sleep(min(5.0, 0.2 * 2**tries))
         raise AssertionError("counting never ends")
@@ -219,7 +219,7 @@ class RequestRunner:
     async def _abandon_late(
         self, late: list[RolloutSpec], running: dict[int, asyncio.Task[None]], timeout_s: float
     ) -> None:
-        """End the rollouts that are not over when the time of their group is."""
+        """End the rollouts that are not over when their group's time has passed."""
         for spec in late:
             running[spec.index].cancel()
         if late:
@@ -249,7 +249,7 @@ def _broken_by(abandoned: AbandonedRollout) -> EnvironmentBroken:
 
 
 async def _ended_or_expired(running: set[asyncio.Task[None]], deadline: Deadline) -> None:
-    """Return when every rollout of a group has ended, or when no time is left to them."""
+    """Return when every rollout of a group has ended, or when they have no time left."""
     expired = asyncio.create_task(deadline.expired())
     try:
         while running and not expired.done():
@@ -260,7 +260,7 @@ async def _ended_or_expired(running: set[asyncio.Task[None]], deadline: Deadline
 
 
 def _is_too_old(request: CollectRequest, records: list[CompletionRecord]) -> bool:
-    """Whether the oldest token that was sampled can no longer be trained. An evaluation's tokens are never trained."""
+    """Return whether the oldest sampled token is too old to be trained. An evaluation's tokens are never trained."""
     if request.mode != "train":
         return False
     return any(int(v) < request.oldest_version for r in records for v in r.versions[r.sampled])
@@ -277,6 +277,6 @@ def _late(timeout_s: float, tries: _Tries) -> AbandonedRollout:
 
 
 def _first(group: ExceptionGroup[Exception]) -> Exception:
-    """The first of the errors that ended nested task groups."""
+    """Return the first of the errors that ended nested task groups."""
     first = group.exceptions[0]
     return _first(first) if isinstance(first, ExceptionGroup) else first

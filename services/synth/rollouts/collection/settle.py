@@ -1,4 +1,4 @@
-"""What one try of a rollout comes to: its score and its transcript, from the task app's answer and the records."""
+"""The result of one try of a rollout: its score and transcript, from the task app's answer and the records."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from synth.transcripts.shorten import json_size, shorten
 
 @dataclass(frozen=True, kw_only=True)
 class SettleRules:
-    """How the tries of a job are settled.
+    """The rules that settle the tries of a job.
 
-    url: of its task app. failure_reward: of a try that the policy failed. transcript_bytes: of each transcript.
+    url: the address of its task app. failure_reward: the reward of a try that the policy failed. transcript_bytes: the
+    limit of each transcript.
     """
 
     url: str
@@ -35,10 +36,11 @@ class SettledTry:
 
 
 def settle(reply: TaskAppReply, records: list[CompletionRecord], rules: SettleRules, traced: bool) -> SettledTry:
-    """Score a try and write its transcript. traced: whether it is kept whole if the try counts.
+    """Score a try and write its transcript. traced: whether the transcript is kept whole if the try counts.
 
-    It runs in a worker process if the answer is large, so the details that the app adds to its reward are kept up to a
-    size that costs the event loop nothing: like values of a transcript, larger ones are shortened, and say so.
+    It runs in a worker process if the answer is large. Therefore the details that the app adds to its reward are kept
+    only up to a size that costs the event loop nothing: like values of a transcript, larger ones are shortened and
+    marked as shortened.
     """
     reply = reply.read()
     scored = score(reply, records, url=rules.url, failure_reward=rules.failure_reward, rewards=rules.rewards)

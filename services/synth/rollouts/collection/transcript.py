@@ -1,6 +1,6 @@
-"""Makes the transcript of a try, within a limit: what the policy was asked and said, and what the task app answered.
+"""The transcript of a try, within a size limit: the policy's prompts and replies, and the task app's answer.
 
-What an app answers is foreign: any field may be missing, have any type, or be as large as the answer may be.
+An app's answer is not trusted: any field may be missing, have any type, or be as large as the answer may be.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from synth.transcripts.plain import to_plain
 from synth.transcripts.shorten import json_size, share_out, shorten
 from synth.transcripts.transcript import RecordedChat, TaskAppAnswer, Transcript, TranscriptStep, TranscriptTurn
 
-#: What a turn or a step without its values takes, roughly.
+#: The rough size of a turn or a step without its values.
 _FRAME_BYTES = 256
 _Item = TypeVar("_Item")
 _TURN_VALUES = ("messages", "tools", "reply")
@@ -27,9 +27,9 @@ _ANSWER_VALUES = ("body", "final", "metrics")
 def transcript_to_bytes(
     records: list[CompletionRecord], reply: TaskAppReply | None, *, rewards: list[float], limit: int | None
 ) -> bytes:
-    """The transcript of a try as JSON, of at most about `limit` bytes; None: whole.
+    """Return the transcript of a try as JSON, of at most about `limit` bytes; None: whole.
 
-    reply: None where the try was cut off before an answer came. rewards: what each turn earned.
+    reply: None if the try was cut off before an answer arrived. rewards: the reward of each turn.
     """
     turns = [_turn(record) for record in records]
     answer = None if reply is None else _answer(reply)
@@ -103,7 +103,7 @@ def _step(step: dict[str, Any]) -> TranscriptStep:
 
 
 def _own_info(info: Any) -> Any:
-    """The app's info, without the address of the model: that is ours, and a credential."""
+    """Return the app's info without the model's address, which the app got from us and which is a credential."""
     if not isinstance(info, dict):
         return info
     fields = cast(dict[str, Any], info)
@@ -115,7 +115,7 @@ def _own_info(info: Any) -> Any:
 
 
 def _cut(whole: Transcript) -> Transcript:
-    """The transcript with its large values shortened, all of them to the same size."""
+    """Shorten the large values of a transcript, all of them to the same size."""
     answer = whole.answer
     places: list[tuple[msgspec.Struct, str]] = [(turn, name) for turn in whole.turns for name in _TURN_VALUES]
     if answer is not None:
@@ -142,7 +142,7 @@ def _cut(whole: Transcript) -> Transcript:
 
 
 def _ends(items: list[_Item], most: int) -> tuple[list[_Item], int]:
-    """The first and the last items, `most` together, and how many are left out between them."""
+    """Return the first and the last items, `most` together, and how many are left out between them."""
     if len(items) <= most:
         return items, 0
     tail = most // 2

@@ -30,7 +30,7 @@ class RolloutSpec:
 class CollectRequest:
     """One `rollout.requested`. Group g plays seed g of seeds + refill_seeds; rollout i is in group i // group_size.
 
-    refill_seeds: of the groups that replace, in this order, those that came without a signal.
+    refill_seeds: the seeds of the groups that replace groups without a signal, in this order.
     """
 
     iteration: int
@@ -48,7 +48,7 @@ class CollectRequest:
 
     @property
     def compares(self) -> bool:
-        """Whether the rollouts of a group are compared with each other. Those of an evaluation are measured alone."""
+        """Whether the rollouts of a group are compared with each other. Evaluations measure each rollout alone."""
         return self.mode == "train" and self.group_size > 1
 
     @property
@@ -57,7 +57,7 @@ class CollectRequest:
         return len(self.seeds) + len(self.refill_seeds)
 
     def specs(self, job_id: str, group: int) -> list[RolloutSpec]:
-        """The rollouts of one group."""
+        """Return the rollouts of one group."""
         seed = [*self.seeds, *self.refill_seeds][group]
         first = group * self.group_size
         return [
@@ -68,9 +68,9 @@ class CollectRequest:
 
 @dataclass(frozen=True)
 class TryResult:
-    """One try of a rollout. records: what the policy sampled. overload: a sign that too many rollouts run at once.
+    """One try of a rollout. records: the policy's samples. overload: a sign that too many rollouts run at once.
 
-    transcript: what `transcript_to_bytes` made of it. traced: whether that is whole.
+    transcript: the result of `transcript_to_bytes`. traced: whether the transcript is whole.
     """
 
     score: Rewarded | EnvironmentFailed
@@ -82,7 +82,7 @@ class TryResult:
 
 @dataclass
 class CutOff:
-    """What a try that is cancelled leaves behind: its transcript, written before the cancellation is over."""
+    """The transcript that a cancelled try leaves, written before the cancellation is over."""
 
     transcript: bytes = b""
 
@@ -91,9 +91,9 @@ class CutOff:
 class CompletedRollout:
     """A finished rollout, to be made durable. seconds: from the first try to the last reply. tries: at least 1.
 
-    calls: how often it called the model. transcript: of its last try; traced: whether that is whole.
-    failures: why the tries before it failed. cut_off: its last reply is not whole. images_dropped: over all its calls,
-    those that the model was not shown.
+    calls: how often it called the model. transcript: its last try. traced: whether the transcript is whole.
+    failures: why the earlier tries failed. cut_off: its last reply is not complete. images_dropped: the images, over
+    all its calls, that the model was not shown.
     """
 
     spec: RolloutSpec
@@ -111,9 +111,9 @@ class CompletedRollout:
 
 @dataclass(frozen=True)
 class DurableRollout:
-    """A rollout that is in the log, with the reward of its environment. transcript: None where nothing was kept.
+    """A rollout that is in the log, with the reward of its environment. transcript: None if none was kept.
 
-    info: what was said of it when it was scored.
+    info: the details that were recorded when it was scored.
     """
 
     index: int
@@ -127,8 +127,8 @@ class DurableRollout:
 class AbandonedRollout:
     """A rollout that its group goes without. late: nothing failed, it was cut off at the deadline of its group.
 
-    unjudged: it was played, and its judges gave no scores. transcript: of its last try. failures: why the tries before
-    it failed.
+    unjudged: it was played, and its judges gave no scores. transcript: its last try. failures: why the earlier tries
+    failed.
     """
 
     problem: Problem
@@ -141,9 +141,9 @@ class AbandonedRollout:
 
 @dataclass(frozen=True)
 class PriorProgress:
-    """What the log has of a request already: the rollouts that are done, and those that were abandoned, by index.
+    """The rollouts of a request that are in the log already: done and abandoned ones, by index.
 
-    unjudged: those that have been played and wait for their judges.
+    unjudged: the rollouts that have been played and wait for their judges.
     """
 
     done: dict[int, ScoredRollout]
@@ -153,7 +153,7 @@ class PriorProgress:
 
 @dataclass(frozen=True)
 class RequestResult:
-    """The rollouts of a request that count. groups, num_rollouts: those that were run, refills included.
+    """The rollouts of a request that count. groups, num_rollouts: how many were run, refills included.
 
     failed: how many rollouts the environment failed. late: how many were cut off at their deadline, by group.
     """
@@ -167,10 +167,9 @@ class RequestResult:
 
 @dataclass(frozen=True)
 class EnvironmentBroken:
-    """A request that cannot be collected: its environment, its judges or its teacher fail too often. problem: the last
-    failure.
+    """A request that cannot be collected: its environment, its judges or its teacher fail too often.
 
-    code: whose failure it is.
+    problem: the last failure. code: the part that fails.
     """
 
     problem: Problem
@@ -180,7 +179,7 @@ class EnvironmentBroken:
 
 
 class CollectionBlocked(Exception):
-    """Ends the collection of a request."""
+    """An error that ends the collection of a request."""
 
     def __init__(self, broken: EnvironmentBroken) -> None:
         super().__init__(broken.problem.text())
@@ -188,7 +187,7 @@ class CollectionBlocked(Exception):
 
 
 class Judge(Protocol):
-    """Asks the judges of a job. by_group: they compare the rollouts of a group; else each is judged for itself."""
+    """The judges of a job. by_group: they compare the rollouts of a group; else they judge each rollout alone."""
 
     @property
     def by_group(self) -> bool: ...
@@ -196,18 +195,18 @@ class Judge(Protocol):
     async def judge(
         self, request: CollectRequest, rollouts: list[DurableRollout]
     ) -> list[ScoredRollout | AbandonedRollout]:
-        """The rollouts with their judged rewards, made durable; abandoned where the judges could not score them.
+        """Return the rollouts with their judged rewards, made durable; abandoned if the judges could not score them.
 
-        It waits for judges that are away. Raises `CollectionBlocked` where they will never answer.
+        It waits while the judges are unavailable. Raises `CollectionBlocked` if they will never answer.
         """
         ...
 
 
 RunTry = Callable[[CollectRequest, RolloutSpec, Deadline, CutOff], Awaitable[TryResult]]
-"""Runs one try of a rollout, which begins away from its task app, and tells the deadline when it arrives there.
+"""Runs one try of a rollout, which begins away from its task app, and marks in the deadline when it arrives there.
 
-One that is cancelled leaves in the `CutOff` what there is of it."""
+A cancelled try leaves its transcript so far in the `CutOff`."""
 Complete = Callable[[CollectRequest, CompletedRollout], Awaitable[DurableRollout]]
 """Makes a rollout durable."""
 Abandon = Callable[[CollectRequest, RolloutSpec, AbandonedRollout], Awaitable[None]]
-"""Makes it durable that a group goes without a rollout."""
+"""Records durably that a group goes without a rollout."""

@@ -7,7 +7,7 @@ to the new limit. A halving for a backlog does not, because a backlog is no limi
 may at most double with each step of the trainer.
 
 Invariants. 1 ≤ limit ≤ bound. A try that began before the last halving cannot halve again: one cause counts once.
-Nothing here decides which rollouts run, only when. There is no clock inside: time is given, in seconds.
+Nothing here decides which rollouts run, only when. There is no clock inside: the caller passes the time, in seconds.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ INITIAL_LIMIT = 8
 #: Rounds without overload that bring the limit from 0 to its bound, beyond the threshold.
 _ROUNDS = 16
 
-#: How long until a queue can be seen to have shrunk: replicas announce theirs every 3 s.
+#: How long until a shorter queue shows: replicas announce their queues every 3 s.
 _QUEUE_SETTLE_S = 6.0
 
-#: A collector that works less than this share of the time would be in time with half the concurrency.
+#: A collector that works less than this share of the time would be fast enough with half the concurrency.
 _IDLE_SHARE = 0.4
 
 
 class Overload(StrEnum):
-    """Why a limit is halved."""
+    """The reason why a limit is halved."""
 
     REJECTED = "overload"
     """the task app answered 429 or 503"""
@@ -47,11 +47,11 @@ class Overload(StrEnum):
 class ConcurrencyController:
     """The limit on one job's rollouts at once.
 
-    rising: the direction of the last change. halved: how often, by cause. cause: of the last halving.
+    rising: the direction of the last change. halved: the number of halvings, by cause. cause: the last one's cause.
     """
 
     def __init__(self, bound: int) -> None:
-        """bound: the user's, 1 and up."""
+        """bound: the user's limit, at least 1."""
         self._bound = bound
         self._limit = float(min(INITIAL_LIMIT, bound))
         self._increment = max(1.0, bound / _ROUNDS)
@@ -75,7 +75,7 @@ class ConcurrencyController:
         started: when it began. full: whether the limit was reached, so that a higher limit would have run more.
         """
         if overload is not None:
-            # A try that began before the last halving met the load of then, which has been answered.
+            # A try that began before the last halving met the load for which the limit was halved.
             if started >= self._halved_at:
                 self._halve(now, overload)
         elif full and not self._batch_ready and not self._queued and self._limit < self._ceiling:
@@ -97,11 +97,11 @@ class ConcurrencyController:
         """
         before, self._backlog = self._backlog, waiting
         self._batch_ready = waiting >= 0
-        # A backlog that shrinks needs no other halving, and the effect of one shows a step later.
+        # A backlog that shrinks needs no further halving, and the effect of a halving shows one step later.
         self._backlog_halved = 1 < waiting >= before and not self._backlog_halved
         if self._backlog_halved or (waiting >= 0 and busy < _IDLE_SHARE):
             self._halve(now, Overload.BACKLOG)
-        # A trainer that has to wait again needs more than now, but not all at once: the next step shows.
+        # A trainer that has to wait again needs a higher limit, but not the whole bound at once: the next step shows.
         if self.halved[Overload.BACKLOG]:
             self._ceiling = min(float(self._bound), 2 * self._limit)
 

@@ -15,10 +15,10 @@ log = logs.get("concurrency")
 
 
 class JobConcurrency:
-    """The slots at one job's task app, and what is learned about how many there should be."""
+    """The slots at one job's task app, and the controller that learns how many there should be."""
 
     def __init__(self, bound: int, *, engine_queue: Callable[[], tuple[int, int]] = lambda: (0, 0)) -> None:
-        """bound: rollouts at the task app at once, at most.
+        """bound: the most rollouts at the task app at once.
 
         engine_queue: how many requests run in the engines that serve the job, and how many wait there.
         """
@@ -38,11 +38,11 @@ class JobConcurrency:
 
     @property
     def halved(self) -> Counter[Overload]:
-        """How often the limit was halved so far, by cause."""
+        """The number of halvings of the limit so far, by cause."""
         return self._controller.halved
 
     def occupancy(self) -> Occupancy:
-        """The use of the slots up to now; the difference of two readings is the use between them."""
+        """Return the use of the slots up to now; the difference of two readings is the use between them."""
         return self._limiter.occupancy()
 
     def acquire(self, priority: Priority) -> AbstractAsyncContextManager[None]:
@@ -50,7 +50,7 @@ class JobConcurrency:
         return self._limiter.acquire(priority)
 
     def record_try(self, *, started: float, overload: Overload | None) -> None:
-        """A try of a rollout, which still holds its slot, has ended. started: by `time.monotonic`."""
+        """Record that a try of a rollout has ended, which still holds its slot. started: by `time.monotonic`."""
         now = time.monotonic()
         self._controller.record_try(now, started=started, full=self._limiter.full, overload=overload)
         running, waiting = self._engine_queue()
@@ -58,7 +58,7 @@ class JobConcurrency:
         self._apply_limit()
 
     def record_step(self, *, waiting: int, busy: float) -> None:
-        """The trainer has made a step; the arguments are those of `ConcurrencyController.record_step`."""
+        """Record that the trainer has made a step, with the arguments of `ConcurrencyController.record_step`."""
         self._controller.record_step(time.monotonic(), waiting=waiting, busy=busy)
         self._apply_limit()
 

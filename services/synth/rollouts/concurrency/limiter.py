@@ -1,8 +1,7 @@
 """The slots at a job's task app: a semaphore by priority, whose limit may change while slots are in use.
 
-Invariants. A free slot goes to the waiter of the lowest priority, not to the one that came first: an earlier iteration
-is never overtaken, its retries and refills included. A limit that falls takes no slot away; it is reached as rollouts
-end.
+Invariants. A free slot goes to the waiter of the lowest priority, not to the first one: an earlier iteration is never
+overtaken, its retries and refills included. A limit that falls takes no slot away; it is reached as rollouts end.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 Priority = tuple[int, int]
-"""The priority of a rollout in its job, the lowest first: that of its request, and its index in the request."""
+"""The priority of a rollout in its job, the lowest first: its request's priority, and its index in the request."""
 
 
 @dataclass(frozen=True)
@@ -44,12 +43,12 @@ class PriorityLimiter:
         return self.in_use >= self._limit
 
     def resize(self, limit: int) -> None:
-        """Set the limit, 1 and up."""
+        """Set the limit, at least 1."""
         self._limit = limit
         self._admit()
 
     def occupancy(self) -> Occupancy:
-        """The use up to now; the difference of two readings is the use between them."""
+        """Return the use up to now; the difference of two readings is the use between them."""
         self._change_in_use(0)
         return self._occupancy
 
@@ -70,7 +69,7 @@ class PriorityLimiter:
         try:
             await admitted
         except asyncio.CancelledError:
-            # A slot may have been given to it in the very iteration of the event loop that cancelled it.
+            # The waiter may have got a slot in the same iteration of the event loop that cancelled it.
             if not admitted.cancelled():
                 self._change_in_use(-1)
                 self._admit()
@@ -93,10 +92,10 @@ class PriorityLimiter:
 
 
 def mean_in_use(before: Occupancy, after: Occupancy) -> float:
-    """Slots in use on average between two readings."""
+    """Return how many slots were in use on average between two readings."""
     return (after.slot_s - before.slot_s) / max(1e-9, after.at - before.at)
 
 
 def busy_share(before: Occupancy, after: Occupancy) -> float:
-    """Share of the time between two readings in which a slot was in use."""
+    """Return the share of the time between two readings in which a slot was in use."""
     return (after.busy_s - before.busy_s) / max(1e-9, after.at - before.at)

@@ -1,4 +1,4 @@
-"""What a collect task of either kind works with: its job, its collector and its log."""
+"""The context of a collect task of either kind: its job, its collector and its log."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from synth.rollouts.settings import RolloutsSettings
 
 @dataclass(frozen=True)
 class CollectionContext:
-    """The collection of one job, open for as long as its task is owned. term: of the job, when the task was queued."""
+    """The collection of one job, open while its task is owned. term: the job's term when the task was queued."""
 
     bus: Connection
     settings: RolloutsSettings
@@ -28,5 +28,5 @@ class CollectionContext:
     event_log: RolloutLog
 
     def follow(self, *facts: str) -> AsyncGenerator[Recorded, None]:
-        """The events of these types in the job's log, from its beginning on, for ever."""
+        """Follow the events of these types in the job's log, from its beginning, without an end."""
         return follow(self.bus, [f"{fact}.{self.history.org}.{self.history.job_id}" for fact in facts])

@@ -1,6 +1,6 @@
-"""An evaluation job: its collector owns it, from when its model is served until it ends or is paused.
+"""An evaluation job: its collector owns it from the time that its model is served until it ends or is paused.
 
-All that it appends expects its attempt, and whatever it does ends once another attempt has started.
+Every append expects the collector's attempt, and all its work ends once another attempt has started.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from synth.rollouts.jobs.context import CollectionContext
 from synth.work import Task
 
 Open = Callable[[Fence], AbstractAsyncContextManager[CollectionContext]]
-"""Opens what a collection needs, once the job has an owner."""
+"""Opens the context of a collection, once the job has an owner."""
 
 
 async def evaluate(bus: Connection, history: JobHistory, job: EvalJob, lease: Lease, worker: str, open: Open) -> None:
     """Run an evaluation to its end (success, failure with its cause, or cancellation), or until it is paused."""
-    # For as long as it takes: a job that lacks an engine does not hang.
+    # There is no deadline: a job that waits for an engine does not hang.
     lease.progress("wait for the model", deadline=math.inf)
     term = lease.task.term
     refused = await _wait_until_served(bus, history, term)
@@ -54,7 +54,7 @@ async def fail(bus: Connection, task: Task, ending: JobFailed, worker: str) -> N
 
 
 async def _wait_until_served(bus: Connection, history: JobHistory, term: int) -> JobFailed | None:
-    """Wait for the model: a job that lacks an engine has not started, and the gateway says what it waits for.
+    """Wait for the model: a job that lacks an engine has not started, and the gateway reports that it waits.
 
     Returns how the job fails if its model is refused; None once it is served, or once the job is over.
     """

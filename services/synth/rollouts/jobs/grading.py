@@ -1,7 +1,7 @@
-"""Graders that ask models: what the judge service is asked of a rollout, and the score that its answers make.
+"""Graders that use models: the prompts of a rollout for the judge service, and the score from its answers.
 
-What was asked, and the scores that are known without it, are in the log with the rollout, so that a collector that
-takes over asks the same, and runs no code twice.
+The prompts, and the scores that are known without them, are in the log with the rollout. So a collector that takes over
+sends the same prompts, and runs no code twice.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from synth.rollouts.event_log import RolloutLog
 
 @dataclass(frozen=True)
 class ModelGraders:
-    """The grader of one job, some of whose parts ask models."""
+    """The grader of one job, some of whose parts use models."""
 
     grader: Grader
     event_log: RolloutLog
 
     async def to_judge(self, request: CollectRequest, durable: DurableRollout) -> RolloutToJudge:
-        """What the judge service is asked of a rollout."""
+        """Return the rollout with its prompts, as the judge service takes it."""
         rollout_id, asked = durable.rollout.rollout_id, _asked(durable)
         if not asked:
             return RolloutToJudge(rollout_id=rollout_id)
@@ -37,19 +37,19 @@ class ModelGraders:
         return RolloutToJudge(rollout_id=rollout_id, prompts=ref)
 
     def calls(self, durable: DurableRollout, judging: Judging) -> int:
-        """The calls that the models of a rollout's graders take."""
+        """Return the number of calls that the models of a rollout's graders take."""
         votes = {judge.model: judge.votes for judge in judging.judges}
         return sum(votes[prompt.model] for prompt in _asked(durable))
 
     def review(self, durable: DurableRollout, review: RolloutReview | None) -> RolloutReview:
-        """The review, with what the grader makes of it as the outcome's total. review: None where none was asked for.
+        """Return the review with the grader's score as the outcome's total. review: None if no model was called.
 
-        Raises `CollectionBlocked` where the formula has no value: the grader is at fault, as where it asks no model.
+        Raises `CollectionBlocked` if the formula has no value: the grader is at fault, as one without models would be.
         """
         told = _told(durable)
         rollout_id = durable.rollout.rollout_id
         if told is None:
-            # The policy failed, and there is nothing to grade: it has earned what the job pays for that.
+            # The policy failed, and there is nothing to grade: the reward is the one that the job sets for a failure.
             return RolloutReview(rollout_id=rollout_id, outcome=Review(total=sum(durable.sources.environment)))
         judged = review.outcome.criteria if review is not None and review.outcome is not None else {}
         known: dict[str, float] = told["parts"] or dict.fromkeys(told["lacking"], 0.0)
@@ -68,7 +68,7 @@ class ModelGraders:
 
 
 def _told(durable: DurableRollout) -> dict[str, Any] | None:
-    """What was said of a rollout when it was graded; None where there was nothing to grade."""
+    """Return the grader's details of a rollout; None if there was nothing to grade."""
     return durable.info.get("details", {}).get("grader")
 
 

@@ -1,8 +1,8 @@
-"""Has the rollouts of a job judged: asks the judge service, waits while judges are away, and never invents a score.
+"""The judging of a job's rollouts: calls the judge service, waits for unavailable judges, and never invents a score.
 
 Invariants. A rollout is in the log before it is judged, so that a collector that takes over judges it and does not play
-it again. A judge that is away pauses the judging. One whose answers cannot be read costs the group of that rollout,
-counted; one that refuses ends the job with its reason.
+it again. A judge that is unavailable pauses the judging. If a judge's answers cannot be read, the rollout's group is
+lost and counted; if a judge refuses, the job ends with its reason.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ from synth.runtime import logs
 log = logs.get("judging")
 
 Ask = Callable[[JudgeRollouts], Awaitable[JudgeAnswer]]
-"""Asks the judge service once. Raises `Transient` where no answer comes."""
-#: A judge that is away is looked at again after this many seconds at most, and is said to be away as often.
+"""Calls the judge service once. Raises `Transient` if no answer arrives."""
+#: A judge that is unavailable is called again, and logged as unavailable, after at most this many seconds.
 _LONGEST_PAUSE_S = 30.0
 
 
 @dataclass
 class RolloutJudge:
-    """The judging of one job's rollouts. progress: called while rollouts wait for their judges, which is no hanging."""
+    """The judging of one job's rollouts. progress: called while rollouts wait for their judges."""
 
     org: str
     job_id: str
@@ -53,14 +53,14 @@ class RolloutJudge:
     ask: Ask
     progress: Callable[[str], None]
     graders: ModelGraders | None = None
-    """Who asks, where a grader does and no rubric is applied."""
+    """The graders whose prompts go to the judges; None if a rubric is applied."""
     _slots: asyncio.Semaphore = field(init=False)
     _changed: asyncio.Condition = field(init=False)
     _planned: int = field(init=False)
-    """Calls of the questions under way."""
+    """The number of calls that the questions under way may take."""
 
     def __post_init__(self) -> None:
-        # More questions than the judges may be asked at once would only wait in the judge service.
+        # Questions beyond the judges' concurrency would only wait in the judge service.
         self._slots = asyncio.Semaphore(self.judging.max_concurrency)
         self._changed = asyncio.Condition()
         self._planned = 0
@@ -72,7 +72,7 @@ class RolloutJudge:
     async def judge(
         self, request: CollectRequest, rollouts: list[DurableRollout]
     ) -> list[ScoredRollout | AbandonedRollout]:
-        """See `Judge`."""
+        """Judge rollouts, see `Judge`."""
         alone = not request.compares
         question = JudgeRollouts(
             org=self.org,
@@ -83,7 +83,7 @@ class RolloutJudge:
         )
         planned = self._planned_calls(rollouts)
         if self.graders is not None and not planned:
-            # All that it says of them is known: a sample that lacks what the graders read, or a policy that failed.
+            # No model is needed: the samples lack the fields that the graders read, or the policy failed.
             reviews = [self.graders.review(durable, None) for durable in rollouts]
             return await self._log(request, rollouts, JudgeAnswer(reviews=reviews))
         async with self._slots, self._reserved(planned):
@@ -106,7 +106,7 @@ class RolloutJudge:
         problem = answer.failure.problem if answer.failure else _mismatch(rollouts, answer.reviews)
         judged: list[ScoredRollout | AbandonedRollout] = []
         for n, durable in enumerate(rollouts):
-            # The calls of a ranked group are those of its first rollout, so that none is counted twice.
+            # The calls of a ranked group are recorded for its first rollout, so that none is counted twice.
             usage = answer.usage if n == 0 else JudgeUsage()
             review = None if problem else answer.reviews[n]
             rollout = await self.event_log.judged(request, durable, review, usage, problem=problem)
@@ -118,7 +118,7 @@ class RolloutJudge:
         return judged
 
     async def _ask_until_answered(self, question: JudgeRollouts) -> JudgeAnswer:
-        """The answer of judges that are there: reviews, or that theirs cannot be read. With what all calls cost."""
+        """Return the judges' answer, reviews or the failure that they cannot be read, with the usage of all calls."""
         spent = JudgeUsage()
         began = time.monotonic()
         for pauses in range(1 << 62):
@@ -135,7 +135,7 @@ class RolloutJudge:
                 if answer.failure.kind == "refused":
                     raise _blocked(answer.failure.problem)
                 if answer.failure.kind == "working":
-                    # The judges are there. Each of their calls has a deadline, so that this ends.
+                    # The judges are available. Each of their calls has a deadline, so the waiting ends.
                     began = time.monotonic()
                     await asyncio.sleep(answer.failure.retry_after_s)
                     continue
@@ -155,7 +155,7 @@ class RolloutJudge:
         raise AssertionError("counting never ends")
 
     def _planned_calls(self, rollouts: list[DurableRollout]) -> int:
-        """The calls that a question takes where each answer can be read at once."""
+        """Return the calls that a question takes if every answer can be read at the first try."""
         if self.graders is not None:
             return sum(self.graders.calls(durable, self.judging) for durable in rollouts)
         events = sum(len(durable.sources.environment) for durable in rollouts) if self.judging.event else 0
@@ -166,7 +166,7 @@ class RolloutJudge:
     async def _reserved(self, calls: int) -> AsyncIterator[None]:
         """Reserve calls of the job's budget, and wait while questions under way might leave room for them.
 
-        Raises `CollectionBlocked` where they do not fit. Answers that cannot be read take calls that nobody planned.
+        Raises `CollectionBlocked` if they do not fit. Answers that cannot be read take more calls than planned.
         """
         most = self.judging.max_calls
         async with self._changed:
@@ -183,9 +183,9 @@ class RolloutJudge:
                 self._changed.notify_all()
 
     def _check_spent(self, spent: JudgeUsage) -> None:
-        """Raises `CollectionBlocked` where the job's judges may cost nothing more, or make no more calls.
+        """Raise `CollectionBlocked` if the budget of the job's judges, in cost or calls, is spent.
 
-        spent: of a question that is asked again.
+        spent: the usage so far of a question that is sent again.
         """
         used, most = self.event_log.judge_usage.cost + spent.cost, self.judging.max_cost
         if most is not None and used >= most:
@@ -211,9 +211,9 @@ def _blocked(problem: Problem) -> CollectionBlocked:
 
 
 def ask_judge(bus: Connection) -> Ask:
-    """Asks whichever replica of the judge service takes the question.
+    """Return a function that sends a question to any replica of the judge service.
 
-    A judging may take longer than an answer may: the same question, asked again, joins the one that is under way.
+    Judging may take longer than the limit of one answer: the same question, sent again, joins the one under way.
     """
 
     async def question(judge: JudgeRollouts) -> JudgeAnswer:

@@ -1,7 +1,8 @@
-"""Owns collect tasks: opens what a collection needs, and runs it for an RL job or for an evaluation.
+"""The owner of collect tasks: opens the context of a collection, and runs it for an RL job or for an evaluation.
 
-The trainer owns an RL job, and its collector only serves it: it owns the collection, by its `collection.started`. An
-evaluation is owned by its collector, which holds the attempt. Either one ends at once when another has taken over.
+The trainer owns an RL job, and its collector only serves the trainer: the collector owns the collection, by its
+`collection.started`. An evaluation is owned by its collector, which holds the attempt. Either ends at once when another
+collector has taken over.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ from synth.work import Task
 
 @dataclass(frozen=True)
 class CollectTaskOwner:
-    """The owner of this process's collect tasks. collectors: of the jobs that it collects for now, by id."""
+    """The owner of this process's collect tasks. collectors: the collectors of its current jobs, by job id."""
 
     bus: Connection
     blobs: BlobStore
@@ -70,7 +71,7 @@ class CollectTaskOwner:
     off_loop: OffLoop
     answers: AnswerMemory
     python: PythonPool | None = None
-    """Where graders that are code run; None where they do not."""
+    """The processes that run graders written in Python; None if the service runs none."""
     collectors: dict[str, Collector] = field(default_factory=dict[str, Collector])
 
     async def run(self, task: Task, lease: Lease) -> None:
@@ -101,7 +102,7 @@ class CollectTaskOwner:
             await collect_iterations(context, job)
 
     async def give_up(self, task: Task, reason: str) -> None:
-        """The task is a dead letter: end its job, or tell its owner to, so that nobody waits for it in vain."""
+        """End the job of a task that is a dead letter, or report to the job's owner, so that nobody waits in vain."""
         problem = Problem(what=f"the rollouts cannot be collected: {reason}", fix="look at the rollouts service's log")
         history = await read_job(self.bus, task.org, task.job_id)
         if history.status.is_over(task.term):
@@ -124,7 +125,7 @@ class CollectTaskOwner:
         advantage: PluginAdvantage | None = None,
     ) -> AsyncIterator[CollectionContext]:
         rollout_settings = job.rollout
-        # Without progress for longer than anything that a rollout may wait for, the task counts as hung.
+        # A task without progress for longer than the longest wait of a rollout counts as hung.
         hung_after_s = self._answer_within_s(rollout_settings) * (rollout_settings.max_retries + 2)
         lease.progress("start", deadline=hung_after_s)
 
@@ -169,12 +170,12 @@ class CollectTaskOwner:
         )
 
         async def mark_idle() -> None:
-            # A collector waits for its trainer for as long as that takes: one that is idle does not hang.
+            # A collector waits for its trainer without a limit: an idle collector does not hang.
             while True:
                 await asyncio.sleep(hung_after_s / 4)
                 if not collector.open_requests:
                     progress("idle")
-                    # It has done all that was asked of it, and nothing of that has ended its process.
+                    # Every request so far is done, and none of them has ended the process.
                     await lease.advanced()
 
         idle = asyncio.create_task(mark_idle())
@@ -227,7 +228,7 @@ class CollectTaskOwner:
         return RolloutJudge(history.org, history.job_id, judging, rubric, event_log, ask, progress, graders)
 
     async def _player(self, history: JobHistory, job: RlJob | EvalJob) -> Player:
-        """Whoever plays the job's rollouts. Raises `Permanent` where a grader's rows lack what it refers to."""
+        """Open the job's player. Raises `Permanent` if rows lack a field to which the grader refers."""
         if isinstance(job, EvalJob) or job.graded is None:
             return await self._task_app_client(history, job)
         verified = history.need(JobVerified)
@@ -267,9 +268,9 @@ class CollectTaskOwner:
         )
 
     def _grace_s(self, rollout: RolloutSettings) -> float:
-        """How long an app may take to answer after the time of its rollout."""
+        """Return how many seconds an app may take to answer after the time of its rollout."""
         return min(self.settings.answer_grace_s, rollout.rollout_timeout_s)
 
     def _answer_within_s(self, rollout: RolloutSettings) -> float:
-        """The longest that one try of a rollout may take, with the time that its policy is not given."""
+        """Return the most seconds that one try of a rollout may take, including its waiting for the policy."""
         return rollout.rollout_timeout_s + self._grace_s(rollout) + self.settings.policy_wait_s

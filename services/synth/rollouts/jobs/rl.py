@@ -1,4 +1,4 @@
-"""Serves the trainer of an RL job: each of its requests is collected, batched and announced, until the job is over.
+"""The service for the trainer of an RL job: collects, batches and announces each request, until the job is over.
 
 Invariants. Requests are collected in their order and may overlap; their batches are announced strictly in order. A
 request waits for a policy that is new enough for it. One that is finished in the log is never collected again.
@@ -35,7 +35,7 @@ async def collect_iterations(context: CollectionContext, job: RlJob) -> None:
         await context.event_log.read()
         await _serve_until_over(context, job)
     except ExceptionGroup as group:
-        # The failure of one request is that of the task: the worker needs the error itself.
+        # The failure of one request is the failure of the task: the worker needs the error itself.
         error = group.exceptions[0]
         if not isinstance(error, Permanent):
             raise error from group
@@ -57,7 +57,7 @@ async def _serve_until_over(context: CollectionContext, job: RlJob) -> None:
             live = live or recorded.pending == 0
             match recorded.event:
                 case PolicyLoaded(version=version, replica=replica):
-                    # In the term before: its replicas have unloaded the policy.
+                    # This event is of an earlier term, whose replicas have unloaded the policy.
                     if recorded.seq < context.history.since:
                         continue
                     if live and version > context.versions.latest:
@@ -99,14 +99,14 @@ class _RunningRequests:
         task.add_done_callback(self._running.discard)
 
     def record_step(self, version: int) -> None:
-        """The trainer has made this version, and goes on with the next batch if there is one."""
+        """Record that the trainer has made this version, and goes on with the next batch if there is one."""
         occupancy = self._concurrency.occupancy()
         waiting = self._context.event_log.last_batched_iteration - (version + 1)
         self._concurrency.record_step(waiting=max(-1, waiting), busy=busy_share(self._occupancy_at_step, occupancy))
         self._occupancy_at_step = occupancy
 
     async def stop(self) -> None:
-        """End what is being collected: the job has ended or is paused."""
+        """End all running collections: the job has ended or is paused."""
         await cancel_until_ended(*self._running, what=f"the collection of {self._context.history.job_id}")
 
     async def _collect_batch(self, request: CollectRequest, priority: int, previous: asyncio.Task[None] | None) -> None:
@@ -150,7 +150,7 @@ class _RunningRequests:
         self, request: CollectRequest, priority: int, previous: asyncio.Task[None] | None
     ) -> None:
         threshold = self._job.evaluation.success_threshold if self._job.evaluation else None
-        # One after the other: each needs memory for its pinned version beside the live policy.
+        # Evaluations run one after the other: each needs memory for its pinned version beside the live policy.
         if previous is not None:
             await asyncio.wait([previous])
         found = await self._collect_rollouts(request, priority)
@@ -179,7 +179,7 @@ class _RunningRequests:
     async def _collect_rollouts(
         self, request: CollectRequest, priority: int
     ) -> tuple[RequestResult, dict[str, float]] | EnvironmentBroken:
-        """The rollouts of a request with their metrics, or why the environment cannot give them."""
+        """Return the rollouts of a request with their metrics, or why the environment cannot give them."""
         context = self._context
         version = max(request.oldest_version, request.pinned_version or 0)
         await context.versions.wait_at_least(version, timeout=context.settings.policy_wait_s)
@@ -197,7 +197,7 @@ class _RunningRequests:
         }
 
     def _concurrency_metrics(self) -> dict[str, float]:
-        """The limit now, and how often and why it was halved since the batch before."""
+        """Return the current limit, and the number of its halvings by cause since the previous batch."""
         halved = self._concurrency.halved
         since, self._halved_before = halved - self._halved_before, halved.copy()
         return {
@@ -207,9 +207,9 @@ class _RunningRequests:
 
 
 def _no_step_rewards(rollouts: list[ScoredRollout], job: RlJob) -> Problem | None:
-    """Why the job's step rewards would be none at all; None where some rollout has them.
+    """Return the problem that no rollout has step rewards; None if some rollout has them.
 
-    A rollout without any (one that the policy failed has none) has the reward of its episode in its last turn.
+    A rollout without step rewards, such as one that the policy failed, has its episode's reward in its last turn.
     """
     steps = job.rewards.steps
     if steps is None or not rollouts or not all(r.steps_missing for r in rollouts):

@@ -1,4 +1,4 @@
-"""Runs one try of a rollout: a credential at a replica, the task app's episode, and the calls recorded under it."""
+"""The run of one try: a credential at a replica, the task app's episode, and the calls recorded under it."""
 
 from __future__ import annotations
 
@@ -36,21 +36,21 @@ from synth.trajectories import CompletionRecord
 
 log = logs.get("rollout_runner")
 
-#: How often replicas are looked at again: one may be known to serve the job before it is known to be at a version.
+#: Seconds between two looks at the replicas: a replica may be known to serve the job before its version is known.
 _POLL_S = 0.5
 
 #: How long closing the credential of a cancelled rollout may take.
 _CLOSE_TIMEOUT_S = 2.0
 
-#: How often in a row a recorder may fail to say how long a policy stood still; then its replica counts as lost.
+#: After so many failed requests in a row for the time that a policy stood still, the replica counts as lost.
 _MISSES = 3
 
-#: How much longer than its player a credential lives, so that it is closed and does not expire.
+#: Seconds that a credential outlives its player, so that it is closed before it expires.
 _CLOSE_TIME_S = 60
 
 
 class RolloutRunner:
-    """Plays rollouts of one job by its player and the replicas that serve its policy."""
+    """The runner of one job's rollouts, with its player and the replicas that serve its policy."""
 
     def __init__(
         self,
@@ -72,10 +72,10 @@ class RolloutRunner:
         org: str,
         progress: Callable[[str], None],
     ) -> None:
-        """replica_wait_s: how long a try waits for a replica that can serve it, and for how long it is played again
-        when its recording is lost, or its policy is not given its time. grace_s: how long the player may take to answer
-        when the rollout's time is over. transcript_bytes: of each transcript. off_loop: where large answers are read,
-        on behalf of `org`. answers: where they are held until then.
+        """replica_wait_s: how long a try waits for a replica that can serve it, and how long it is played again when
+        its recording is lost or it waits for its policy. grace_s: how long the player may take to answer after the
+        rollout's time is over. transcript_bytes: the limit of each transcript. off_loop: reads large answers, on
+        behalf of `org`. answers: the memory that holds answers until they are read.
 
         progress: called when a stage of a try begins.
         """
@@ -96,15 +96,15 @@ class RolloutRunner:
         self._off_loop = off_loop
         self._answers = answers
         self._org = org
-        # A nonce never repeats, over collectors too: a cid must not read what a predecessor left open.
+        # A nonce never repeats, across collectors too: a cid must not read records that a predecessor left open.
         self._nonces = itertools.count(random.randrange(1, 1 << 40) << 10)
 
     async def run_try(
         self, request: CollectRequest, spec: RolloutSpec, deadline: Deadline, cut_off: CutOff
     ) -> TryResult:
-        """One try. It is played again when its recording is lost (its replica died): the environment is not at fault.
+        """Run one try, again if its recording is lost (its replica died), because the environment is not at fault.
 
-        Raises `Transient` when recordings are lost for too long: another collector may fare better.
+        Raises `Transient` when recordings are lost for too long: another collector may succeed.
         """
         give_up_at = math.inf
         with structlog.contextvars.bound_contextvars(rollout=spec.rollout_id):
@@ -112,12 +112,12 @@ class RolloutRunner:
             for losses in itertools.count(1):
                 try:
                     # One aborted completion may be the replica's fault, so the rollout is played again. After a second
-                    # one the task app has hung up, and its answer counts.
+                    # one, the task app has hung up, and its answer counts.
                     return await self._play_once(request, spec, deadline, cut_off, retry_if_aborted=losses == 1)
                 except Transient as error:
                     deadline.mark_away(spec.index)
                     self._progress("wait for a replica")
-                    # From the first loss on: a long reply may have been under way for longer than that.
+                    # The time counts from the first loss: a long reply may take longer than this limit.
                     give_up_at = min(give_up_at, time.monotonic() + self._replica_wait_s)
                     if time.monotonic() >= give_up_at:
                         raise
@@ -135,7 +135,7 @@ class RolloutRunner:
         retry_if_aborted: bool,
     ) -> TryResult:
         replica = await self._choose_replica(request, spec)
-        # The replica ends what it samples by its own clock.
+        # The replica ends its sampling by its own clock.
         ends = self._replicas.clock_of(replica) + self._rollout_settings.rollout_timeout_s
         cid = mint_cid(
             Cid(
@@ -145,7 +145,7 @@ class RolloutRunner:
                 version=request.pinned_version,
                 calls=max(8, 4 * self._rollout_settings.max_turns),
                 ends=ends,
-                # The recorder asks who closes it no sooner than the player has been given up.
+                # The credential expires only after the player is given up, and after the time to close the credential.
                 expires=math.ceil(ends + self._grace_s + _CLOSE_TIME_S),
             ),
             self._credentials,
@@ -158,7 +158,7 @@ class RolloutRunner:
             try:
                 reply = await self._play_in_time(request, spec, replica, url=url, cid=cid, room=room)
             except asyncio.CancelledError:
-                # The app may go on: its calls must be refused. What was recorded is kept for people, not for training.
+                # The app may go on: its calls must be refused. The records are kept for readers, not for training.
                 records = await self._close_credential(replica, cid)
                 cut_off.transcript = transcript_to_bytes(records, None, rewards=[], limit=self._transcript_bytes)
                 raise
@@ -173,7 +173,7 @@ class RolloutRunner:
             if retry_if_aborted and reply.status != 200 and any(r.finish_reason == "abort" for r in records):
                 raise Transient("a call was cut off")
             settled = await self._settle(reply, records, self._is_traced(request, spec))
-        # An answer may be large, and is not held beyond this.
+        # An answer may be large, so it is not held longer.
         return TryResult(settled.scored, records, _overload(reply), settled.transcript, settled.traced)
 
     async def _settle(self, reply: TaskAppReply, records: list[CompletionRecord], traced: bool) -> SettledTry:
@@ -200,10 +200,10 @@ class RolloutRunner:
     async def _play_in_time(
         self, request: CollectRequest, spec: RolloutSpec, replica: Replica, *, url: str, cid: str, room: AnswerRoom
     ) -> TaskAppReply:
-        """The player's answer, or that it did not come in the rollout's time and grace.
+        """Return the player's answer, or a timed-out reply if it did not arrive in the rollout's time and grace.
 
-        The time that the policy was not given is added. Raises `Transient` when it is given none for too long: another
-        replica may fare better.
+        The time that the rollout waited for its policy is added. Raises `Transient` when it waits for too long:
+        another replica may be faster.
         """
         limit = self._rollout_settings.rollout_timeout_s
         left, stood_still, misses = limit + self._grace_s, 0.0, 0
@@ -235,22 +235,22 @@ class RolloutRunner:
             await asyncio.gather(playing, return_exceptions=True)
 
     def _is_traced(self, request: CollectRequest, spec: RolloutSpec) -> bool:
-        """Whether its transcript is kept whole: judges read it, and so does whoever filters rollouts."""
+        """Return whether the transcript is kept whole, for judges and for users who filter rollouts."""
         if self._rewards.judging is not None:
             return True
         if request.mode == "eval":
             return self._rollout_settings.evaluations_traced
-        # By its id, so that every collector decides the same.
+        # The id decides, so that every collector decides the same.
         drawn = zlib.crc32(spec.rollout_id.encode()) / 2**32
         return drawn < self._rollout_settings.trace_rate
 
     def engine_queue(self) -> tuple[int, int]:
-        """How many requests run in the engines of the replicas that serve the job, and how many wait there."""
+        """Return how many requests run in the engines of the replicas that serve the job, and how many wait there."""
         serving = self._replicas.serving(self._job_id)
         return sum(r.running for r in serving), sum(r.waiting for r in serving)
 
     async def _close_credential(self, replica: Replica, cid: str) -> list[CompletionRecord]:
-        """What was recorded; nothing where the recorder does not answer."""
+        """Close a credential, and return its records; none if the recorder does not answer."""
         try:
             async with asyncio.timeout(_CLOSE_TIMEOUT_S):
                 return await self._recorder.close_rollout(replica, cid)
@@ -259,7 +259,7 @@ class RolloutRunner:
             return []
 
     async def _choose_replica(self, request: CollectRequest, spec: RolloutSpec) -> Replica:
-        """A replica whose policy is new enough: the tokens that an older one samples could not be trained."""
+        """Choose a replica whose policy is new enough: tokens that an older policy samples could not be trained."""
         trained = request.mode == "train"
         try:
             async with asyncio.timeout(self._replica_wait_s):
@@ -277,12 +277,12 @@ class RolloutRunner:
             raise Transient(
                 f"no replica serves {what} after {self._replica_wait_s:.0f} s (SYNTH_POLICY_WAIT_S)"
             ) from error
-        # By group: the samples of one prompt share its prefill at one replica.
+        # The group decides, so that the samples of one prompt share its prefill at one replica.
         return sorted(candidates, key=lambda replica: replica.id)[spec.group % len(candidates)]
 
 
 def _overload(reply: TaskAppReply) -> Overload | None:
-    """The sign of overload in an answer, if there is one."""
+    """Return the sign of overload in an answer, if there is one."""
     if reply.timed_out:
         return Overload.TIMEOUT
     return Overload.REJECTED if reply.crowded or reply.status in (429, 503) else None

@@ -1,9 +1,9 @@
-"""Has the sampled tokens of a job's rollouts scored by its teacher, before the rollouts are made durable.
+"""The scoring of a job's sampled tokens by its teacher, before the rollouts are made durable.
 
-Invariants. What the teacher says of a rollout is in the rollout's trajectory, so that whoever takes over asks of no
-rollout twice, and the same log gives the same advantages. A teacher that is away costs no rollout: they wait for it, no
-longer than `[distillation] max_outage_s`. One that refuses tokens ends the job with its reason. Nothing is asked of an
-evaluation's rollouts, from which nothing is learned.
+Invariants. The teacher's scores are in the rollout's trajectory, so that a collector that takes over has no rollout
+scored twice, and the same log gives the same advantages. A teacher that is unavailable costs no rollout: rollouts wait
+for it, for at most `[distillation] max_outage_s`. A teacher that refuses tokens ends the job with its reason. The
+rollouts of an evaluation are not scored, because nothing is learned from them.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ from synth.trajectories.packing import Float32
 
 log = logs.get("teaching")
 
-#: A teacher that is away is looked at again after this many seconds at most, and is said to be away as often.
+#: A teacher that is unavailable is called again, and logged as unavailable, after at most this many seconds.
 _LONGEST_PAUSE_S = 30.0
 
 
 @dataclass
 class Teaching:
-    """What one job's teacher says of its rollouts.
+    """The scoring of one job's rollouts by its teacher.
 
-    complete: makes a rollout durable. at_once: sequences that the teacher is asked of at the same time. progress:
-    called while rollouts wait for the teacher, which is no hanging.
+    complete: makes a rollout durable. at_once: the most sequences that are sent to the teacher at the same time.
+    progress: called while rollouts wait for the teacher.
     """
 
     job_id: str
@@ -57,9 +57,9 @@ class Teaching:
         self._slots = asyncio.Semaphore(self.at_once)
 
     async def score_and_complete(self, request: CollectRequest, completed: CompletedRollout) -> DurableRollout:
-        """Make a rollout durable, with what the teacher says of its tokens.
+        """Make a rollout durable, with the teacher's scores of its tokens.
 
-        Raises `CollectionBlocked` where the teacher refuses them, or is away for too long.
+        Raises `CollectionBlocked` if the teacher refuses the tokens, or is unavailable for too long.
         """
         if request.mode == "train":
             scored = await asyncio.gather(*(self._scored(branch) for branch in completed.branches))
@@ -100,7 +100,7 @@ class Teaching:
         serving = self.replicas.serving(self.job_id)
         if not serving:
             raise Transient(f"no replica serves {self.job_id} and its teacher")
-        # Any of them, so that rollouts spread over the replicas, and the next attempt may be at another one.
+        # The replica is random, so that rollouts spread over the replicas, and the next attempt may be at another one.
         return await self.client.score(random.choice(serving), self.job_id, branch.tokens)
 
 

@@ -1,4 +1,4 @@
-"""Advantages: what a rollout, or a turn of it, earned beyond its group, and what a teacher says of a token."""
+"""Advantages: the reward of a rollout, or of a turn, relative to its group, and a teacher's score of a token."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ _EPSILON = 1e-6
 
 
 def episode_advantages(rewards: list[float], *, by_std: bool) -> list[float] | None:
-    """The advantages of a group: (r − mean)/(std + 1e-6), or r − mean without `by_std` (Dr.GRPO). None: no signal.
+    """Return a group's advantages: (r − mean)/(std + 1e-6), or r − mean without `by_std` (Dr.GRPO). None: no signal.
 
-    None also for rewards that differ by less than 1e-6: `std != 0` would be true of rounding noise.
+    Returns None also for rewards that differ by less than 1e-6: `std != 0` would be true for rounding noise.
     """
     if not has_signal([[r] for r in rewards], None):
         return None
@@ -24,12 +24,12 @@ def episode_advantages(rewards: list[float], *, by_std: bool) -> list[float] | N
 
 
 def turn_advantages(turns: list[list[float]], discount: float, *, by_std: bool) -> list[list[float]] | None:
-    """The advantage of each turn of a group's rollouts. None: no signal.
+    """Return the advantage of each turn of a group's rollouts. None: no signal.
 
-    turns: what each turn earned, by rollout. The return of turn t is G_t = Σ_k≥t discount^(k−t) · r_k (REINFORCE with
-    reward to go); its baseline is the mean of G_t over the group, in which a rollout that is over has 0. The whole
-    group has one scale, the root of the mean squared difference, so that turns are not blown up in which all rollouts
-    did about the same.
+    turns: the reward of each turn, by rollout. The return of turn t is G_t = Σ_k≥t discount^(k−t) · r_k (REINFORCE with
+    reward to go). Its baseline is the mean of G_t over the group, in which a rollout that is over has 0. The whole
+    group has one scale, the root of the mean squared difference, so that a turn with almost the same return in all
+    rollouts is not scaled up.
     """
     if not has_signal(turns, discount):
         return None
@@ -41,8 +41,9 @@ def turn_advantages(turns: list[list[float]], discount: float, *, by_std: bool) 
 
 
 def reverse_kl(branch: Branch) -> npt.NDArray[np.float64]:
-    """float64 [T]: log μ − log π_teacher of each sampled token, in nats: NaN where the teacher was not asked, and of
-    tokens that were not sampled.
+    """Return float64 [T]: log μ − log π_teacher of each sampled token, in nats.
+
+    It is NaN for tokens that the teacher did not score, and for tokens that were not sampled.
 
     Its mean over tokens that the policy sampled estimates the reverse KL, KL(μ ‖ π_teacher) (on-policy distillation:
     MiniLLM, arXiv 2306.08543; GKD, arXiv 2306.13649; per token without a discount as in Thinking Machines' "On-Policy
@@ -55,9 +56,9 @@ def reverse_kl(branch: Branch) -> npt.NDArray[np.float64]:
 
 
 def has_signal(turns: list[list[float]], discount: float | None) -> bool:
-    """Whether a group has a learning signal: two rollouts at least, whose rewards differ, or the returns of a turn.
+    """Return whether a group has a learning signal: two or more rollouts that differ in reward or a turn's return.
 
-    turns: what each turn earned, by rollout. discount: None: each rollout has one advantage.
+    turns: the reward of each turn, by rollout. discount: None: each rollout has one advantage.
     """
     if len(turns) < 2:
         return False
@@ -66,7 +67,7 @@ def has_signal(turns: list[list[float]], discount: float | None) -> bool:
 
 
 def _returns(turns: list[list[float]], discount: float) -> npt.NDArray[np.float64]:
-    """float64 [rollouts, most turns]: the returns, 0 beyond a rollout's end."""
+    """Return float64 [rollouts, most turns]: the returns, 0 beyond a rollout's end."""
     returns = np.zeros((len(turns), max(map(len, turns), default=0)))
     for i, rewards in enumerate(turns):
         ahead = 0.0

@@ -1,4 +1,4 @@
-"""An advantage that the operator has installed: from the rewards of a group to a number for each of its rollouts."""
+"""An advantage that the operator has installed: it maps the rewards of a group to one number for each rollout."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ _EXAMPLES = ([1.0, 0.0, 0.5, 0.0], [0.0, 1.0])
 
 
 class AdvantageFailed(Permanent):
-    """A plugin gives no advantages. Its job ends with the reason."""
+    """An error of a plugin that gives no advantages. Its job ends with the reason."""
 
 
 @dataclass(frozen=True)
 class PluginAdvantage:
-    """The advantage of a plugin. name: as the job writes it. It is pure: asked twice, it says the same."""
+    """The advantage of a plugin. name: as in the job. function: pure, so that equal rewards give equal results."""
 
     name: str
     function: Callable[[list[float]], Any]
 
     def __call__(self, rewards: list[float]) -> list[float]:
-        """One finite number for each reward. Raises `AdvantageFailed` where it raises, or gives anything else."""
+        """Return one finite number for each reward. Raises `AdvantageFailed` if the function fails to return them."""
         try:
             given = self.function(list(rewards))
             found = [float(value) for value in cast(Any, given)]
@@ -47,7 +47,7 @@ class PluginAdvantage:
 
 
 def load_advantage(name: str, allowed: Collection[str]) -> PluginAdvantage:
-    """The advantage of a plugin, tried on small groups. Raises `Permanent` where it may not or cannot be used."""
+    """Load a plugin's advantage, and try it on small groups. Raises `Permanent` if it may not or cannot be used."""
     advantage = PluginAdvantage(name, load_plugin(name, allowed))
     for rewards in _EXAMPLES:
         advantage(rewards)

@@ -1,8 +1,8 @@
-"""Scores a task app's answer: a reward, the policy's own failure, or an error of the environment.
+"""The score of a task app's answer: a reward, the policy's own failure, or an error of the environment.
 
-Whose fault a failure is decides what happens (decision 24). The policy's failure is a reward and is never tried again,
-since trying until it succeeds is biased sampling. An environment's error is no reward: the rollout is tried again, then
-dropped. What an app says of tokens is not read: the sampled tokens come from the recorder.
+The part at fault decides the handling of a failure (decision 24). The policy's failure is a reward and is never tried
+again, because trying until it succeeds is biased sampling. An environment's error is no reward: the rollout is tried
+again, then dropped. Tokens in an app's answer are not read: the sampled tokens are taken from the recorder.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from synth.trajectories import CompletionRecord, RewardSources, at_last_turn
 #: Words in the errors of the published task apps when the policy failed, not the environment.
 _POLICY_FAILURES = ("no tool calls", "no_tool_calls", "policy_step_failed", "policy_failure")
 
-#: Errors of our SDK that the policy never causes, whatever it sampled last: no model, and an episode without a reward.
+#: Errors of our SDK that no sampled token can cause: no model is available, and an episode without a reward.
 _NEVER_THE_POLICYS = ("inference_unavailable", "bad_outcome")
 
 #: Advantages are fp32, and their standard deviation squares the rewards: larger ones would overflow.
@@ -31,16 +31,16 @@ LARGEST_REWARD = 1e30
 
 @dataclass(frozen=True)
 class UnreadAnswer:
-    """The bytes of an answer. secrets: what it must not hold when it is read. max_depth: levels of nesting."""
+    """The bytes of an answer. secrets: removed when it is read. max_depth: the most levels of nesting."""
 
     content: bytes
     secrets: tuple[str, ...]
     max_depth: int
 
     def read(self) -> Any:
-        """The answer as JSON, or as text. Raises `RecursionError` if it is nested too deeply.
+        """Return the answer as JSON, or as text. Raises `RecursionError` if it is nested too deeply.
 
-        Apps echo what they were sent, and a credential must not reach an event.
+        Apps echo fields of their requests, and a credential must not reach an event.
         """
         content = without_secrets(self.content, self.secrets)
         try:
@@ -48,19 +48,19 @@ class UnreadAnswer:
         except ValueError:
             return content.decode(errors="replace")
         if is_too_deep(answer, self.max_depth):
-            # The code that reads it goes down level by level.
+            # The code that reads the answer is recursive.
             raise RecursionError
         return answer
 
 
 @dataclass(frozen=True)
 class TaskAppReply:
-    """A task app's answer to `POST /rollout`: its HTTP status and its JSON body (its text where that is not JSON).
+    """A task app's answer to `POST /rollout`: its HTTP status and its JSON body (its text if it is not JSON).
 
-    status 0: there was no answer, and body says why. timed_out: the reason is that it did not come in time.
-    crowded: that it had no room beside the other answers of its organisation.
-    problem: why the environment failed, where whoever played the rollout knows it. unread: a large answer, whose body
-    `read` decodes: in a worker process, because decoding may hold the event loop for seconds.
+    status 0: there was no answer, and body has the reason. timed_out: it did not arrive in time. crowded: it had no
+    room beside the other answers of its organisation. problem: why the environment failed, if the player knows it.
+    unread: a large answer, whose body `read` decodes: in a worker process, because decoding may block the event loop
+    for seconds.
     """
 
     status: int
@@ -72,11 +72,11 @@ class TaskAppReply:
 
     @property
     def size(self) -> int:
-        """Bytes that `read` has to decode."""
+        """The number of bytes that `read` has to decode."""
         return len(self.unread.content) if self.unread is not None else 0
 
     def read(self) -> TaskAppReply:
-        """The reply with its body decoded. An answer that is nested too deeply is none: status 0."""
+        """Return the reply with its body decoded. An answer that is nested too deeply counts as none: status 0."""
         if self.unread is None:
             return self
         try:
@@ -88,10 +88,10 @@ class TaskAppReply:
 
 @dataclass(frozen=True)
 class Rewarded:
-    """The rollout counts. outcome: "ok", or "policy_failure" where it earned the job's `failure_reward`.
+    """A rollout that counts. outcome: "ok", or "policy_failure" if its reward is the job's `failure_reward`.
 
-    sources: what it earned. steps_missing: the job rewards single turns and the answer has none, so that the reward of
-    the episode is that of its last turn.
+    sources: its rewards. steps_missing: the job rewards single turns and the answer has no such rewards, so that the
+    last turn has the reward of the episode.
     """
 
     sources: RewardSources
@@ -102,7 +102,7 @@ class Rewarded:
 
 @dataclass(frozen=True)
 class EnvironmentFailed:
-    """The rollout does not count. problem: why."""
+    """A rollout that does not count. problem: the reason."""
 
     problem: Problem
 
@@ -115,9 +115,9 @@ def score(
     failure_reward: float,
     rewards: RewardSettings,
 ) -> Rewarded | EnvironmentFailed:
-    """The score of one try of a rollout.
+    """Score one try of a rollout.
 
-    records: what the policy sampled in it. failure_reward: the reward of a try that the policy failed.
+    records: the policy's samples in it. failure_reward: the reward of a try that the policy failed.
     """
     if reply.problem is not None:
         return EnvironmentFailed(reply.problem)
@@ -143,7 +143,7 @@ def score(
         what, _, expected = str(error).partition("; expected ")
         return _environment_failed(url, what, expected)
     if episode is None and (reply.body.get("aborted") or "policy_failure" in info.get("details", {})):
-        # Also where steps before the failure were paid.
+        # This holds also if steps before the failure had rewards.
         return _policy_failure(failure_reward, turns, info)
     reward = sum(steps) if steps is not None else episode
     if reward is None:
@@ -177,7 +177,7 @@ def _policy_failure(reward: float, turns: int, info: dict[str, Any]) -> Rewarded
 
 
 def _own_scores(metrics: dict[str, Any], rewards: RewardSettings) -> dict[str, float | None]:
-    """The scores of the app's own that the job's weights pay, by the metric; None where it is not there."""
+    """Return the app's own scores that have a weight in the job, by metric; None for a missing score."""
     if rewards.scores != "task_app":
         return {}
     paid = {"events_score": rewards.weights.event, "outcome_score": rewards.weights.outcome}
@@ -189,7 +189,7 @@ def _score_error(
     reply: TaskAppReply, records: list[CompletionRecord], *, url: str, failure_reward: float
 ) -> Rewarded | EnvironmentFailed:
     if any(record.out_of_time for record in records):
-        # What it does with a reply that was cut off, or with the refusal of a further one, is the policy's doing.
+        # An error after a reply that was cut off, or after the refusal of a further one, is the policy's failure.
         return _policy_failure(failure_reward, len(records), {"status": reply.status, "out_of_time": True})
     if reply.status not in (0, 401, 403) and _is_policy_failure(reply, records):
         return _policy_failure(failure_reward, len(records), {"status": reply.status})
@@ -209,7 +209,7 @@ def _score_error(
 
 
 def _error_text(body: Any) -> str:
-    """The words of an error: of the SDK's, `{"detail": {"error": {"code", "message"}}}`, without the braces."""
+    """Return the text of an error: code and message of an SDK error, `{"detail": {"error": {…}}}`, else the body."""
     inner = body
     for name in ("detail", "error"):
         inner = inner.get(name) if isinstance(inner, dict) else None
@@ -219,7 +219,7 @@ def _error_text(body: Any) -> str:
 
 
 def _read_episode(metrics: dict[str, Any], rewards: RewardSettings) -> float | None:
-    # Where the outcome's score has a weight of its own, the environment's part is what its episode returned.
+    # If the outcome's score has a weight of its own, the environment's part is the return of its episode.
     for name in ("mean_return",) if _pays_outcome_apart(rewards) else ("outcome_score", "mean_return"):
         if metrics.get(name) is not None:
             return read_reward(metrics[name], f"metrics.{name}")
@@ -240,9 +240,9 @@ def _reward_fields(rewards: RewardSettings) -> str:
 
 
 def _is_policy_failure(reply: TaskAppReply, records: list[CompletionRecord]) -> bool:
-    """Whether the policy caused an error: by its last completion, or because the app's error says so.
+    """Return whether the policy caused an error, by its last completion or by the words of the app's error.
 
-    A completion that was cut off, or whose tool call cannot be read, is one that an agent may fail on in its own way.
+    An agent may fail in its own way on a completion that was cut off, or whose tool call cannot be read.
     """
     if not records or _sdk_code(reply.body) in _NEVER_THE_POLICYS:
         return False
@@ -250,15 +250,15 @@ def _is_policy_failure(reply: TaskAppReply, records: list[CompletionRecord]) -> 
         return True
     error = reply.body
     if isinstance(error, dict):
-        # Only the fields of the error: elsewhere the same words may mean anything.
+        # Only the fields of the error are read: elsewhere the same words may mean anything.
         error = [error.get(field) for field in ("detail", "error", "code", "message")]
-    # A page of text may have the same words anywhere, too.
+    # A long text may contain the same words by chance, so only its beginning is read.
     text = (error[:300] if isinstance(error, str) else str(error)).lower()
     return any(words in text for words in _POLICY_FAILURES)
 
 
 def _sdk_code(body: Any) -> Any:
-    """The code of an error of the app's SDK; None for another body."""
+    """Return the code of an error of the app's SDK; None for another body."""
     detail: Any = body.get("detail") if isinstance(body, dict) else None
     error: Any = detail.get("error") if isinstance(detail, dict) else None
     return error.get("code") if isinstance(error, dict) else None

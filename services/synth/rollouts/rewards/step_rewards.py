@@ -1,6 +1,6 @@
-"""What single turns earned, read from a task app's answer in the shapes that the published apps have.
+"""The rewards of single turns, read from a task app's answer in the shapes that the published apps have.
 
-An answer is foreign: any field may be missing or have any type. What is missing is no reward; what is there and is no
+An answer is not trusted: any field may be missing or have any type. A missing field is no reward; a field that is no
 finite number is an error of the environment.
 """
 
@@ -17,9 +17,9 @@ Object = dict[str, Any]
 
 @dataclass(frozen=True)
 class _Decision:
-    """What one decision, or one step of the environment, earned. call: the call of the model that made it, from 0.
+    """The reward of one decision, or of one step of the environment. call: the model call that made it, from 0.
 
-    reached_new: whether something was reached for the first time. None for a call: the answer does not say.
+    reached_new: whether something was reached for the first time. call is None if the answer does not name it.
     """
 
     reward: float
@@ -28,10 +28,10 @@ class _Decision:
 
 
 def turn_rewards(answer: Object, settings: StepRewards, *, calls: int) -> list[float] | None:
-    """What each of the rollout's calls of the model earned; None where the answer says it of no step.
+    """Return the reward of each of the rollout's model calls; None if the answer has no reward of a step.
 
-    answer: a rollout response. A decision belongs to the call that its step names (`after_call`), else to the one of
-    its own number; where an answer has more steps than calls and names none, all of them belong to the last call.
+    answer: a rollout response. A decision belongs to the call that its step names (`after_call`), else to the call
+    with the same number. If an answer has more steps than calls and names no calls, all steps belong to the last call.
 
         decision_stepwise   r_t = r_i of `decision_samples`, else `stepwise.reward` of the step, else
                             unique_delta (kind "absolute": ach_delta) + indicator_lambda · [unique_delta > 0]
