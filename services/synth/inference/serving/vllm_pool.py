@@ -50,7 +50,10 @@ class HostLease(Generic[H]):
 
 @dataclass(eq=False)
 class _PooledHost(Generic[H]):
-    """A host of the pool. number: counts this process's hosts from 1. rank: as in `StartHost`. leases: and waiters."""
+    """A host of the pool. number: counts this process's hosts from 1. rank: as in `StartHost`.
+
+    leases: how many policies run on it or wait for it.
+    """
 
     number: int
     model_dir: Path

@@ -22,7 +22,7 @@ class CreditRules:
     else the advantage of its turn. overlong: a rollout whose last reply was cut off is trained as any other ("train");
     or is not trained, though its reward counts in its group ("mask"); or is trained with a reward that is lowered by
     overlong_penalty ("penalise"). The reported reward is the one that was earned. distillation: None if no teacher
-    scores the tokens. advantage: computes a group's advantages in place of these rules; all 0 is no signal.
+    scores the tokens. advantage: replaces by_std and turn_discount; a group whose advantages are all 0 has no signal.
     """
 
     by_std: bool = True

@@ -1,6 +1,6 @@
 """The slots at a job's task app: a semaphore by priority, whose limit may change while slots are in use.
 
-Invariants. A free slot goes to the waiter of the lowest priority, not to the first one: an earlier iteration is never
+Invariants. A free slot goes to the waiter of the lowest priority, not to the oldest one: an earlier iteration is never
 overtaken, its retries and refills included. A limit that falls takes no slot away; it is reached as rollouts end.
 """
 

@@ -54,7 +54,7 @@ async def fail(bus: Connection, task: Task, ending: JobFailed, worker: str) -> N
 
 
 async def _wait_until_served(bus: Connection, history: JobHistory, term: int) -> JobFailed | None:
-    """Wait for the model: a job that lacks an engine has not started, and the gateway reports that it waits.
+    """Wait for the model: a job that lacks an engine has not started, and the gateway reports the reason of the wait.
 
     Returns how the job fails if its model is refused; None once it is served, or once the job is over.
     """
