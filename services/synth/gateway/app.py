@@ -1,4 +1,4 @@
-"""The gateway: the API, and the read model behind it. Wiring only."""
+"""The assembly of the gateway: the API, and the read model behind it."""
 
 from __future__ import annotations
 
@@ -86,12 +86,12 @@ from synth.service_secrets import Purpose
 log = logs.get("gateway")
 
 _BUS_READY_WITHIN_S = 60.0
-#: Whose its key is, the key and the organisation.
+#: The number of records of a first key: its owner, the key and the organisation.
 _FIRST_KEY_RECORDS = 3
 
 
 def main() -> int:
-    """`synthd gateway`."""
+    """Run `synthd gateway`."""
     return run("gateway", GatewaySettings(), setup)
 
 
@@ -99,7 +99,7 @@ async def setup(service: Service) -> ASGIApp:
     """Prepare the read model, start the background tasks, and return the API."""
     settings = service.settings
     assert isinstance(settings, GatewaySettings)
-    # What a killed predecessor left half received.
+    # A killed process may have left partial uploads.
     shutil.rmtree(settings.work_dir / UPLOADS, ignore_errors=True)
     secrets = SecretStore(service.bus, service.secrets)
     model = ReadModel(settings.read_model_path)
@@ -173,7 +173,7 @@ async def setup(service: Service) -> ASGIApp:
 
 
 def build_api(gateway: Gateway) -> ASGIApp:
-    """The API of a running gateway."""
+    """Return the API of a running gateway."""
     app = describe_api(gateway.service.observability())
     app.state.gateway = gateway
     app.add_middleware(
@@ -189,14 +189,14 @@ def build_api(gateway: Gateway) -> ASGIApp:
 
 
 def describe_api(observability: Sequence[BaseRoute] = ()) -> FastAPI:
-    """The API without a gateway behind it: every route, and their document."""
+    """Return the API without a gateway behind it: every route, and their document."""
     app = FastAPI(
         title="Synth",
         version="1",
         description="Post-train language models: a TOML in, a served model out.",
         routes=list(observability),
         dependencies=[Depends(refuse_unknown_query)],
-        # Its page loads scripts of another host; docs/openapi.json is the document.
+        # FastAPI's page loads scripts from another host; docs/openapi.json is the document.
         openapi_url=None,
         docs_url=None,
         redoc_url=None,
@@ -220,7 +220,7 @@ def describe_api(observability: Sequence[BaseRoute] = ()) -> FastAPI:
 async def _wait_for_bus(
     service: Service, settings: GatewaySettings, secrets: SecretStore, model: ReadModel, ledger: LedgerWatch
 ) -> int:
-    """Wait for a provisioned bus, compare it with the ledger, make the bootstrap keys, open the read model.
+    """Wait for a provisioned bus, compare it with the ledger, create the bootstrap keys, open the read model.
 
     Returns the log's last sequence.
     """
@@ -230,10 +230,10 @@ async def _wait_for_bus(
             info = await service.bus.js.stream_info(EVENTS)
             await ledger.begin()
             if not ledger.damage:
-                # A key whose record is lost would be given a new, empty organisation.
+                # A key whose record is lost would get a new, empty organisation.
                 await _bootstrap(service.bus, settings, secrets, log_used=info.state.last_seq > 0)
             mark = model.mark()
-            # What was not read and is no longer there may have been noted in the snapshot too.
+            # The snapshot, too, may refer to an unreadable event that the log no longer has.
             left_out = model.first_left_out()
             still = left_out is None or await has_any_at(service.bus, left_out)
             model.prepare(
@@ -251,7 +251,7 @@ async def _wait_for_bus(
 
 
 async def _bootstrap(bus: Connection, settings: GatewaySettings, secrets: SecretStore, *, log_used: bool) -> None:
-    """Make the bootstrap keys. log_used: whether anything was ever appended to the log."""
+    """Create the bootstrap keys. log_used: whether anything was ever appended to the log."""
     if settings.bootstrap_api_key is None:
         return
     await _check_first_key(bus, secrets, settings.bootstrap_api_key.get_secret_value(), log_used=log_used)
@@ -285,7 +285,7 @@ async def _check_first_key(bus: Connection, secrets: SecretStore, key: str, *, l
     if record is not None and await secrets.organisation(record.org) is not None:
         return
     written = (await bus.js.stream_info(f"KV_{API_KEYS}")).state.last_seq
-    # A first start that was killed between the records of its key is begun again.
+    # A first start that was killed between the records of its key starts again.
     if not log_used and written < _FIRST_KEY_RECORDS:
         return
     missing = "record of the bootstrap key" if record is None else f"organisation {record.org}, of the bootstrap key"
@@ -301,7 +301,7 @@ async def _check_first_key(bus: Connection, secrets: SecretStore, key: str, *, l
 
 
 async def _close_streams(service: Service, hub: Hub, proxy: InferenceProxy) -> None:
-    """At the stop, end the open streams: the process need not wait for their clients."""
+    """End the open streams at the stop, so that the process does not wait for their clients."""
     await service.stop.wait()
     hub.close()
     await proxy.close()

@@ -1,7 +1,7 @@
-"""The transcripts that clients have judged while they wait: in the blob store for as long as their questions are open.
+"""Transcripts of clients that wait for a judge, stored as blobs until their requests end.
 
-Who asks again must ask by the same address, so a transcript has one of its organisation and its digest, however many
-requests ask about it at a time.
+A repeated request must use the same blob, so a transcript's address is made from its organisation and its digest, and
+concurrent requests share it.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ log = logs.get("asked_transcripts")
 
 @dataclass
 class AskedTranscript:
-    """A transcript that is being judged. goes_on: set where the judge is still at it when the client is answered."""
+    """A transcript that is being judged. goes_on: set if the judge still works on it after the client's response."""
 
     ref: BlobRef
     goes_on: bool = False
 
 
 class AskedTranscripts:
-    """Those of one gateway."""
+    """The transcripts that clients of one gateway have judged."""
 
     def __init__(self, blobs: BlobStore) -> None:
         self._blobs = blobs
@@ -42,7 +42,7 @@ class AskedTranscripts:
 
     @asynccontextmanager
     async def hold(self, org: str, content: bytes, digest: str) -> AsyncGenerator[AskedTranscript]:
-        """Keep a transcript until the last request about it is over; one that goes on, until the judge's sweep."""
+        """Keep a transcript until its last request ends, or until the judge's sweep if the judge still works on it."""
         key = f"judging/{org}/asked/{digest}.json"
         lock = self._locks.setdefault(key, asyncio.Lock())
         self._open[key] += 1
@@ -64,9 +64,9 @@ class AskedTranscripts:
 
     async def _remove(self, key: str, uri: str) -> None:
         try:
-            # Another gateway may have been asked the same meanwhile, and written it again.
+            # Another gateway may have received the same request since, and written the blob again.
             if self._open[key] == 1 and await self._blobs.written_at(uri) == self._written[key]:
                 await self._blobs.delete([uri])
         except (OSError, BaseError) as error:
-            # The client has its answer all the same, and the judge's sweep removes what is left.
+            # The client still gets its response, and the judge's sweep removes the blob later.
             log.warning("a transcript cannot be removed now", key=key, error=repr(error))

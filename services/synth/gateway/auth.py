@@ -1,8 +1,8 @@
-"""Who calls and what they may do: bearer keys, looked up in the secrets' bucket and cached for a short while.
+"""Authentication and scopes of requests: bearer keys from the secrets' bucket, cached for a short time.
 
 Invariants. Every route that is not open to the world takes a `CurrentKey` (or calls `authenticate`), and the scope
-that a request needs follows from its method and path alone, so a route can forget neither. A revoked or rotated key
-is refused as soon as the bucket tells of the change, and after `_KEY_TTL_S` when it does not.
+that a request needs depends only on its method and path, so a route can forget neither. A revoked or rotated key
+is refused as soon as the bucket reports the change, and otherwise after `_KEY_TTL_S`.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from synth.runtime import logs
 
 log = logs.get("auth")
 
-#: What a bus key opens, and nothing else does.
+#: The path that a bus key opens, and no other key.
 FEEDS_PATH = "/api/feeds"
-#: A key with `keys` reads the records of its organisation, an operator those of all.
+#: A key with `keys` reads the records of its organisation, an operator reads all records.
 AUDIT_PATH = "/api/audit"
-#: Where a machine without a key requests keys.
+#: The path at which a machine without a key requests keys.
 HANDSHAKE_PATH = "/api/sdk/handshake"
 _KEY_TTL_S = 30.0
 _GRANT_FIX = (
@@ -48,15 +48,15 @@ _GRANT_FIX = (
 _NO_KEY_TTL_S = 3.0
 _STALE_KEY_TTL_S = 600.0
 _MAX_ENTRIES = 10_000
-#: The number of keys that have an end at which those of long ago are forgotten.
+#: When this many keys with an end are cached, keys that ended long ago are forgotten.
 _SWEEP_ENDED_FROM = 1000
 
 
 class ApiKeyCache:
-    """Caches API keys by their hash. While the bus is away, a recently used key stays valid for reads."""
+    """A cache of API keys by their hash. While the bus is unavailable, a recently used key stays valid."""
 
     def __init__(self, bus: Connection, store: SecretStore, *, ended_kept_s: float = 3600.0) -> None:
-        """ended_kept_s: how long a key is kept after its end: no request or feed of it lasts longer."""
+        """Create an empty cache. ended_kept_s: how long an ended key is kept; no request or feed of it lasts longer."""
         self._ended_kept = timedelta(seconds=ended_kept_s)
         self._bus = bus
         self._store = store
@@ -67,7 +67,7 @@ class ApiKeyCache:
         self._sweep_ended_at = _SWEEP_ENDED_FROM
 
     async def follow(self) -> None:
-        """Follow the bucket for ever, so that a key made or revoked by another gateway is known here at once."""
+        """Follow the bucket for ever, so that a key that another gateway made or revoked is known here at once."""
         watched = [f"{API_KEYS}*.*", f"{CHAT_GRANTS}*.*"]
         follower = StreamFollower(self._bus.nc, watched, stream=f"KV_{API_KEYS_BUCKET}", last=True)
         try:
@@ -85,11 +85,11 @@ class ApiKeyCache:
             await follower.close()
 
     async def find(self, key: str) -> ApiKey | None:
-        """The record of this key, even if it has ended; None for an unknown one."""
+        """Return the record of this key, even if it has ended; None for an unknown key."""
         return await self.find_by_hash(key_hash(key))
 
     async def find_by_hash(self, digest: str) -> ApiKey | None:
-        """The record of the key with this hash, even if it has ended; None for an unknown one."""
+        """Return the record of the key with this hash, even if it has ended; None for an unknown key."""
         now = time.monotonic()
         seen = self._records.get(digest)
         if seen and now - seen[0] < (_KEY_TTL_S if seen[1] else _NO_KEY_TTL_S):
@@ -102,13 +102,13 @@ class ApiKeyCache:
             raise unavailable("the key cannot be checked while the event log is away; try again") from error
         later = self._records.get(digest)
         if later and later[0] > now:
-            # The bucket told of a change while we asked, and our answer may be from before it.
+            # The bucket reported a change during the request, and the response may be older than it.
             return later[1]
         self.remember(digest, found)
         return found
 
     async def chat_grants(self, key: str) -> list[ChatGrant]:
-        """The grants of chat by this environment key, also those that have ended."""
+        """Return the grants of chat to this environment key, with the ended ones."""
         return await latest_grants(self._store.chat_digests(key), self._grants_at)
 
     async def _grants_at(self, digest: str) -> list[ChatGrant]:
@@ -122,17 +122,17 @@ class ApiKeyCache:
             raise unavailable("the key cannot be checked while the event log is away; try again") from error
         if len(self._grants) >= _MAX_ENTRIES:
             self._grants.clear()
-        # What was changed while we asked may not be in our answer.
+        # The response may lack a change that was made during the request.
         if self._grants_changed.get(digest, 0.0) < now:
             self._grants[digest] = (now, found)
         return found
 
     async def chat_ended(self, grant: ChatGrant) -> str | None:
-        """Why a grant of chat opens nothing any more; None while it does."""
+        """Return why a grant of chat is not valid any more; None while it is valid."""
         return await why_chat_ended(grant, self.find_by_hash)
 
     def forget_chat(self, key: str) -> None:
-        """Read the grants of this environment key again: one was just written."""
+        """Forget the cached grants of this environment key, because one was just written."""
         for digest in self._store.chat_digests(key):
             self._forget_grants(digest)
 
@@ -143,7 +143,7 @@ class ApiKeyCache:
         self._grants_changed[digest] = time.monotonic()
 
     def remember(self, digest: str, record: ApiKey | None) -> None:
-        """Cache the record of the key with this hash; None for a key that is nobody's."""
+        """Cache the record of the key with this hash; None for a key without an owner."""
         if len(self._records) >= _MAX_ENTRIES:
             self._records.clear()
         self._records[digest] = (time.monotonic(), record)
@@ -153,7 +153,7 @@ class ApiKeyCache:
                 self._sweep_ended()
 
     def _sweep_ended(self) -> None:
-        """Forget keys that ended so long ago that no request or connection of theirs goes on."""
+        """Forget keys that ended so long ago that none of their requests or connections can be open."""
         before = datetime.now(UTC) - self._ended_kept
         ends = {id: (key.revoked_at, key.expires_at) for id, key in self._ending_keys.items()}
         for id, times in ends.items():
@@ -162,22 +162,22 @@ class ApiKeyCache:
         self._sweep_ended_at = 2 * len(self._ending_keys) + _SWEEP_ENDED_FROM
 
     def update(self, record: ApiKey) -> None:
-        """Replace a cached record by one that was just written, before the bucket tells of it."""
+        """Replace a cached record by a record that was just written, before the bucket reports it."""
         for digest, (_, seen) in list(self._records.items()):
             if seen is not None and (seen.org, seen.key_id) == (record.org, record.key_id):
                 self.remember(digest, record)
 
     def ending(self) -> list[ApiKey]:
-        """Every key that is known to have ended, or to end at some time."""
+        """Return every cached key that has ended or has an end."""
         return list(self._ending_keys.values())
 
     def still_valid(self, caller: ApiKey) -> bool:
-        """Whether the key of a long request, which was valid at its start, still is."""
+        """Return whether the key of a long request, which was valid at its start, is still valid."""
         return self._ending_keys.get(caller.key_id, caller).active
 
 
 async def why_chat_ended(grant: ChatGrant, find: Callable[[str], Awaitable[ApiKey | None]]) -> str | None:
-    """Why a grant of chat opens nothing any more; None while it does. It ends with the API key that made it.
+    """Return why a grant of chat is not valid any more; None while it is. It ends with the API key that made it.
 
     find: returns the API key of a hash.
     """
@@ -197,7 +197,7 @@ _bearer = HTTPBearer(auto_error=False, description="An API key: `Authorization: 
 async def authenticate(
     request: Request, credentials: Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)]
 ) -> ApiKey:
-    """The key of a request, which allows it. Raises a 401 or a 403."""
+    """Return the key of a request after checking that it allows the request. Raises a 401 or a 403."""
     passage: Passage = request.scope[PASSAGE]
     if passage.caller is not None:
         return passage.caller
@@ -229,21 +229,21 @@ async def authenticate(
 
 
 async def authenticate_early(request: Request) -> ApiKey:
-    """As `authenticate`, before the request has a route."""
+    """Do the same as `authenticate` before the request has a route."""
     return await authenticate(request, await _bearer(request))
 
 
 def _count_request(request: Request, org: str) -> None:
-    """Count it against the organisation's limit. Raises a 429."""
+    """Count a request against the organisation's limit. Raises a 429."""
     request.app.state.gateway.admission.admit(org)
 
 
 async def authenticate_chat(request: Request) -> OrgId:
-    """The organisation of a chat call. Raises a 401 or a 403.
+    """Return the organisation of a chat call. Raises a 401 or a 403.
 
-    A task app may also send the environment key that it was started with, in `X-API-Key` or as the bearer (clients
-    send their `api_key` so), where chat was granted to it. A bearer that is an API key, revoked or not, is never taken
-    for an environment key.
+    If chat was granted to its environment key, a task app may also send that key, in `X-API-Key` or as the bearer (in
+    which clients send their `api_key`). A bearer that is an API key, revoked or not, is never used as an environment
+    key.
     """
     passage: Passage = request.scope[PASSAGE]
     credentials = await _bearer(request)
@@ -273,7 +273,7 @@ async def authenticate_chat(request: Request) -> OrgId:
 
 
 async def authenticate_url_key(request: Request, key: str) -> ApiKey:
-    """The URL key in the path of a chat call. Raises a 401; an API key does not open it, for paths are logged."""
+    """Return the URL key in the path of a chat call. Raises a 401, also for an API key, because paths are logged."""
     passage: Passage = request.scope[PASSAGE]
     passage.tried = key
     new_url = "`synthctl keys create --url` makes a new URL"
@@ -292,7 +292,7 @@ async def authenticate_url_key(request: Request, key: str) -> ApiKey:
 
 
 def required_scopes(method: str, path: str, *, held: Sequence[Scope] = ()) -> tuple[Scope, ...]:
-    """The scopes that a request requires. held: of its key, where one of two is enough."""
+    """Return the scopes that a request requires. held: the scopes of its key, for a path that two scopes open."""
     if is_model_call(method, path):
         return (Scope.INFERENCE,)
     path = path.rstrip("/")
@@ -306,13 +306,13 @@ def required_scopes(method: str, path: str, *, held: Sequence[Scope] = ()) -> tu
             return (scope,)
     if method in ("GET", "HEAD"):
         return (Scope.READ,)
-    # A judge is a model that answers whoever asks; those of a job's rollouts are a part of the job.
+    # A judge is a model that answers the caller. The judges of a job's rollouts are a part of the job.
     asks_model = method == "POST" and path.endswith("/judge/v1/score")
     return (Scope.WRITE, Scope.INFERENCE) if asks_model else (Scope.WRITE,)
 
 
 def require_scope(caller: ApiKey, *scopes: Scope) -> None:
-    """Raises a 403 when the key lacks one of them."""
+    """Raise a 403 if the key lacks one of the scopes."""
     lacking = [scope.value for scope in scopes if scope not in caller.scopes]
     if not lacking:
         return

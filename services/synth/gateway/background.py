@@ -1,4 +1,4 @@
-"""Work that goes on beside the requests, until something happens."""
+"""Background work beside the requests, which runs until the stop."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from synth.errors import SynthError
 
 
 async def run_until(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> None:
-    """Run a coroutine that never ends by itself, and cancel it at the stop. Raises what it raises."""
+    """Run a coroutine that never ends by itself, and cancel it at the stop. Its exceptions propagate."""
     working, stopped = asyncio.create_task(work), asyncio.create_task(stop.wait())
     try:
         await asyncio.wait([working, stopped], return_when=asyncio.FIRST_COMPLETED)

@@ -1,4 +1,4 @@
-"""The files of base models: folders of this machine, with digests that are computed once."""
+"""The files of base models in folders of this machine, with digests that are computed once."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from synth.models import ModelSpec
 
 
 class BaseFiles:
-    """Lists the files of bases. A digest is kept until its file changes."""
+    """The files of bases. A digest is kept until its file changes."""
 
     def __init__(self) -> None:
         self._digests: dict[Path, tuple[tuple[int, int], str]] = {}
-        # One file at a time: who asks again while it is read waits for the same digest.
+        # One file is read at a time, so a second request for it waits for the same digest.
         self._reading = asyncio.Lock()
 
     async def list(self, spec: ModelSpec) -> list[ModelFile]:
-        """Name, size and sha256 of each file. Raises a 409 for a base without files of its own here."""
+        """List the name, size and sha256 of each file. Raises a 409 for a base without own files on this machine."""
         return [
             ModelFile(name=path.name, size=path.stat().st_size, sha256=await self._digest(path))
             for path in _paths(spec)
         ]
 
     def path(self, spec: ModelSpec, name: str) -> Path | None:
-        """Where a file is; None when the base has no such file."""
+        """Return the path of a file; None if the base has no such file."""
         return next((path for path in _paths(spec) if path.name == name), None)
 
     async def _digest(self, path: Path) -> str:

@@ -1,4 +1,4 @@
-"""Whether there is room for more: new jobs and files are refused before those that are there suffer."""
+"""The cluster's room. New jobs and files are refused before the existing ones run out of room."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _RETRY_AFTER_S = 30
 
 @dataclass
 class Capacity:
-    """The cluster's room. folders: on the disks that files and what jobs make go to.
+    """The cluster's room. folders: on the disks that store files and the output of jobs.
 
     reserve_bytes: of each of these disks; log_reserve: the share of the log's bytes; both are for jobs that run.
-    log: as it was looked at last. coming: the bytes of the log that commands under way at this gateway may take, by
+    log: its size at the last check. coming: the bytes of the log that running commands of this gateway may take, by
     organisation.
     """
 
@@ -32,18 +32,18 @@ class Capacity:
 
     @property
     def log_share(self) -> int | None:
-        """The bytes of the log that one organisation may take by default; None if the log has no limit."""
+        """Return the bytes of the log that one organisation may take by default; None if the log has no limit."""
         return None if self.log.most is None else int(self.log.most * (1 - self.log_reserve) / 2)
 
     def note_log(self, size: LogSize) -> None:
-        """Take in how large the log is, and may be."""
+        """Note the size of the log, and its limit."""
         self.log = size
         metrics.LOG_BYTES.set(size.used)
 
     def check(self, coming: int = 0) -> None:
-        """Raise a 503 with `Retry-After` when there is no room. coming: bytes that a disk is to take now."""
+        """Raise a 503 with `Retry-After` if there is no room. coming: bytes that will be written to a disk now."""
         for folder in self.folders:
-            # The folder itself may be made by the first who needs it.
+            # The folder itself is made at its first use.
             free = shutil.disk_usage(next(path for path in (folder, *folder.parents) if path.exists())).free
             metrics.DISK_FREE.set(free)
             if free - coming < self.reserve_bytes:

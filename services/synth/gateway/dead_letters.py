@@ -1,9 +1,9 @@
-"""Dead letters, read from their stream, with what operators decided on them, which the log says.
+"""Dead letters from their stream, with the decisions of operators from the log.
 
-They are few, and an operator's alone: the read model does not keep them.
+The read model does not keep them, because they are few and only operators read them.
 """
 
-# nats-py annotates parts of itself not at all.
+# Parts of nats-py have no type annotations.
 # pyright: reportUnknownMemberType=false
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Decisions = dict[int, Recorded]
 
 
 async def list_letters(bus: Connection, *, after: int, limit: int, open_only: bool) -> tuple[list[DeadLetter], bool]:
-    """The letters behind sequence `after`, oldest first, and whether there are more. Raises `Transient`."""
+    """Return the letters after sequence `after`, oldest first, and whether there are more. Raises `Transient`."""
     decisions = await _read_decisions(bus)
     found: list[DeadLetter] = []
     letters = read_stream(bus.nc, ["dead.>"], after=after, stream=DEAD, headers_only=True)
@@ -41,7 +41,7 @@ async def list_letters(bus: Connection, *, after: int, limit: int, open_only: bo
         async with asyncio.timeout(_TIMEOUT_S), aclosing(letters):
             async for msg in letters:
                 seq, _, nanoseconds, _ = delivery_numbers(msg.reply)
-                # Cut, as the time of a letter that is read by itself is.
+                # Truncate to microseconds, as in the time of a single letter.
                 seconds, rest = divmod(nanoseconds, 1_000_000_000)
                 created = datetime.fromtimestamp(seconds, UTC).replace(microsecond=rest // 1000)
                 size = int((msg.headers or {}).get(_SIZE, 0))
@@ -56,7 +56,7 @@ async def list_letters(bus: Connection, *, after: int, limit: int, open_only: bo
 
 
 async def read_letter(bus: Connection, id: int) -> DeadLetterPayload | None:
-    """One letter with its body; None where there is none. Raises `Transient`."""
+    """Return one letter with its body; None if there is no such letter. Raises `Transient`."""
     try:
         found = await read_across_reconnects(bus, lambda: bus.js.get_msg(DEAD, id))
     except NotFoundError:
@@ -82,7 +82,7 @@ async def _read_decisions(bus: Connection) -> Decisions:
 
 def _settled(letter: DeadLetter, decisions: Decisions) -> DeadLetter:
     decision = decisions.get(letter.id)
-    # An older one was of another stream of dead letters, which this one has taken the place of.
+    # An older decision is about an earlier stream of dead letters, which this one has replaced.
     if decision is None or decision.time < letter.created_at:
         return letter
     event = decision.event
@@ -92,7 +92,7 @@ def _settled(letter: DeadLetter, decisions: Decisions) -> DeadLetter:
 
 
 def _letter(subject: str, headers: dict[str, str], seq: int, created: datetime, size: int) -> DeadLetter:
-    """subject: `dead.<service>.<subject of the message>`."""
+    """Build a letter. subject: `dead.<service>.<subject of the message>`."""
     _, service, of = subject.split(".", 2)
     org, about = _owner_of(of)
     return DeadLetter(
@@ -109,7 +109,7 @@ def _letter(subject: str, headers: dict[str, str], seq: int, created: datetime, 
 
 
 def _owner_of(subject: str) -> tuple[str | None, str | None]:
-    """The organisation and the job or file of a message, by its subject."""
+    """Return the organisation and the job or file of a message, by its subject."""
     if (task := task_of(subject)) is not None:
         return task.org, task.job_id
     parts = subject.split(".")

@@ -38,7 +38,7 @@ from synth.service import Service
 
 _JOB_ID = re.compile(r"job_[0-9a-z]{1,64}")
 _FILE_ID = re.compile(r"file_[0-9a-z]{1,64}")
-#: For what another gateway has appended: it is projected here at once, or this gateway is far behind the log.
+#: The timeout for another gateway's event: it is projected at once, or this gateway is far behind the log.
 _OTHERS_TIMEOUT_S = 1.0
 
 
@@ -70,9 +70,9 @@ class Gateway:
     base_files: BaseFiles = field(default_factory=BaseFiles)
 
     async def job(self, org: str, id: str) -> JobRow:
-        """A job of this organisation, also one that another gateway took a moment ago.
+        """Return a job of this organisation, even if another gateway created it a moment ago.
 
-        Raises a 404, and `Transient` where the log has the job and the read model is far behind.
+        Raises a 404, and `Transient` if the log has the job and the read model is far behind.
         """
         row = self.read_model.job(org, id)
         if row is None and _JOB_ID.fullmatch(id):
@@ -85,12 +85,12 @@ class Gateway:
         return row
 
     async def job_at(self, org: str, id: str, seq: int) -> JobRow:
-        """The job as it is once the read model has our own event `seq`: what a write answers with."""
+        """Return the job after the read model has our own event `seq`, for the response to a write."""
         await self.hub.wait_until_applied(seq)
         return await self.job(org, id)
 
     async def texts(self, id: str) -> JobTexts | None:
-        """A job's long texts, its configuration from the blob store where it is there.
+        """Return a job's long texts, with its configuration from the blob store if it is stored there.
 
         Raises `BlobMissing`, `BlobCorrupt`.
         """
@@ -100,9 +100,9 @@ class Gateway:
         return texts._replace(config=(await self.blobs.get_bytes(texts.config_blob)).decode())
 
     async def file(self, org: str, id: str) -> FileRow:
-        """A file of this organisation, also one that another gateway took a moment ago.
+        """Return a file of this organisation, even if another gateway received it a moment ago.
 
-        Raises a 404, and `Transient` where the log has the file and the read model is far behind.
+        Raises a 404, and `Transient` if the log has the file and the read model is far behind.
         """
         row = self.read_model.file(org, id)
         if row is None and _FILE_ID.fullmatch(id):

@@ -1,4 +1,4 @@
-"""Errors at the edge: one JSON shape for all of them, whoever raised it."""
+"""The API's errors, in one JSON shape for every cause."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ _TYPES = {
     413: "invalid_request",
     429: "rate_limit",
 }
-#: What the command line has a list of.
+#: The kinds of items that the command line can list.
 _LISTED = ("job", "file", "model", "key", "org")
-#: Until a client tries again to read what only an operator can mend.
+#: The delay before a client reads a damaged item again, which only an operator can repair.
 _DAMAGED_S = 60
-#: Below these a request that is not valid is a 400, as a client of the OpenAI API expects.
+#: Below these paths an invalid request is a 400, as a client of the OpenAI API expects.
 _OPENAI = ("/v1/", "/api/v1/fine_tuning/")
 
 
 class ErrorBody(msgspec.Struct, frozen=True, kw_only=True):
-    """What went wrong. type: a stable word; problems: each with what, expected, fix and where.
+    """An error. type: a stable word; problems: each with what, expected, fix and where.
 
-    param: the field of the request that is wrong; code: what is wrong with it. Either may be null.
+    param: the invalid field of the request; code: a name for its problem. Either may be null.
     """
 
     message: str
@@ -55,14 +55,14 @@ class ErrorBody(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Failure(msgspec.Struct, frozen=True, kw_only=True):
-    """The body of every error. detail: the message again, where other clients look for it."""
+    """The body of every error. detail: the message again, for clients that read this field."""
 
     error: ErrorBody
     detail: str
 
 
 class ApiError(Exception):
-    """An exception that the API answers with an error of this status."""
+    """An exception for which the API returns an error with this status."""
 
     def __init__(
         self,
@@ -90,19 +90,19 @@ class ApiError(Exception):
 
 
 def not_found(kind: str, id: str) -> ApiError:
-    """A 404 for something that is not there, or is another organisation's: the caller cannot tell which."""
+    """Return a 404 for an item that does not exist or is another organisation's: the caller cannot tell which."""
     fix = f"`synthctl {kind}s ls` shows yours" if kind in _LISTED else ""
     problem = Problem(what=f"there is no {kind} {id[:120]!r}", fix=fix)
     return ApiError(404, problem.text(), code=f"{kind}_not_found", problems=[problem])
 
 
 def unavailable(message: str, *, retry_after: int = 2) -> ApiError:
-    """A 503 that says when to try again."""
+    """Return a 503 with the time of the next try."""
     return ApiError(503, message, type="unavailable", retry_after=retry_after)
 
 
 def error_response(error: ApiError) -> Response:
-    """The response of an error."""
+    """Return the response for an error."""
     body = ErrorBody(
         message=error.message, type=error.type, param=error.param, code=error.code, problems=error.problems
     )
@@ -119,7 +119,7 @@ def error_response(error: ApiError) -> Response:
     return Response(content, error.status, headers=headers, media_type="application/json")
 
 
-#: What the handling of a request may raise, each with an answer of its own; anything else is our fault.
+#: The exceptions of request handlers that have their own response; any other exception is our fault.
 KNOWN_ERRORS: tuple[type[Exception], ...] = (
     ApiError,
     UserError,
@@ -141,7 +141,7 @@ KNOWN_ERRORS: tuple[type[Exception], ...] = (
 
 
 def respond(request: Request, error: Exception) -> Response:
-    """The response of whatever was raised while a request was handled."""
+    """Return the response for an exception in a request's handler."""
     failure = _to_api_error(error, request)
     if isinstance(error, RequestValidationError) and request.url.path.startswith(_OPENAI):
         failure.status = 400
@@ -151,7 +151,7 @@ def respond(request: Request, error: Exception) -> Response:
 
 
 def install_handlers(app: FastAPI) -> None:
-    """Register the handlers that answer every kind of error in one shape."""
+    """Register the handlers that return every kind of error in one shape."""
 
     async def handle(request: Request, error: Exception) -> Response:
         if _to_api_error(error, request).status == 500 and await _is_damage(error, request):
@@ -163,7 +163,7 @@ def install_handlers(app: FastAPI) -> None:
 
 
 async def _is_damage(error: Exception, request: Request) -> bool:
-    """Whether an error that nobody expected comes from a read model that is damaged, or was replaced meanwhile."""
+    """Return whether an unexpected error comes from a read model that is damaged or was replaced since."""
     damage = await request.app.state.gateway.hub.find_damage_if_due()
     return damage is not None or isinstance(error, sqlite3.Error)
 
@@ -183,7 +183,7 @@ def _to_api_error(error: Exception, request: Request) -> ApiError:
             param = problems[0].where.partition(".")[2] or None
             return ApiError(422, message, type="invalid_request", param=param, problems=problems)
         case UnicodeEncodeError():
-            # Only what a client sent can hold half of a surrogate pair.
+            # Only text from a client can contain half of a surrogate pair.
             return ApiError(400, "the request holds text that is not Unicode: half of a surrogate pair")
         case ClientDisconnect():
             return ApiError(400, "the client hung up before the end of its body")
@@ -206,7 +206,7 @@ def _to_api_error(error: Exception, request: Request) -> ApiError:
 
 
 def _from_framework(error: HTTPException, request: Request) -> ApiError:
-    """The error for what Starlette refuses by itself: an unknown route or method, an unreadable body."""
+    """Return the error for a request that Starlette refuses: an unknown route or method, an unreadable body."""
     allowed = (error.headers or {}).get("Allow")
     route = f"{request.method} {masked(request.url.path[:200])}"
     if error.status_code == 404:
@@ -223,7 +223,7 @@ def _from_framework(error: HTTPException, request: Request) -> ApiError:
 def _problem(error: dict[str, Any]) -> Problem:
     where = ".".join(str(part) for part in error.get("loc", ())).encode(errors="backslashreplace").decode()
     given = error.get("input")
-    # The input of a missing field is the whole body, which may be long and hold what should not be echoed.
+    # The input of a missing field is the whole body, which may be long and contain secrets.
     shown = f" (got {str(given)[:80]!r})" if isinstance(given, str | int | float | bool) else ""
     if error.get("type") == "json_invalid":
         reason, at = error.get("ctx", {}).get("error", ""), error["loc"][-1]

@@ -1,4 +1,4 @@
-"""What the gateway measures of itself."""
+"""The gateway's metrics."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is learned of a request on its way to its route."""
+"""Facts about a request that are collected on its way to its route."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from fastapi import Depends, Request
 
 from synth.bus.kv.secrets import ApiKey
 
-#: Where it lies in a request's scope.
+#: The key of the `Passage` in a request's scope.
 PASSAGE = "synth.passage"
 
 
 @dataclass
 class Passage:
-    """caller: the key that was checked.
+    """Facts about one request. caller: the key that was checked.
 
-    For the audit stream: tried: a key that was sent, until it is accepted. shown: the key that it is, whatever it may
-    do. about: the id of a key that the request has made or changed. org: the organisation that it concerns, where that
+    For the audit stream: tried: a key that was sent, until it is accepted. shown: the record of that key, with any
+    scopes. about: the id of a key that the request has made or changed. org: the organisation that it concerns, if that
     is not the key's.
     """
 

@@ -1,4 +1,7 @@
-"""Pages of jobs by a filter: what a caller can repeat in a filter is bounded, and its query runs off the event loop."""
+"""Pages of jobs that pass a filter.
+
+The number of conditions in a filter is limited, and its query runs off the event loop.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +38,7 @@ async def find_jobs(
         gateway.read_model.jobs_within, settings.list_timeout_s, org, limit=limit, wanted=wanted, before=before
     )
     try:
-        # As a large request: organisations share the threads by turns.
+        # The size of a large request makes organisations share the threads by turns.
         return await gateway.service.off_loop.thread(query, org=org, size=INLINE_BYTES + 1)
     except TimeoutError as error:
         raise UserError(

@@ -1,4 +1,4 @@
-"""The API document: schemas of the msgspec types that handlers answer with, beside FastAPI's own."""
+"""The API document: schemas of the msgspec types that handlers return, in addition to FastAPI's own."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ from starlette.responses import Response
 from synth.gateway.errors import Failure
 
 _REF = "#/components/schemas/{name}"
-#: What routes say that they answer with: each type enters itself, so that the document lacks none.
+#: The types that routes return. `returns` registers each type, so that the document lacks none.
 _DOCUMENTED: dict[str, type] = {Failure.__name__: Failure}
 
 Responses = dict[int | str, dict[str, Any]]
 
 
 def json_response(body: Any, status: int = 200) -> Response:
-    """A JSON response with msgspec structs and plain values in its body."""
+    """Return a JSON response with msgspec structs and plain values in its body."""
     return Response(msgspec.json.encode(body), status, media_type="application/json")
 
 
 def list_response(items: list[Any], *, more: bool = False) -> Response:
-    """A response with a list, in the shape that all routes share."""
+    """Return a response with a list, in the shape that all routes share."""
     return json_response({"object": "list", "data": items, "has_more": more})
 
 
 def returns(kind: type, description: str = "", *, status: int = 200) -> Responses:
-    """Documents a route that answers with one of `kind`."""
+    """Document a route that returns one `kind`."""
     return {status: _json_content(_schema_ref(kind), description or kind.__name__)}
 
 
 def returns_list(kind: type) -> Responses:
-    """Documents a route that answers with `list_response` of `kind`."""
+    """Document a route that returns a `list_response` of `kind`."""
     items = {"type": "array", "items": _schema_ref(kind)}
     properties = {"object": {"const": "list"}, "data": items, "has_more": {"type": "boolean"}}
     return {200: _json_content({"type": "object", "properties": properties}, f"A list of {kind.__name__}")}
@@ -47,7 +47,7 @@ def complete_document(app: FastAPI) -> None:
     def complete() -> dict[str, Any]:
         document = generate()
         _, schemas = msgspec.json.schema_components(_DOCUMENTED.values(), ref_template=_REF)
-        # By name: msgspec lists them by module, and where a type lies is nobody's business outside.
+        # Sort by name: msgspec sorts them by module, and the modules are internal.
         documented = document["components"]["schemas"] | schemas
         document["components"]["schemas"] = dict(sorted(documented.items()))
         for path in document["paths"].values():
@@ -61,7 +61,7 @@ def complete_document(app: FastAPI) -> None:
 
 
 def serve_document(app: FastAPI) -> None:
-    """Serve `/openapi.json`, which needs no key, as bytes that are made once: to make them takes a second."""
+    """Serve `/openapi.json`, which needs no key. Its bytes are generated once, because that takes a second."""
     made: list[bytes] = []
     making = asyncio.Lock()
 

@@ -1,4 +1,4 @@
-"""Pages of a list that is short enough to be read whole."""
+"""Pages of a list that is short enough to read whole."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ _Item = TypeVar("_Item")
 
 
 def items_after(items: list[_Item], id: str | None, *, kind: str, id_of: Callable[[_Item], str]) -> list[_Item]:
-    """The items that follow the one of this id, all of them without one. Raises a 404 for an id that is not there.
+    """Return the items after the one with this id; all items without an id. Raises a 404 for an unknown id.
 
-    kind: what the items are, for the message.
+    kind: the name of such an item in the message.
     """
     if not id:
         return items

@@ -1,4 +1,4 @@
-"""Parameters that several routes take, and the check that a route knows each parameter of a request."""
+"""Parameters that several routes share, and the check that a route knows each parameter of a request."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from synth.gateway.errors import ApiError
 PageLimit = Annotated[int, Query(ge=1, le=MAX_PAGE)]
 IdempotencyKey = Annotated[str | None, Header(min_length=1, max_length=MAX_IDEMPOTENCY_KEY)]
 
-#: How the published clients write a pair of `metadata`.
+#: The form in which the published clients send a pair of `metadata`.
 PAIR_OF_METADATA = re.compile(r"metadata\[(.+)\]")
-#: Problems of one answer.
+#: The most problems in one response.
 _MOST = 10
 
 
 async def refuse_unknown_query(request: Request) -> None:
-    """Refuse a GET with a query parameter that its route does not read, which would change nothing.
+    """Refuse a GET with a query parameter that its route does not read and would ignore.
 
     Raises a 400 with the name and the nearest known one.
     """
@@ -44,7 +44,7 @@ def _query_names(dependant: Dependant) -> list[str]:
     for field in dependant.query_params:
         model: Any = field.field_info.annotation
         if isinstance(model, type) and issubclass(model, BaseModel):
-            # Several parameters that a route takes as one object.
+            # The route takes several parameters as one object.
             names += [inner.alias or name for name, inner in model.model_fields.items()]
         else:
             names.append(field.alias)

@@ -1,4 +1,4 @@
-"""Event streams: what a reader of a feed reads, the past and then the present, with no gap and no repeat."""
+"""Event streams of a feed: past events and then new ones, without gaps and repeats."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from synth.runtime import logs
 
 log = logs.get("sse")
 
-#: Milliseconds after which a client connects again. Those that lose their streams at one moment come back one by one.
+#: Milliseconds until a client connects again: a random time, so that not all clients return at one moment.
 _RETRY_MS = (500, 3000)
-#: Seconds after which those that were refused in one moment come back, one by one.
+#: Seconds until a refused client connects again: a random time, so that not all clients return at one moment.
 _REFUSED_S = (2, 10)
 PING = b": ping\n\n"
-#: Bytes that are given to a connection at a time; it holds as many again, and what the system has taken.
+#: Bytes that are passed to a connection at a time; it buffers as many again, besides the system's own buffers.
 _PIECE = 64 << 10
 _END = b"event: end\ndata: {}\n\n"
 _HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
@@ -38,7 +38,7 @@ def _opening() -> bytes:
 
 
 def read_cursor(request: Request, after: int | None) -> int | None:
-    """The sequence to go on after: `Last-Event-ID`, else `?after=`. Raises a 400 for what is no sequence."""
+    """Return the sequence to continue after: `Last-Event-ID`, else `?after=`. Raises a 400 for an invalid sequence."""
     given = request.headers.get("last-event-id")
     if given is None:
         return after
@@ -53,12 +53,12 @@ def read_cursor(request: Request, after: int | None) -> int | None:
 
 
 def wants_stream(request: Request) -> bool:
-    """Whether the client asks for server-sent events rather than for a page."""
+    """Return whether the client accepts server-sent events instead of a page."""
     return "text/event-stream" in request.headers.get("accept", "")
 
 
 def stream_response(gateway: Gateway, caller: ApiKey, *, job_id: str | None, after: int) -> StreamingResponse:
-    """A response that streams a job's events (the organisation's without `job_id`) after a sequence.
+    """Return a response that streams a job's events (the organisation's without `job_id`) after a sequence.
 
     A job's stream ends with `event: end` after its terminal fact; any stream breaks off when its caller's key ends.
     """
@@ -66,9 +66,9 @@ def stream_response(gateway: Gateway, caller: ApiKey, *, job_id: str | None, aft
 
 
 def sse_response(gateway: Gateway, caller: ApiKey, chunks: AsyncIterator[bytes]) -> StreamingResponse:
-    """A response of server-sent events, with headers that keep proxies from buffering it.
+    """Return a response of server-sent events, with headers that keep proxies from buffering it.
 
-    Raises a 429 where the caller's organisation has too many of them open, and a 503 where too many wait for the log.
+    Raises a 429 if the caller's organisation has too many open streams, and a 503 if too many streams wait for the log.
     """
     waiting, most = gateway.hub.past_reads_waiting, gateway.settings.stream_reads_waiting
     if waiting >= most:
@@ -80,7 +80,7 @@ def sse_response(gateway: Gateway, caller: ApiKey, chunks: AsyncIterator[bytes])
 
 
 class _EventStream(StreamingResponse):
-    """A stream that gives its place back when it is over. place: what is left then."""
+    """A stream that releases its place at its end. place: the context to leave then."""
 
     def __init__(self, chunks: AsyncIterator[bytes], place: ExitStack) -> None:
         super().__init__(chunks, media_type="text/event-stream", headers=_HEADERS)
@@ -92,12 +92,12 @@ class _EventStream(StreamingResponse):
 
 
 async def follow(gateway: Gateway, caller: ApiKey, reader: Reader) -> AsyncIterator[Sequence[Frame] | None]:
-    """Yield what a reader reads until its feed or the caller's key ends; None after a silence."""
+    """Yield a reader's frames until its feed or the caller's key ends; None after a silence."""
     while not (reader.closed or not gateway.keys.still_valid(caller)):
         try:
             frames = await reader.read(gateway.settings.ping_s)
         except Transient as error:
-            # The client comes back with its cursor, which is the retry.
+            # The client connects again with its cursor, which is the retry.
             log.warning("stream ends, the log cannot be read", org=caller.org, after=reader.position, error=str(error))
             return
         if not reader.closed and gateway.keys.still_valid(caller):
@@ -105,7 +105,7 @@ async def follow(gateway: Gateway, caller: ApiKey, reader: Reader) -> AsyncItera
 
 
 def pieces(chunk: bytes) -> Iterator[bytes]:
-    """Cut what is sent, so that the buffer of a connection that is not read is small."""
+    """Split a chunk, so that the buffer of a connection that is not read stays small."""
     for start in range(0, len(chunk), _PIECE):
         yield chunk[start : start + _PIECE]
 
@@ -126,5 +126,5 @@ async def _stream(gateway: Gateway, caller: ApiKey, *, job_id: str | None, after
 
 
 def _encode(event: Recorded) -> bytes:
-    """The server-sent event of an event: `id` is its sequence, `event` its type, `data` its JSON on one line."""
+    """Encode an event for a stream: `id` is its sequence, `event` its type, `data` its JSON on one line."""
     return b"id: %d\nevent: %s\ndata: %s\n\n" % (event.seq, event.type.encode(), data_of(to_view(event)))

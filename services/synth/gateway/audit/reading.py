@@ -1,6 +1,6 @@
 """Pages of the audit stream."""
 
-# nats-py annotates parts of itself not at all.
+# Parts of nats-py have no type annotations.
 # pyright: reportUnknownMemberType=false
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ _EPOCH = datetime.fromtimestamp(0, UTC)
 async def list_records(
     bus: Connection, *, org: str | None, after: int, since: datetime | None, limit: int
 ) -> tuple[list[AuditRecord], bool]:
-    """The records behind sequence `after`, oldest first, and whether there are more.
+    """Return the records after sequence `after`, oldest first, and whether there are more.
 
-    org: of one organisation; None: of all. since: none that was written before. Raises `Transient`.
+    org: only records of this organisation; None: of all. since: no records from before this time. Raises `Transient`.
     """
     subject = audit_subject(org, "*") if org is not None else audit_subject("*", "*")
     records: list[AuditRecord] = []
@@ -53,8 +53,8 @@ async def list_records(
 
 
 async def _first_since(bus: Connection, subject: str, since: datetime) -> int | None:
-    """The sequence of the first record that was written at this time or later; None without any."""
-    # The server counts nanoseconds in 64 bits, and takes a time beyond them for an earlier one.
+    """Return the sequence of the first record at this time or later; None without any."""
+    # The server counts nanoseconds in 64 bits, and a later time than they can hold would wrap to an earlier one.
     if since.timestamp() > time.time():
         return None
     moment = max(since.astimezone(UTC), _EPOCH).isoformat().replace("+00:00", "Z")

@@ -1,4 +1,4 @@
-"""What of a request the audit stream records: nothing of a success without `operator` that changed no key."""
+"""The audit records of requests. A success without `operator` that changed no key has none."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ _SECRET_PARAMETERS = frozenset({"url_key", "credential"})
 
 
 class RequestAudit:
-    """Notes what becomes of requests, and of log-ins on the bus."""
+    """The recorder of the results of requests and of log-ins on the bus."""
 
     def __init__(self, trail: AuditTrail, secret: DerivedSecret) -> None:
-        """secret: for digests of unknown keys, so that nobody can test guesses of a key against the stream."""
+        """Create a recorder. secret: for digests of unknown keys, so that nobody can test guesses of a key by them."""
         self._trail = trail
         self._secret = secret.for_use("audit")
         self._routes = _Routes()
 
     def note_response(self, scope: AsgiScope, status: int) -> None:
-        """Note a response, by its status, if it is to be recorded."""
+        """Note a response if its status requires a record."""
         passage: Passage | None = scope.get(PASSAGE)
         if passage is None:
             return
@@ -66,14 +66,14 @@ class RequestAudit:
         self._trail.note(fact, (lambda: f"{scope['method']} {self._routes.find(scope)[0]}") if is_login else None)
 
     def note_bus_login(self, *, org: str | None, key: str, address: str | None) -> None:
-        """Note a refused log-in on the bus. key: the id of a known key, or `digest` of another."""
+        """Note a refused log-in on the bus. key: the id of a known key, or the `digest` of an unknown one."""
         where = read_address((address, 0)) if address else None
         self._trail.note(
             AuditFact(kind="login", org=org, key=key, action="bus login", about=None, address=where, status=401)
         )
 
     def digest(self, key: str) -> str:
-        """What the stream has in place of an unknown key."""
+        """Return the text that the stream has in place of an unknown key."""
         return f"unknown:{hmac.new(self._secret, key.encode(), hashlib.sha256).hexdigest()[:12]}"
 
 
@@ -85,7 +85,7 @@ class _Routes:
         self._known: dict[tuple[str, str], tuple[str, dict[str, str]]] = {}
 
     def find(self, scope: AsgiScope) -> tuple[str, dict[str, str]]:
-        """The template of a request's route, and the parameters in its path."""
+        """Return the template of a request's route, and the parameters in its path."""
         if not self._table:
             contexts = iter_route_contexts(scope["app"].routes)
             self._table = [(set(c.methods or ()), compile_path(c.path)[0], c.path) for c in contexts if c.path]
@@ -105,7 +105,7 @@ class _Routes:
 
 
 def read_address(client: Any) -> str | None:
-    """The address of a connection. One that a proxy passed on in another form is `invalid`."""
+    """Return the address of a connection, or `invalid` if a proxy sent it in another form."""
     if not client:
         return None
     try:

@@ -1,4 +1,4 @@
-"""What the gateway may write into the audit stream."""
+"""Settings of the gateway's writes to the audit stream."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from synth.settings import Settings
 
 
 class AuditSettings(Settings):
-    """The audit stream, as a gateway writes it. Its age and size: `SYNTH_AUDIT_DAYS`, `SYNTH_AUDIT_RECORDS`."""
+    """How a gateway writes the audit stream. Its age and size: `SYNTH_AUDIT_DAYS`, `SYNTH_AUDIT_RECORDS`."""
 
     audit_window_s: float = Field(default=300.0, gt=0)
-    """What is repeated within so many seconds is written twice: at the first time, and at the end with the number of
-    the others."""
+    """A fact that repeats within this many seconds is written twice: at its first time, and at the end with the number
+    of repeats."""
 
     audit_window_records: int = Field(default=1000, ge=10)
-    """How many different records of one kind and organisation a gateway writes in a window; what exceeds them is
-    counted in one record. All log-ins with unknown keys count as those of one organisation, and a tenth is for each
-    address."""
+    """How many different records of one kind and organisation a gateway writes in a window; further facts are counted
+    in one record. All log-ins with unknown keys count as one organisation, and each address may have a tenth of the
+    records."""
 
     audit_queue: int = Field(default=10_000, ge=1)
-    """Records that wait to be written. Beyond them they are lost: counted in `synth_gateway_audit_records_lost`, and
-    logged, those of operators with all that they say."""
+    """Records that may wait to be written. Further records are lost: they are counted in
+    `synth_gateway_audit_records_lost` and logged, records of operators with their whole content."""
 
     audit_write_s: float = Field(default=30.0, gt=0)
-    """For how many seconds a record is tried to be written while the bus does not take it; then it is lost."""
+    """For how many seconds the gateway retries to write a record while the bus does not take it; then it is lost."""

@@ -1,11 +1,11 @@
-"""Writes the audit stream beside the requests: bounded, and nothing is lost silently.
+"""The writer of the audit stream, which runs beside the requests, has a bounded queue and reports each loss.
 
-Invariants. Noting a fact waits for nothing. Within a window equal facts are counted, and those of an organisation and a
-kind have a number; beyond it they are counted together. So a caller without a key costs a bounded number of records,
-and takes no place of others: the stream holds a number of records for each organisation and kind (`topology`).
+Invariants. Noting a fact never blocks. Within a window equal facts are counted. The different facts of an organisation
+and a kind are limited; facts beyond the limit are counted together. So a caller without a key costs a bounded number of
+records and does not displace other records: the stream's limit is per organisation and kind (`topology`).
 """
 
-# nats-py annotates parts of itself not at all.
+# Parts of nats-py have no type annotations.
 # pyright: reportUnknownMemberType=false
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ log = logs.get("audit")
 _AT_ONCE = 32
 _FIRST_PAUSE_S = 0.1
 _MAX_PAUSE_S = 2.0
-#: Of the records of a window, for the unknown keys of one address.
+#: The divisor of a window's records that the unknown keys of one address may take.
 _SHARE_OF_ADDRESS = 10
 
 
 @dataclass
 class _Repeats:
-    """How often a fact was repeated since its record was written."""
+    """The repeats of a fact since its record was written."""
 
     record: AuditRecord
     count: int = 0
@@ -50,7 +50,7 @@ class _Repeats:
 
 
 class AuditTrail:
-    """What this gateway has to say for the audit stream."""
+    """The records of this gateway for the audit stream."""
 
     def __init__(self, bus: Connection, settings: AuditSettings) -> None:
         self._bus = bus
@@ -75,7 +75,7 @@ class AuditTrail:
         self._enqueue(record)
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Write records until the stop, and those that are left then."""
+        """Write records until the stop, then the remaining records."""
         writing = asyncio.create_task(self._write_all())
         try:
             while not stop.is_set():
@@ -88,7 +88,7 @@ class AuditTrail:
             await cancel_until_ended(writing, what="the writer of the audit stream", again_s=0.2)
 
     async def close(self) -> None:
-        """Write what was noted since the stop: the last requests ended after it."""
+        """Write the records since the stop, because the last requests ended after it."""
         self._close_window()
         while not self._queue.empty():
             record = self._queue.get_nowait()
@@ -98,7 +98,7 @@ class AuditTrail:
                 self._lose(record, "the gateway ends, and the bus is away")
 
     def _bounded(self, fact: AuditFact) -> AuditFact:
-        """The fact, or one that stands for all that exceed their number in this window."""
+        """Return the fact, or the fact that stands for all facts beyond the limit of this window."""
         most = self._settings.audit_window_records
         if fact.org is None:
             place = (None, fact.address or "")
@@ -108,7 +108,7 @@ class AuditTrail:
                     return fact
             self._taken[place] += 1
         if self._taken[fact.org or "", fact.kind] >= most:
-            # Of a known key its id stays; of an operator's also what was done.
+            # A known key keeps its id, and an operator's key also its action.
             action = fact.action if fact.kind == "operator" else OTHERS
             key = fact.key if fact.org is not None else OTHERS
             fact = msgspec.structs.replace(fact, key=key, action=action, about=OTHERS, address=OTHERS)
@@ -144,7 +144,7 @@ class AuditTrail:
                 self._queue.task_done()
 
     async def _write(self, record: AuditRecord) -> None:
-        # Tried again under the same id, it is one record.
+        # Retries with the same id make one record.
         headers = {MSG_ID: uuid4().hex}
         subject, body = audit_subject(record.org, record.kind), msgspec.json.encode(record)
         pause, problem = _FIRST_PAUSE_S, "it did not answer"

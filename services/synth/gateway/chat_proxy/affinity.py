@@ -1,6 +1,6 @@
-"""Which inference replica a chat goes to: a conversation stays where its prefix is cached, while that one has room.
+"""The choice of a chat's inference replica: a conversation stays where its prefix is cached, if there is room.
 
-Every gateway chooses alike, as the choice is a function of the conversation and of what the replicas announce.
+Every gateway makes the same choice, which depends only on the conversation and on the announcements of the replicas.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ import msgspec
 from synth.api.limits import MAX_MODEL_ID
 from synth.bus.kv.replicas import Replica
 
-#: A conversation moves when its replica has more than twice the requests of the least busy one, and these on top.
+#: A conversation moves if its replica has more than twice the requests of the least busy replica plus this number.
 _IMBALANCE_SLACK = 8
-#: Requests that wait at each replica that has a model before one that must load it first is worth asking.
+#: When this many requests wait at each replica that has the model, a replica that must load it first is tried.
 _QUEUE_LIMIT = 16
-#: Messages that a conversation is known by, at most: up to the user's first.
+#: The most messages that identify a conversation: up to the user's first message.
 _MAX_OPENING_MESSAGES = 8
 
 Load = Callable[[Replica], int]
 
 
 class ChatRoute(msgspec.Struct, frozen=True):
-    """Where a chat goes. model: its first `MAX_MODEL_ID` + 1 characters. conversation: a digest of its key."""
+    """The route of a chat. model: its first `MAX_MODEL_ID` + 1 characters. conversation: a digest of its key."""
 
     model: str
     conversation: bytes
@@ -41,7 +41,7 @@ class _Chat(msgspec.Struct):
 
 
 class NoModel(Exception):
-    """A body is not a chat that names a model."""
+    """The error for a body that is not a chat with a model."""
 
 
 class _Message(msgspec.Struct):
@@ -73,9 +73,9 @@ def _conversation(chat: _Chat) -> bytes:
 
 
 def _opening_messages(messages: msgspec.Raw) -> bytes:
-    """The messages up to the user's first one, as they were sent: those that every later call repeats.
+    """Return the messages up to the user's first one, as they were sent, which every later call repeats.
 
-    messages: or the input of the Responses API, which may be one text.
+    messages: also the input of the Responses API, which may be one text.
     """
     if bytes(messages).startswith(b'"'):
         return bytes(messages)
@@ -88,13 +88,13 @@ def _opening_messages(messages: msgspec.Raw) -> bytes:
 
 
 def rank_replicas(replicas: list[Replica], *, model: str, session: bytes, load: Load) -> list[Replica]:
-    """The replicas in the order to try them: those that have the model before those that must load it.
+    """Return the replicas in the order to try them: replicas with the model before replicas that must load it.
 
-    load: requests that a replica has. By rendezvous hashing: when a replica comes or goes, its own conversations alone
-    move.
+    load: requests that a replica has. With rendezvous hashing, a replica that joins or leaves moves only its own
+    conversations.
     """
     able = _by_rendezvous([r for r in replicas if model in r.models], session, load)
-    # By the model alone, so that its first calls do not load it everywhere.
+    # Hash only the model, so that its first calls do not load it on every replica.
     cold = _by_rendezvous([r for r in replicas if model not in r.models], model.encode(), load)
     if able and cold and min(r.waiting for r in able) >= _QUEUE_LIMIT and not cold[0].waiting:
         return [cold[0], *able, *cold[1:]]

@@ -1,4 +1,4 @@
-"""The paths of the calls of models: one route each, because clients differ in what they make of an address."""
+"""The paths of model calls. Each has its own route, because clients derive different paths from a base URL."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ CALL_PATHS = (*_paths(CHAT), *_paths(RESPONSES), *_BASES)
 
 
 _FIXED = frozenset((f"/v1/{CHAT}", f"/v1/{RESPONSES}", *(path for path in CALL_PATHS if "{" not in path)))
-# Also of a wrong path below a secret: it is answered by a 404, not by a request for another key.
+# A wrong path below a secret matches too, so that its response is 404, not a request for another key.
 _WITH_SECRET = re.compile(rf"/(?:rollouts|keys)/[^/]+/(?:.*/)?(?:{CHAT}|{RESPONSES})/?")
 
 
 def is_model_call(method: str, path: str) -> bool:
-    """Whether a request for this path, with or without a slash at its end, is a call of a model.
+    """Return whether a request for this path, with or without a slash at its end, is a call of a model.
 
-    The whole path counts: names that users choose may end as these paths do.
+    The whole path is compared, because names that users choose may have the same endings as these paths.
     """
     if path in _BASES:
         return method == "POST"

@@ -1,7 +1,7 @@
-"""Calls of models on their way to an inference replica, and the bytes there and back.
+"""The proxy for calls of models to inference replicas.
 
-The answer is passed on as it comes, so that a stream stays a stream; a client that hangs up ends the call at the
-replica, which frees its place in the batch. A call that nothing was answered to is tried at the next replica.
+The response is forwarded as it arrives, so that a stream stays a stream. A client that disconnects ends the call at the
+replica, which frees its place in the batch. A call without a response is tried at the next replica.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ log = logs.get("inference proxy")
 
 _REQUEST_HEADERS = ("content-type", "accept", "traceparent")
 _RESPONSE_HEADERS = ("content-type", "retry-after", "cache-control", "x-accel-buffering", "x-should-retry")
-# A replica whose host is gone says nothing at all, also not that: TCP finds out within half a minute.
+# A replica whose host is gone sends no packet, not even a reset: TCP keepalive detects it within half a minute.
 _KEEPALIVE = [(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)] + [
     (socket.IPPROTO_TCP, getattr(socket, name), seconds)
     for name, seconds in (("TCP_KEEPIDLE", 15), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3))
@@ -41,7 +41,7 @@ _KEEPALIVE = [(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)] + [
 ]
 # One httpx client with 32 requests in flight costs four times the CPU of one with 8.
 _REQUESTS_PER_CLIENT = 8
-#: For a recorder's word on a credential.
+#: The timeout of the check of a credential at its recorder.
 _ASK_S = 5.0
 
 
@@ -52,7 +52,10 @@ class _Client:
 
 
 class _NoAnswer(Exception):
-    """A replica is gone, or has no room: another one may answer. gone: not merely busy; sent: it had the call."""
+    """The error for a replica that is gone or has no room, so that another may answer.
+
+    gone: the replica is not only busy. sent: the replica had received the call.
+    """
 
     def __init__(self, reason: str, *, gone: bool, sent: bool = False) -> None:
         super().__init__(reason)
@@ -61,7 +64,7 @@ class _NoAnswer(Exception):
 
 
 class InferenceProxy:
-    """Forwards calls of models to inference replicas."""
+    """The proxy that forwards calls of models to inference replicas."""
 
     def __init__(self, replicas: ReplicaTable, *, secrets: ServiceSecrets, calls: CallSigner, timeout_s: float) -> None:
         self._replicas = replicas
@@ -95,7 +98,7 @@ class InferenceProxy:
                     self._replicas.forget(replica)
                 sent += error.sent
                 if sent > 1:
-                    # A call that has brought two replicas down is not given a third.
+                    # A call that has crashed two replicas is not sent to a third.
                     raise unavailable(f"the replica {replica.id!r} broke off the call ({error}); try again") from error
         raise unavailable(
             f"no inference replica can serve {model!r} now: {len(candidates)} announced, none reachable; "
@@ -103,13 +106,13 @@ class InferenceProxy:
         )
 
     def _load(self, replica: Replica) -> int:
-        # What it announced is up to three seconds old; other gateways' calls are in that alone.
+        # The announced numbers are up to three seconds old, and only they include other gateways' calls.
         return max(replica.running + replica.waiting, self._in_flight[replica.id])
 
     def recorder_of(self, cid: str) -> tuple[Replica, Cid]:
-        """The replica that records a rollout's calls, and what its credential pins. Raises a 401 or a 503."""
+        """Return the replica that records a rollout's calls, and the data of its credential. Raises a 401 or a 503."""
         try:
-            # Also one that has expired: see `refusal_of`.
+            # Accept an expired credential, which `refusal_of` checks.
             pinned = read_cid(cid, self._credentials, now=0)
         except InvalidKey as error:
             raise ApiError(401, str(error), code="invalid_api_key") from error
@@ -119,9 +122,9 @@ class InferenceProxy:
         return replica, pinned
 
     async def refusal_of(self, cid: str, pinned: Cid, replica: Replica) -> Response | None:
-        """The recorder's refusal of a credential whose time is over by our clock; None if it may make a call.
+        """Return the recorder's refusal of a credential that is expired by our clock; None if it may make a call.
 
-        The time that its policy was not given does not count, and the recorder alone knows it.
+        Time in which the credential had no policy does not count, and only the recorder knows that time.
         """
         if pinned.expires > time.time():
             return None
@@ -139,7 +142,7 @@ class InferenceProxy:
         return Response(answer.content, answer.status_code, headers=headers)
 
     async def forward_rollout(self, request: Request, body: bytes, *, cid: str, replica: Replica) -> Response:
-        """Answer a rollout's call at the replica that `recorder_of` found for its credential."""
+        """Forward a rollout's call to the replica that `recorder_of` found for its credential."""
         try:
             return await self._send(
                 request, replica, body, {}, query=f"?cid={cid}", retry_when_busy=False, silent_s=None
@@ -161,8 +164,8 @@ class InferenceProxy:
     ) -> Response:
         """Forward to one replica.
 
-        silent_s: how long it may say nothing; None for a rollout, whose job decides. Raises `_NoAnswer` when it
-        does not answer; with retry_when_busy, for a 503 too.
+        silent_s: how long it may send nothing; None for a rollout, whose job has its own limit. Raises `_NoAnswer` if
+        it does not answer; with retry_when_busy, for a 503 too.
         """
         client = self._client()
         api = called_api(request.scope["path"], request.url.query)
@@ -220,15 +223,15 @@ class InferenceProxy:
 
 
 async def _wait_for_disconnect(request: Request) -> None:
-    """Return when the client is gone; its body has been read already."""
+    """Wait until the client disconnects; its body has been read already."""
     while (await request.receive())["type"] != "http.disconnect":
         continue
 
 
 class _RelayedResponse(StreamingResponse):
-    """Streams a replica's answer to the client.
+    """A response that streams a replica's answer to the client.
 
-    done: called once it has ended, also when it never began. cut: the last event of a stream that breaks off.
+    done: called at its end, also if it never began. cut: the last event of a stream that breaks off.
     """
 
     def __init__(
@@ -254,7 +257,7 @@ async def _relay_chunks(upstream: httpx.Response, cut: bytes) -> AsyncIterator[b
             if not is_stream:
                 yield chunk
                 continue
-            # An event that is half sent must not come before `cut`: clients would read both as one.
+            # A partial event must not precede `cut`, because clients would read both as one event.
             end = chunk.rfind(b"\n\n") + 2
             if end < 2:
                 end = int(chunk.startswith(b"\n") and bool(half) and half[-1].endswith(b"\n"))
@@ -266,12 +269,12 @@ async def _relay_chunks(upstream: httpx.Response, cut: bytes) -> AsyncIterator[b
         if half:
             yield b"".join(half)
     except httpx.HTTPError as error:
-        # Without the query, which may be a rollout's credential.
+        # Leave out the query, which may be a rollout's credential.
         log.warning("replica broke off an answer", url=str(upstream.url.copy_with(query=None)), error=repr(error))
         if not is_stream:
-            # The status is sent: all that is left is to break off, which the client sees as an incomplete answer.
+            # The status was sent already, so break off: the client detects an incomplete response.
             raise
-        # Most clients take a stream that is cut off for a complete reply.
+        # Most clients would read a stream that breaks off as a complete reply.
         yield cut
 
 

@@ -1,4 +1,4 @@
-"""What would become of a job, asked before it is submitted: of the services that would decide, in their words."""
+"""The check of a job before it is submitted, by the services that would accept or reject it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from synth.ids import OrgId
 
 
 async def check_job(gateway: Gateway, org: OrgId, created: JobCreated) -> JobCheck:
-    """Every problem that this submission would have, its task app apart. Raises `Transient` where nobody answers."""
+    """Return every problem of this submission, except its task app's. Raises `Transient` if no service answers."""
     submission = ValidateJob(org=org, created=created)
     validated = await ask(gateway.bus, VALIDATE, submission, ValidationVerdict, within=ANSWER_WITHIN_S)
     if validated.job is None:

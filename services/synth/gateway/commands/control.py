@@ -1,4 +1,4 @@
-"""What a caller may do to a job that runs: cancel, pause, resume. Each is one fact, decided on the job as it stands."""
+"""Commands for a running job: cancel, pause, resume. Each appends one event that depends on the job's state."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from synth.ids import job_id_for
 from synth.jobs.lifecycle import TERMINAL, State
 
 _OWNED = (State.STARTED, State.PAUSING, State.CANCELLING)
-#: A cancellation that is asked for again so soon is the same one: a double click, or a client's retry.
+#: A second cancellation within this time is the same request: a double click, or a client's retry.
 _SAME_REQUEST_S = 1.0
-#: Of one more fact of a job, about.
+#: The approximate size of one more event of a job.
 _EVENT_BYTES = 1 << 10
 _WAITING = (State.CREATED, State.VALIDATED, State.VERIFIED)
 
-#: The name of a state in the words of the API that the caller speaks.
+#: The name of a state in the caller's API.
 StateName = Callable[[State], str]
 
 
@@ -51,7 +51,7 @@ class _CommandRefusal:
 
 
 async def cancel_job(gateway: Gateway, caller: ApiKey, id: str, *, named: StateName = str) -> JobRow:
-    """Withdraw a job that nobody owns, or ask its owner to stop. Repeating it asks the owner again; an end is a 409."""
+    """Withdraw a job without an owner, or request that its owner stop it, also again. A job that has ended is a 409."""
 
     def decide(history: JobHistory) -> Event | None:
         if history.ended or (history.state is State.CANCELLING and _was_just_asked(history)):
@@ -62,7 +62,7 @@ async def cancel_job(gateway: Gateway, caller: ApiKey, id: str, *, named: StateN
     done = TERMINAL - {State.CANCELLED}
     refusal = _CommandRefusal(lambda state: state in done, named, expected="a job that has not ended")
     if (await gateway.job(caller.org, id)).job.state is State.CANCELLING:
-        # The first request stands; more of them could fill the log.
+        # The first request still applies; further ones need room, so that they cannot fill the log.
         with log_room(gateway, caller.org, _EVENT_BYTES):
             return await _append_decision(gateway, caller, id, decide, refusal)
     return await _append_decision(gateway, caller, id, decide, refusal)
@@ -74,7 +74,7 @@ def _was_just_asked(history: JobHistory) -> bool:
 
 
 async def pause_job(gateway: Gateway, caller: ApiKey, id: str, *, named: StateName = str) -> JobRow:
-    """Ask the owner of a started job to let go of it. Repeating it changes nothing; any other state is a 409."""
+    """Request that the owner of a started job release it. Repeating it changes nothing; another state is a 409."""
 
     def decide(history: JobHistory) -> Event | None:
         return JobPauseRequested(requested_by=caller.key_id) if history.state is State.STARTED else None
@@ -90,10 +90,10 @@ async def pause_job(gateway: Gateway, caller: ApiKey, id: str, *, named: StateNa
 
 
 async def resume_job(gateway: Gateway, caller: ApiKey, id: str, *, named: StateName = str) -> JobRow:
-    """Make a paused job's tasks due again, or submit a job that goes on from the last checkpoint of a failed one.
+    """Make a paused job's tasks due again, or submit a job that continues from the last checkpoint of a failed one.
 
-    Returns the job that goes on. Of a job that already goes on it changes nothing; else it is a 409. Raises a 429 where
-    the organisation's jobs may take no more GPU-seconds, or its events no more of the log.
+    Returns the job that continues. A job that already continues is not changed; any other state is a 409. Raises a 429
+    if the organisation's jobs may take no more GPU-seconds, or its events no more of the log.
     """
     row = await gateway.job(caller.org, id)
     if row.job.state is State.FAILED:
@@ -120,7 +120,7 @@ async def _append_resumed(gateway: Gateway, caller: ApiKey, id: str, named: Stat
 
 
 async def _continue_job(gateway: Gateway, caller: ApiKey, failed: JobRow) -> JobRow:
-    """Submit a job that continues a failed one from its checkpoint, unless one that has not ended does so."""
+    """Submit a job that continues a failed one from its checkpoint, or return one that does so and has not ended."""
     id, org = failed.job.id, caller.org
     route = f"/api/jobs/{id}/resume"
     # Each continuation has the next number. A deleted one keeps its number: its id cannot be used again.

@@ -1,6 +1,7 @@
-"""What an operator may do about a dead letter: have it handled again, or settle it.
+"""An operator's commands for a dead letter: have it handled again, or settle it.
 
-What is done is done before it is said: between the two the letter is still open, and doing it again changes nothing.
+The action comes before the event that records it. Between the two the letter is still open, and repeating the action
+changes nothing.
 """
 
 from __future__ import annotations
@@ -22,14 +23,14 @@ from synth.work import Redelivery, task_of
 
 log = logs.get("dead letters")
 
-#: Characters of a letter's reason that the pause which it caused repeats, at least.
+#: The number of characters of a letter's reason that are also in the reason of its pause, at least.
 _SAME_REASON = 200
 
 
 async def retry_letter(gateway: Gateway, caller: ApiKey, id: int) -> SettledLetter:
     """Resume the job that the letter parked, or else queue its event or its task again.
 
-    A 409 for a letter that is settled, or whose job has ended; a 422 for one that names nothing to be handled.
+    Raises a 409 if the letter is settled or its job has ended, and a 422 if it names nothing to handle.
     """
     letter = await _open_letter(gateway, id)
     queue, task = _queue_of(letter), task_of(letter.subject)
@@ -48,7 +49,7 @@ async def retry_letter(gateway: Gateway, caller: ApiKey, id: int) -> SettledLett
 
 
 async def drop_letter(gateway: Gateway, caller: ApiKey, id: int) -> SettledLetter:
-    """Settle a letter without doing anything about it; a 409 for one that is settled."""
+    """Settle a letter without any action. Raises a 409 if it is settled."""
     letter = await _open_letter(gateway, id)
     await _settle(gateway, letter, LetterDropped(letter=id, requested_by=caller.key_id))
     log.info("dead letter dropped", letter=id, subject=letter.subject, by=caller.key_id)
@@ -65,7 +66,7 @@ async def _open_letter(gateway: Gateway, id: int) -> DeadLetter:
 
 
 def _queue_of(letter: DeadLetter) -> str | None:
-    """The queue that the letter's event was taken from; None where it is no event that its service takes."""
+    """Return the queue from which the letter's event was taken; None if its service takes no such event."""
     type = ".".join(letter.subject.split(".")[:2])
     reader = next((role for role in Role if role.value == letter.service), None)
     if type not in CATALOGUE or reader is None or CATALOGUE[type].reads.get(reader) is not Reading.QUEUE:
@@ -74,7 +75,7 @@ def _queue_of(letter: DeadLetter) -> str | None:
 
 
 async def _resume(gateway: Gateway, caller: ApiKey, letter: DeadLetter, org: str, job_id: str) -> bool:
-    """Resume the letter's job if it is parked; False where its work is due as it is."""
+    """Resume the letter's job if it is parked; return False if its work is due already."""
     history = await read_job(gateway.bus, org, job_id)
     if history.ended or history.state is None:
         what = f"its job {job_id} is {history.state}" if history.ended else f"there is no job {job_id}"
@@ -93,14 +94,14 @@ async def _resume(gateway: Gateway, caller: ApiKey, letter: DeadLetter, org: str
 
 
 def _paused_by(letter: DeadLetter, history: JobHistory) -> bool:
-    """Whether the pause that a job is in came of this letter: its cause is the letter's."""
+    """Return whether this letter caused the job's current pause: both have the same reason."""
     pause = next(fact.event for fact in reversed(history.facts) if isinstance(fact.event, JobPaused | JobParked))
     said = pause.problem.text() if isinstance(pause, JobParked) else pause.reason
     return " ".join(letter.reason.split())[:_SAME_REASON] in " ".join(said.split())
 
 
 async def _settle(gateway: Gateway, letter: DeadLetter, decision: LetterRetried | LetterDropped) -> None:
-    # A letter without an owner is settled under tokens that no organisation and no job can have.
+    # A letter without an owner is settled under names that no organisation and no job can have.
     org, key = letter.org or "none", letter.about or f"letter_{letter.id}"
     stored = int(letter.created_at.timestamp() * 1000)
     await gateway.publisher.once(decision, org=org, key=key, id=f"{letter.id}:{stored}")

@@ -1,8 +1,9 @@
-"""Deleting: what is deleted is gone for every reader at once; its blobs go when nothing needs them any more.
+"""The deletion of jobs, files and models: at once for every reader; their blobs go when nothing needs them any more.
 
-Invariant. A blob is removed only by the log as it was read up to the deletion or beyond: no live job that came before
-the deletion is still to be verified, none was verified with the blob, and no model that is there lies over it. A job
-that comes later is refused. Every gateway removes: twice is no error, and what one did not live to remove another does.
+Invariant. A blob is removed only after the log was read up to the deletion or beyond, if no live job from before the
+deletion is still to be verified, none was verified with the blob, and no existing model is an adapter on it. A later
+job is refused. Every gateway removes blobs: removing one twice is no error, and another gateway finishes the work of
+one that stops.
 """
 
 from __future__ import annotations
@@ -32,14 +33,14 @@ from synth.runtime import logs
 
 log = logs.get("deleting")
 
-#: Of a deletion, at most.
+#: The most bytes of a deletion.
 _EVENT_BYTES = 4 << 10
-#: Deleted jobs and files that are looked for in the log at a time.
+#: Deleted jobs and files that are looked up in the log at a time.
 _AT_ONCE = 64
 
 
 async def delete_file(gateway: Gateway, caller: ApiKey, id: str) -> FileRow:
-    """Delete a file of the caller's organisation; returns what it was. Raises a 404."""
+    """Delete a file of the caller's organisation, and return its last row. Raises a 404."""
     row = await gateway.file(caller.org, id)
     event = FileDeleted(requested_by=caller.key_id, uploaded_seq=row.created_seq)
     seq = await _append_deletion(gateway, event, org=caller.org, key=id, id=str(row.created_seq))
@@ -48,7 +49,7 @@ async def delete_file(gateway: Gateway, caller: ApiKey, id: str) -> FileRow:
 
 
 async def delete_job(gateway: Gateway, caller: ApiKey, id: str) -> None:
-    """Delete a job that has ended, with all that it made. Repeating it changes nothing. Raises a 404, a 409."""
+    """Delete a job that has ended, with its output. Repeating it changes nothing. Raises a 404, a 409."""
     if gateway.read_model.is_deleted(caller.org, id):
         return
     row = await gateway.job(caller.org, id)
@@ -65,7 +66,7 @@ async def delete_job(gateway: Gateway, caller: ApiKey, id: str) -> None:
 
 
 async def _append_deletion(gateway: Gateway, event: FileDeleted | JobDeleted, *, org: str, key: str, id: str) -> int:
-    """Append a deletion, also to a full log: what erases deleted events makes room for it (`erasure.sweep`)."""
+    """Append a deletion, also to a full log: the erasure of deleted events makes room for it (`erasure.sweep`)."""
     size = await read_size(gateway.bus)
     if size.most is not None and size.used + _EVENT_BYTES > size.most:
         reason = "the log is full"
@@ -102,8 +103,10 @@ def _refused(what: str, *, expected: str, fix: str, where: str) -> ApiError:
 
 @dataclass
 class _Needs:
-    """What live jobs of one organisation need. unverified: when the first of those was created that may be verified
-    yet, as a sequence. data: by blob, when the first was created that was verified with it. trees: manifests.
+    """The blobs that live jobs of one organisation need.
+
+    unverified: the sequence of the first job that may still be verified. data: by blob, the sequence of the first job
+    that was verified with it. trees: manifests.
     """
 
     unverified: int | None = None
@@ -111,7 +114,7 @@ class _Needs:
     trees: set[str] = field(default_factory=set[str])
 
     def add(self, row: JobRow) -> None:
-        """Take in a live job. They come in the order in which they were created."""
+        """Add a live job. Jobs must be added in the order in which they were created."""
         if self.unverified is None and row.job.state in (State.CREATED, State.VALIDATED):
             self.unverified = row.created_seq
         for uri in row.data_uris:
@@ -121,24 +124,24 @@ class _Needs:
             self.trees.add(row.continued_tree)
 
     def may_verify(self, item: Trash) -> bool:
-        """Whether a job that came before the deletion may still be verified with what was deleted."""
+        """Return whether a job from before the deletion may still be verified with the deleted item."""
         return self.unverified is not None and self.unverified <= item.deleted_seq
 
     def has_data(self, item: Trash) -> bool:
-        """Whether a job that came before the deletion was verified with a blob of it."""
+        """Return whether a job from before the deletion was verified with a blob of the item."""
         return any(self.data.get(uri, item.deleted_seq + 1) <= item.deleted_seq for uri in item.uris)
 
 
 async def count_erased(bus: Connection, model: ReadModel) -> None:
-    """Count the events of what was deleted no longer, once they are erased from the log."""
+    """Stop counting the events of deleted jobs and files after they are erased from the log."""
     for org, id, deleted in org_totals.unerased(model.db, limit=_AT_ONCE):
         if await is_erased(bus, f"*.*.{org}.{id}", before=deleted):
             org_totals.note_erased(model.db, id, deleted=deleted)
 
 
 async def empty_trash(model: ReadModel, blobs: BlobStore) -> None:
-    """Remove the blobs of what was deleted, where nothing needs them. Every gateway does so: twice is no error."""
-    # Read before the jobs: each is then looked at as it was after the deletion.
+    """Remove the blobs of deleted items that nothing needs. Every gateway does so: removing one twice is no error."""
+    # Read the trash before the jobs, so that each job's state is from after the deletion.
     trash = model.trash()
     if not trash:
         return
@@ -152,12 +155,12 @@ async def empty_trash(model: ReadModel, blobs: BlobStore) -> None:
                 model.delete_trash(item)
                 log.info("blobs of what was deleted removed", org=item.org, folder=item.folder, blobs=len(item.uris))
         except (SynthError, OSError, BaseError, msgspec.DecodeError):
-            # It is tried again, and holds up nobody else's.
+            # The item is tried again later, and does not delay the others.
             log.exception("blobs of what was deleted cannot be removed", org=item.org, folder=item.folder)
 
 
 async def _remove(model: ReadModel, blobs: BlobStore, item: Trash, needed: _Needs) -> bool:
-    """Remove what was deleted, where nothing needs it; says whether all of it is gone."""
+    """Remove a deleted item if nothing needs it; return whether all of it is gone."""
     if needed.may_verify(item):
         return False
     if not item.uris:
@@ -169,7 +172,7 @@ async def _remove(model: ReadModel, blobs: BlobStore, item: Trash, needed: _Need
 
 
 async def _remove_made(model: ReadModel, blobs: BlobStore, item: Trash, sources: set[str]) -> bool:
-    """Remove a deleted model, or what a deleted job made, except for what is needed; says whether nothing was.
+    """Remove a deleted model or a deleted job's output, except needed files; return whether nothing was needed.
 
     sources: the manifests that live jobs of the organisation were verified with.
     """
@@ -192,13 +195,13 @@ async def _remove_made(model: ReadModel, blobs: BlobStore, item: Trash, sources:
 
 
 async def _remove_tree(blobs: BlobStore, tree: BlobRef) -> None:
-    """Remove a tree, its manifest last: it says what is left to do, should this process die."""
+    """Remove a tree, its manifest last: the manifest lists the remaining work if this process dies."""
     try:
         files = (await blobs.manifest(tree)).files
     except BlobMissing:
         return
     except (BlobCorrupt, msgspec.DecodeError) as error:
-        # What it named nobody knows any more; `synthd bus orphans` finds it.
+        # The names of its files are lost; `synthd bus orphans` finds them.
         log.warning("the files of a damaged tree stay", tree=tree.uri, error=str(error))
         await blobs.delete([tree.uri])
         return

@@ -1,4 +1,4 @@
-"""The one way in for an environment key, however it arrives: checked, stored sealed, and granted chat where it may."""
+"""The single command that stores an environment key, for every API: checked, sealed, and granted chat if allowed."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ async def store_environment_key(
 ) -> EnvironmentKeyView:
     """Store a key of the organisation's task apps.
 
-    url: an address of the task app, whose origin the key belongs to from now on; without it, to that of the first task
-    app that this API key names, if it opens that. chat: whether the key opens chat completions, too; None: where the
-    API key itself may chat, the key is long enough and opens no chat for another organisation. Raises a 400 for a key
-    that is unusable, a 403 for chat that the API key may not grant, and a 409 for chat that the key opens for another
+    url: an address of the task app, whose origin the key then belongs to; without it, the key belongs to the first task
+    app that this API key names, if it opens that app. chat: whether the key also opens chat completions; None: if the
+    API key itself may chat, and the key is long enough and opens no chat for another organisation. Raises a 400 for an
+    unusable key, a 403 for chat that the API key may not grant, and a 409 if the key opens chat for another
     organisation.
     """
     _check(key)
@@ -74,7 +74,7 @@ async def store_environment_key(
 
 
 async def _grant_chat(gateway: Gateway, caller: ApiKey, key: str) -> bool:
-    """Let the key open chat. Returns False if it opens chat for another organisation already."""
+    """Grant chat to the key. Returns False if it opens chat for another organisation already."""
 
     async def has_ended(grant: ChatGrant) -> bool:
         return await gateway.keys.chat_ended(grant) is not None
@@ -94,7 +94,7 @@ async def _grant_chat(gateway: Gateway, caller: ApiKey, key: str) -> bool:
 
 
 async def view_environment_keys(gateway: Gateway, org: str, keys: list[EnvironmentKey]) -> list[EnvironmentKeyView]:
-    """Environment keys as everybody in the organisation may see them: never the keys themselves."""
+    """Return environment keys as everybody in the organisation may see them, never the keys themselves."""
     grants = await gateway.secrets.chat_grants_of(org, keys)
     return [
         EnvironmentKeyView(
@@ -132,7 +132,7 @@ def _origin(url: str | None) -> str | None:
 
 
 def _check(key: str) -> None:
-    """Raises a 400 for a key that no HTTP header can carry, or that is another secret; it is not repeated in it."""
+    """Raise a 400, without the key, if no HTTP header can carry the key or it is another kind of secret."""
     what = None
     expected = f"printable ASCII, 1 to {MAX_ENVIRONMENT_KEY_BYTES:,} bytes: what your task app compares with"
     if not key:

@@ -1,7 +1,7 @@
-"""Removes traces that are kept for too long or are too many, and checkpoints of jobs that failed too long ago. Every
-gateway does so: twice is no error.
+"""The expiry of traces that are too old or too many, and of checkpoints of jobs that failed too long ago.
 
-What has expired follows from the log and the settings, so a read model that is made anew finds it again.
+Every gateway removes them: removing one twice is no error. The log and the settings determine the expired items, so a
+rebuilt read model finds them again.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from synth.runtime import logs
 
 log = logs.get("deleting")
 
-#: Traces that are removed at one time: some seconds of a remote store.
+#: Traces that are removed at a time, which takes a remote store some seconds.
 _AT_ONCE = 500
 
 
 async def expire_traces(model: ReadModel, blobs: BlobStore, settings: GatewaySettings, now: datetime) -> bool:
-    """Remove the oldest of the traces that are not kept any longer; says whether there may be more of them.
+    """Remove the oldest expired traces; return whether there may be more of them.
 
     The traces of a job that runs stay: its judges may still read them.
     """
@@ -41,7 +41,7 @@ async def expire_traces(model: ReadModel, blobs: BlobStore, settings: GatewaySet
 
 
 async def expire_checkpoints(model: ReadModel, publisher: Publisher, settings: GatewaySettings, now: datetime) -> None:
-    """Delete the checkpoints of jobs that failed too long ago. What a live job goes on from stays until its end."""
+    """Delete the checkpoints of jobs that failed too long ago. A checkpoint that a live job continues from stays."""
     if settings.failed_checkpoint_days is None:
         return
     before = now.timestamp() - settings.failed_checkpoint_days * 86_400

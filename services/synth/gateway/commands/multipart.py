@@ -1,4 +1,4 @@
-"""Receiving one file of a multipart body at constant memory: hashed while it is written, on a thread."""
+"""The receiver of one file in a multipart body: it uses constant memory, and hashes and writes the file on a thread."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from python_multipart.multipart import MultipartParser, parse_options_header
 from synth.errors import Problem
 from synth.gateway.errors import ApiError
 
-#: Where uploads are received, below the process's scratch space.
+#: The folder that receives uploads, below the process's scratch space.
 UPLOADS = "uploads"
 
 _SLICE = 1 << 20
-# The fields beside the file are words (`purpose`); nothing that a client sends here is longer.
+# The fields besides the file are short texts (`purpose`), which are never longer than this.
 _FIELD_LIMIT = 64 << 10
-# They are kept in memory until the form ends.
+# The fields are kept in memory until the form ends.
 _MAX_FIELDS = 32
 _DEFAULT_NAME = "file.jsonl"
 
 
 @dataclass(frozen=True)
 class ReceivedForm:
-    """A file that has arrived whole. name is metadata, never a path; fields: the form's others, `purpose` included."""
+    """A file that was received whole. name: metadata, never a path. fields: the other fields, with `purpose`."""
 
     path: Path
     name: str
@@ -40,13 +40,13 @@ class ReceivedForm:
 
 
 def upload_error(what: str, *, status: int = 400, fix: str = "") -> ApiError:
-    """The error for an upload that cannot be taken."""
+    """Return the error for an upload that cannot be accepted."""
     problem = Problem(what=what, expected="multipart/form-data with the fields `purpose` and `file`", fix=fix)
     return ApiError(status, problem.text(), type="invalid_request", problems=[problem])
 
 
 def too_large(limit: int) -> ApiError:
-    """The error for a body that has more bytes than may be uploaded."""
+    """Return the error for a body that has more bytes than may be uploaded."""
     fix = "split the file into several, or have the operator raise SYNTH_MAX_UPLOAD_BYTES"
     return upload_error(f"the body is larger than {limit:,} bytes", status=413, fix=fix)
 
@@ -54,10 +54,10 @@ def too_large(limit: int) -> ApiError:
 async def receive_form(
     chunks: AsyncIterator[bytes], content_type: str, folder: Path, *, limit: int, check_room: Callable[[], None]
 ) -> ReceivedForm:
-    """Write the body's `file` into `folder`; the caller moves it on or removes it.
+    """Write the body's `file` into `folder`; the caller moves or removes it.
 
-    limit: bytes of the whole body. check_room: called before each piece of it is written; what it raises ends this.
-    Raises a 400 for a body that is not such a form, a 413 for one that is too large.
+    limit: bytes of the whole body. check_room: called before each piece is written; its exceptions end the upload.
+    Raises a 400 for a body that is not such a form, and a 413 for a body that is too large.
     """
     kind, options = parse_options_header(content_type)
     boundary = options.get(b"boundary")
@@ -104,7 +104,7 @@ async def _feed_form(form: _Form, chunks: AsyncIterator[bytes], *, limit: int, c
 
 
 class _Form:
-    """Parses a form: the file's bytes are written to `out`, the small fields are kept in memory."""
+    """A parser of a form: it writes the file's bytes to `out`, and keeps the small fields in memory."""
 
     def __init__(self, boundary: bytes, out: BinaryIO) -> None:
         self.fields: dict[str, str] = {}

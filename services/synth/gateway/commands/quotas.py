@@ -1,4 +1,4 @@
-"""What an organisation may keep at the cluster: jobs, bytes of files, keys. Counted where they are."""
+"""The limits on an organisation's stored items: jobs, bytes of files, keys. They are counted where they are stored."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from synth.gateway.read_model.usage import (
 
 _JOB_RETRY_S = 30
 _KEPT_RETRY_S = 60
-#: What the validation of a job may take of a limit of the log at most, as its share.
+#: The divisor of a log limit that gives the most bytes of one job's validation.
 _VALIDATION_SHARE = 8
-#: What each limit counts.
+#: The items that each limit counts.
 _WHAT = {
     "request_burst": "requests at once",
     "streams": "event streams",
@@ -43,7 +43,7 @@ _AT_GATEWAY = frozenset({"request_burst", "streams", "uploads"})
 
 
 async def list_limits(gateway: Gateway, org: str) -> list[Limit]:
-    """Return the limits of an organisation, and what it uses of them."""
+    """Return the limits of an organisation, and its usage."""
     limits, model = gateway.settings.limits_of(org), gateway.read_model
     jobs, live = count_jobs(model, org), [key for key in await gateway.secrets.api_keys(org) if key.active]
     used = gateway.admission.used(org) | {
@@ -70,7 +70,7 @@ async def list_limits(gateway: Gateway, org: str) -> list[Limit]:
 
 
 def check_jobs(gateway: Gateway, org: str) -> None:
-    """Raises a 429 where the organisation may have no further job."""
+    """Raise a 429 if the organisation may have no further job."""
     limits, jobs = gateway.settings.limits_of(org), count_jobs(gateway.read_model, org)
     fix = "wait until some have ended, cancel some, or have the operator raise the limit"
     for count, quota, what, name in (
@@ -81,7 +81,7 @@ def check_jobs(gateway: Gateway, org: str) -> None:
 
 
 def check_gpu_seconds(gateway: Gateway, org: str) -> None:
-    """Raises a 429 where the organisation's jobs have taken all the GPU-seconds that they may."""
+    """Raise a 429 if the organisation's jobs have taken all of their GPU-seconds."""
     limits, now = gateway.settings.limits_of(org), time.time()
     if limits.gpu_seconds is None:
         return
@@ -94,7 +94,7 @@ def check_gpu_seconds(gateway: Gateway, org: str) -> None:
             setting="SYNTH_ORG_GPU_SECONDS",
             quota=int(limits.gpu_seconds),
             policy="gpu_seconds",
-            # Then the first of these days does not count any more.
+            # After that time the first of these days does not count any more.
             retry_after=int(DAY_S - now % DAY_S) + 1,
             fix="wait until days with less count, or have the operator raise the limit",
             wait=False,
@@ -102,7 +102,7 @@ def check_gpu_seconds(gateway: Gateway, org: str) -> None:
 
 
 def check_file_bytes(gateway: Gateway, org: str, more: int) -> None:
-    """Raises a 429 where the organisation's files have no room for `more` bytes. 0: where they have none at all."""
+    """Raise a 429 if the organisation's files have no room for `more` bytes. 0: if they have no room at all."""
     quota = gateway.settings.limits_of(org).file_bytes
     stored = stored_bytes(gateway.read_model, org)
     note_limit("file_bytes", Left(quota, quota - stored - more))
@@ -120,9 +120,9 @@ def check_file_bytes(gateway: Gateway, org: str, more: int) -> None:
 
 @contextmanager
 def log_room(gateway: Gateway, org: str, size: int, *, job: bool = False) -> Generator[None]:
-    """Take room in the log for the events of a command that is under way. Raises a 429 if the organisation has none.
+    """Reserve room in the log for the events of a running command. Raises a 429 if the organisation has no room.
 
-    size: their bytes. job: whether a job comes with them, which is then to be validated.
+    size: bytes of the events. job: whether they create a job, which will be validated.
     """
     quota, coming = _log_quota(gateway, org), gateway.capacity.coming
     if quota is not None:
@@ -157,7 +157,7 @@ def _log_quota(gateway: Gateway, org: str) -> int | None:
 
 
 def check_files_pending(gateway: Gateway, org: str) -> None:
-    """Raises a 429 where the organisation may have no further file that is to be checked."""
+    """Raise a 429 if the organisation may have no further file that waits for its check."""
     quota, count = gateway.settings.limits_of(org).files_pending, pending_files(gateway.read_model, org)
     fix = "wait until some have been checked, or have the operator raise the limit"
     what = "files that are not checked yet"
@@ -165,19 +165,19 @@ def check_files_pending(gateway: Gateway, org: str) -> None:
 
 
 def check_bus_keys(gateway: Gateway, org: str, count: int) -> None:
-    """Raises a 429 where the organisation, which has `count` live bus keys, may have no more."""
+    """Raise a 429 if the organisation, which has `count` live bus keys, may have no more."""
     fix = "revoke those that are done with, or have the operator raise the limit"
     _check_count(count, gateway.settings.limits_of(org).bus_keys, "bus_keys", what="live bus keys", fix=fix)
 
 
 def check_keys(gateway: Gateway, org: str, count: int, *, kind: str) -> None:
-    """Raises a 429 where the organisation, which has `count` keys of a kind, may have no more."""
+    """Raise a 429 if the organisation, which has `count` keys of a kind, may have no more."""
     fix = "remove those that are done with, or have the operator raise the limit"
     _check_count(count, gateway.settings.limits_of(org).keys, "keys", what=kind, fix=fix)
 
 
 def _check_count(count: int, quota: int, name: str, *, what: str, fix: str, retry_after: int = _KEPT_RETRY_S) -> None:
-    """name: of the limit, as its setting `SYNTH_ORG_…` has it."""
+    """Raise a 429 if the count has reached the quota. name: the limit's name in its setting `SYNTH_ORG_…`."""
     note_limit(name, Left(quota, quota - count - 1))
     if count >= quota:
         raise limit_reached(

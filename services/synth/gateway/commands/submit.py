@@ -1,4 +1,4 @@
-"""The one way in for a job, whichever API it comes through: appended once, and answered from the read model."""
+"""The single command that submits a job, for every API: appended once, and returned from the read model."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from synth.gateway.read_model.event_log import read_last
 from synth.gateway.read_model.projection import JobRow
 from synth.ids import OrgId, job_id_for, new_job_id
 
-#: Half of what an event may have: what is made of a configuration is longer than it.
+#: Half of an event's limit, because the resolved form of a configuration is longer than the configuration.
 _MAX_BYTES = MAX_EVENT_BYTES // 2
-#: Of the other facts of a job until its start, and of those that end and delete it, about.
+#: The approximate size of a job's other events until its start, and of the events that end and delete it.
 _FACTS_BYTES = 4 << 10
 
 
 async def submit_job(
     gateway: Gateway, org: OrgId, created: JobCreated, *, route: str, key: str | None
 ) -> tuple[JobRow, bool]:
-    """Append `job.created`; returns the job, and whether it is new.
+    """Append `job.created`; return the job, and whether it is new.
 
-    key: the caller's idempotency key; the same key on the same route with the same submission is the same job, with
-    another one a 422. `body_sha256` is computed here. A submission that no event could carry is a 413; one for which
-    the cluster has no room, a 503; one for which its organisation has none, a 429.
+    key: the caller's idempotency key. The same key on the same route returns the same job for the same submission, and
+    raises a 422 for another. `body_sha256` is computed here. Raises a 413 for a submission that is too large for an
+    event, a 503 if the cluster has no room for it, and a 429 if its organisation has none.
     """
     digest = _digest(created)
     _check_size(created)
@@ -55,7 +55,7 @@ async def submit_job(
 
 async def _append(gateway: Gateway, org: OrgId, created: JobCreated, *, id: str) -> tuple[JobRow, bool]:
     try:
-        # The id is this request's own, so that its retries are known as ours and another request's are not.
+        # The id belongs to this request, so that only its own retries count as repeats.
         seq = await gateway.publisher.lifecycle(created, org=org, key=id, id=uuid.uuid4().hex, after=0)
     except Conflict:
         earlier = await read_last(gateway.bus, JobCreated, org, id)
@@ -69,9 +69,9 @@ async def _append(gateway: Gateway, org: OrgId, created: JobCreated, *, id: str)
 
 
 def _digest(created: JobCreated) -> str:
-    """A digest of the submission, the same whichever key of the organisation sends it."""
+    """Return a digest of the submission, the same for every key of the organisation."""
     submission = msgspec.to_builtins(msgspec.structs.replace(created, body_sha256="", created_by=""))
-    # It is made here. Without it, the digests of the version that had no such blobs are the same.
+    # The gateway sets this field. Without it, digests equal the digests of the version without such blobs.
     del submission["config_blob"]
     return hashlib.sha256(msgspec.json.encode(submission, order="sorted")).hexdigest()
 

@@ -1,4 +1,4 @@
-"""The one way in for a file, whichever API it comes through: received, stored as a blob, announced once."""
+"""The single command that uploads a file, for every API: received, stored as a blob, and announced once."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ from synth.runtime import logs
 
 log = logs.get("upload")
 
-#: An operator has to look at the disk.
+#: The delay after a disk error, which an operator must fix.
 _DISK_RETRY_S = 15
 
-#: Of the events of one file, about: its upload, its check, its deletion.
+#: The approximate size of one file's events: its upload, its check and its deletion.
 _EVENT_BYTES = 8 << 10
 
 
 async def upload_file(
     request: Request, gateway: Gateway, org: OrgId, *, check: Callable[[ReceivedForm], None] = lambda _: None
 ) -> tuple[FileRow, bool]:
-    """Receive a multipart form's file; returns it, and whether its bytes are new here.
+    """Receive a multipart form's file; return it, and whether its bytes are new here.
 
-    Raises a 400, a 413, a 429, or a 503 when there is no room or the disk has an error.
-    check: raises on a form that is not to be kept.
+    check: raises for a form that must be refused. Raises a 400, a 413, a 429, or a 503 if there is no room or the disk
+    has an error.
     """
     with _disk_errors_are_503():
         return await _upload(request, gateway, org, check)
@@ -45,7 +45,7 @@ def _disk_errors_are_503() -> Generator[None]:
     try:
         yield
     except (ConnectionError, TimeoutError):
-        raise  # of the bus
+        raise  # an error of the bus
     except OSError as error:
         log.error("an upload cannot be stored", error=repr(error))
         what = f"the cluster's disk cannot store the file ({error.strerror})"
@@ -71,7 +71,7 @@ async def _receive(
 ) -> tuple[FileRow, bool]:
     content_type = request.headers.get("content-type", "")
     folder = gateway.settings.work_dir / UPLOADS
-    # A body need not say how long it is, and many arrive at a time.
+    # Check the room during the upload: a body may lack its length, and many bodies arrive at a time.
     received = await receive_form(
         request.stream(), content_type, folder, limit=limit, check_room=gateway.capacity.check
     )
@@ -88,19 +88,19 @@ async def _receive(
 
 async def _store(gateway: Gateway, org: OrgId, received: ReceivedForm) -> tuple[FileRow, bool]:
     id = file_id_for(org, received.sha256)
-    # Asked of the log, not of the read model: another gateway may have deleted it a moment ago.
+    # Read the log, not the read model, because another gateway may have deleted the file a moment ago.
     earlier = await read_last(gateway.bus, FileUploaded, org, id)
     deleted = await read_last(gateway.bus, FileDeleted, org, id)
     ended = deleted.seq if deleted else 0
     if earlier is not None and earlier.seq > ended:
         rejected = await read_last(gateway.bus, FileRejected, org, id)
         if rejected is not None and rejected.seq > earlier.seq:
-            # Its user wants it looked at again: an image that could not be fetched may be there this time.
+            # Check the file again: an image that could not be fetched may be available now.
             again = FileDeleted(requested_by="", uploaded_seq=earlier.seq)
             ended = await gateway.publisher.once(again, org=org, key=id, id=str(earlier.seq))
     new = earlier is None or earlier.seq < ended
     if new:
-        # Each life of a file has a blob of its own, so that removing the last one's cannot take this one's.
+        # Each upload after a deletion has its own blob, so that the removal of the earlier blob cannot remove this one.
         name = f"{received.sha256}.{ended}" if ended else received.sha256
         blob = await gateway.blobs.put_file(
             f"orgs/{org}/files/{name}", received.path, move=True, sha256=received.sha256

@@ -1,8 +1,8 @@
-"""The ledger: what the bus has acknowledged, in a file outside the bus's own store.
+"""The ledger: a record of the bus's acknowledged messages, in a file outside the bus's own store.
 
-Of the log it has a digest for each event, in blocks of sequences; of a bucket the revision of each key, and a digest.
-A digest of 0 stands for what may be gone: what expires, what was erased, and what was never there. The file is compared
-with what was written into it, as the read model's is; a damaged one is begun again, from what the bus holds then.
+It has a digest for each event of the log, in blocks of sequences, and the revision and a digest for each key of a
+bucket. A digest of 0 stands for a message that may be missing: it expires, was erased, or never existed. The file is
+checked against its own digests like the read model's; a damaged one is replaced by a new ledger of the bus's content.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from synth.runtime import logs
 
 log = logs.get("ledger")
 
-#: Sequences of a block.
+#: The number of sequences in a block.
 BLOCK = 1024
 _SCHEMA = """
 CREATE TABLE streams (
@@ -33,7 +33,7 @@ _TABLES = ("streams", "blocks", "keys")
 
 
 class KnownStream(NamedTuple):
-    """A stream as it was met. restored: the id of the restore that made it, or "".
+    """A stream that the ledger records. restored: the id of the restore that made it, or "".
 
     reached: the sequence up to which the ledger has it.
     """
@@ -50,7 +50,7 @@ class Revision(NamedTuple):
 
 
 class LedgerFile:
-    """One SQLite file of one gateway."""
+    """The SQLite file of one gateway's ledger."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -67,16 +67,16 @@ class LedgerFile:
 
     @property
     def path(self) -> Path:
-        """Of the file."""
+        """Return the path of the file."""
         return self._path
 
     def stream(self, name: str) -> KnownStream | None:
-        """What is known of a stream; None where it was never met."""
+        """Return the record of a stream; None for a new stream."""
         row = self._db.execute("SELECT restored, reached FROM streams WHERE name = ?", (name,)).fetchone()
         return KnownStream(*row) if row else None
 
     def begin(self, name: str, known: KnownStream) -> None:
-        """Begin with a stream, and forget one of its name."""
+        """Begin the record of a stream, and forget an earlier stream of its name."""
         self._db.execute("BEGIN IMMEDIATE")
         self._db.execute("INSERT OR REPLACE INTO streams VALUES (?, ?, ?)", (name, *known))
         self._db.execute("DELETE FROM keys WHERE stream = ?", (name,))
@@ -85,11 +85,11 @@ class LedgerFile:
         self._db.execute("COMMIT")
 
     def last_block(self) -> int:
-        """The first sequence of the last block of the log; -1 without any."""
+        """Return the first sequence of the last block of the log; -1 without any."""
         return self._db.execute("SELECT coalesce(max(first), -1) FROM blocks").fetchone()[0]
 
     def block(self, first: int) -> array[int]:
-        """The digests of a block of the log."""
+        """Return the digests of a block of the log."""
         row = self._db.execute("SELECT digests FROM blocks WHERE first = ?", (first,)).fetchone()
         return array("I", row[0] if row else bytes(4 * BLOCK))
 
@@ -101,7 +101,7 @@ class LedgerFile:
         self._db.execute("COMMIT")
 
     def keys(self, stream: str) -> dict[str, Revision]:
-        """The last message of each key of a bucket, by its subject."""
+        """Return the last message of each key of a bucket, by its subject."""
         rows = self._db.execute("SELECT subject, revision, digest FROM keys WHERE stream = ?", (stream,)).fetchall()
         return {subject: Revision(seq, digest) for subject, seq, digest in rows}
 

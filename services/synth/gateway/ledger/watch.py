@@ -1,13 +1,13 @@
-"""Compares what the bus holds with the ledger, and keeps the ledger: at the start, and again every so often.
+"""The comparison of the bus's content with the ledger, at the start and then at intervals, and the ledger's updates.
 
-nats-server drops a damaged message, or all that follow it in its file, and goes on as if they had never been there.
-Reading a message has the server compare it with its own checksum, so what is read is whole, and what is not read is
-missing. The buckets of secrets are compared before anything is answered; the log, which may be long, beside the
-requests: only where it ends is looked at before. What is missing is looked for twice: a server that has just become
-the leader may not know all yet.
+nats-server drops a damaged message, or all messages after it in its file, and continues as if they had never existed.
+The server checks a message's checksum when it is read, so a message that is read is whole, and one that is not read is
+missing. The buckets of secrets are compared before the first request; the log, which may be long, beside the requests:
+only its end is checked before. A missing message is looked up twice, because a server that has just become the leader
+may not know all messages yet.
 """
 
-# nats-py annotates parts of itself not at all.
+# Parts of nats-py have no type annotations.
 # pyright: reportUnknownMemberType=false
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ from synth.runtime import logs
 log = logs.get("ledger")
 
 _BUCKETS = [f"KV_{bucket}" for bucket in SECRET_BUCKETS]
-#: Between two looks whether the bus has more than the ledger.
+#: The interval of the checks for messages that the ledger lacks.
 _RECORD_S = 5.0
 _AGAIN_S = 1.0
-#: Without a message in the middle of a stream.
+#: The longest wait for a message in the middle of a stream.
 _STALL_S = 10.0
 _NAMED = 5
 #: Characters of a hash in a key.
@@ -51,7 +51,7 @@ _HASH = 64
 
 @dataclass
 class Damage:
-    """What the bus has acknowledged and does not hold. keys: of each bucket, with the number of those that it had."""
+    """The acknowledged messages that the bus lacks. keys: of each bucket, with the number of keys that it had."""
 
     events: list[int] = field(default_factory=list[int])
     keys: dict[str, tuple[list[str], int]] = field(default_factory=dict[str, tuple[list[str], int]])
@@ -61,12 +61,12 @@ class Damage:
 
     @property
     def counts(self) -> str:
-        """What is missing, in numbers: for whoever calls."""
+        """Return the numbers of missing items, for callers of the API."""
         parts = [f"{len(self.events)} events"] if self.events else []
         return ", ".join([*parts, *(f"{len(lost)} of {of} {bucket}" for bucket, (lost, of) in self.keys.items())])
 
     def text(self) -> str:
-        """What is missing, by name: for the operator."""
+        """Return the names of missing items, for the operator."""
         parts = [f"{len(self.events)} events of the log ({_some(_ranges(self.events))})"] if self.events else []
         for bucket, (lost, of) in self.keys.items():
             parts.append(f"{len(lost)} of {of} {bucket} ({_some([_short(key) for key in lost])})")
@@ -74,17 +74,17 @@ class Damage:
 
 
 class LedgerWatch:
-    """Keeps one gateway's ledger, and says what the bus has lost."""
+    """The keeper of one gateway's ledger, which reports messages that the bus has lost."""
 
     def __init__(self, bus: Connection, file: LedgerFile, *, check_s: float) -> None:
-        """check_s: seconds between two comparisons with all that the bus holds."""
+        """Prepare the watch. check_s: seconds between two comparisons with the bus's whole content."""
         self.damage = Damage()
         self._bus = bus
         self._file = file
         self._check_s = check_s
 
     def check(self) -> str | None:
-        """What is missing, for `/healthz`; None when nothing is."""
+        """Return the missing items, for `/healthz`; None if nothing is missing."""
         if not self.damage:
             return None
         return (
@@ -94,7 +94,7 @@ class LedgerWatch:
         )
 
     async def begin(self) -> None:
-        """Compare the buckets, and where the log ends. Raises `Transient` when the bus does not answer."""
+        """Compare the buckets and the end of the log. Raises `Transient` if the bus does not answer."""
         for stream in (EVENTS, *_BUCKETS):
             info = await self._info(stream)
             known, restored = self._file.stream(stream), (info.config.metadata or {}).get(RESTORED, "")
@@ -103,7 +103,7 @@ class LedgerWatch:
         await self.look(log_too=False)
 
     async def run(self) -> None:
-        """Compare the log, then record what comes, and compare everything again when it is time; for ever."""
+        """Compare the log, then record new messages, and compare everything at each interval, for ever."""
         due = 0.0
         while True:
             try:
@@ -116,7 +116,7 @@ class LedgerWatch:
             await asyncio.sleep(_RECORD_S)
 
     async def close(self) -> None:
-        """Take in what came last, and close the file."""
+        """Record the last messages, and close the file."""
         try:
             if self._bus.nc.is_connected:
                 await self.record()
@@ -125,7 +125,7 @@ class LedgerWatch:
         self._file.close()
 
     async def record(self) -> None:
-        """Take what the bus has got since into the ledger."""
+        """Record the bus's new messages in the ledger."""
         for stream in (EVENTS, *_BUCKETS):
             known = self._file.stream(stream)
             if known is None or (await self._info(stream)).state.last_seq <= known.reached:
@@ -136,7 +136,7 @@ class LedgerWatch:
                 await self._read_bucket(stream, after=known.reached)
 
     async def look(self, *, log_too: bool) -> None:
-        """Compare the buckets with the ledger, and the log or where it ends; note what is missing."""
+        """Compare the buckets, and the log or only its end, with the ledger; note the missing items."""
         damage = await self._compare(log_too)
         if damage:
             await asyncio.sleep(_AGAIN_S)
@@ -160,7 +160,7 @@ class LedgerWatch:
         return found
 
     async def _compare_end(self) -> list[int]:
-        """The events of the ledger that lie behind the log's end."""
+        """Return the events of the ledger that are after the log's end."""
         last, lost = (await self._info(EVENTS)).state.last_seq, list[int]()
         known = self._file.stream(EVENTS)
         first = (last + 1) // BLOCK * BLOCK
@@ -184,7 +184,7 @@ class LedgerWatch:
         return [seq for seq in lost if seq not in erased]
 
     async def _read_log(self, *, after: int) -> list[int]:
-        """Read the log behind a sequence and record what is new; returns the events that are not as they were."""
+        """Read the log after a sequence and record new events; return the events that are missing or changed."""
         known = self._file.stream(EVENTS)
         assert known is not None
         last, lost = after, list[int]()
@@ -215,7 +215,7 @@ class LedgerWatch:
         return lost
 
     async def _read_bucket(self, stream: str, *, after: int) -> list[str]:
-        """Read a bucket behind a sequence and record what is new; returns the subjects that are not as they were."""
+        """Read a bucket after a sequence and record new messages; return the subjects that are missing or changed."""
         known, seen, last = self._file.keys(stream), dict[str, Revision](), after
         async with aclosing(self._messages(stream, after)) as messages:
             async for msg in messages:
@@ -232,9 +232,9 @@ class LedgerWatch:
         return lost
 
     async def _messages(self, stream: str, after: int) -> AsyncGenerator[Msg]:
-        """Yield what the stream has behind a sequence, up to where the server reads no further.
+        """Yield the stream's messages after a sequence, until the server delivers no more.
 
-        A server that knows of a message and cannot read it delivers neither it nor an end.
+        A server that has a message and cannot read it delivers neither the message nor the end.
         """
         async with aclosing(read_stream(self._bus.nc, [">"], stream=stream, after=after, headers_only=True)) as reading:
             while True:
@@ -258,7 +258,7 @@ class LedgerWatch:
 
 
 def _digest(msg: Msg) -> int:
-    """Of a message's place, name, time and size; 0 of one that expires."""
+    """Return a digest of a message's subject, time, id and size; 0 if the message expires."""
     headers = msg.headers or {}
     if TTL in headers:
         return 0
@@ -268,7 +268,7 @@ def _digest(msg: Msg) -> int:
 
 
 def _ranges(sequences: list[int]) -> list[str]:
-    """Sequences in order, with those that follow each other as `first-last`."""
+    """Format sequences in order, with consecutive ones as `first-last`."""
     ranges: list[tuple[int, int]] = []
     for seq in sequences:
         if ranges and ranges[-1][1] == seq - 1:
@@ -279,7 +279,7 @@ def _ranges(sequences: list[int]) -> list[str]:
 
 
 def _short(key: str) -> str:
-    """A key of a bucket without most of its hashes."""
+    """Shorten the hashes in a key of a bucket."""
     return ".".join(part if len(part) < _HASH else f"{part[:8]}…" for part in key.split("."))
 
 

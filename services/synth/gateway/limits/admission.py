@@ -1,6 +1,6 @@
-"""How often an organisation may call, and how much it may have open at this gateway at a time.
+"""The limits on an organisation's request rate, and on its open streams and uploads at this gateway.
 
-Counted in this process alone: a limit that all gateways shared would cost each request a round trip.
+The counts are per process, because a limit that all gateways share would cost each request a round trip.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from synth.gateway.limits.headers import Left, limit_headers, note_limit
 from synth.gateway.limits.settings import LimitSettings, OrgLimits
 
 _SLOT_RETRY_S = 5
-#: Organisations whose last requests are remembered; those that may make all of theirs again are forgotten then.
+#: Organisations whose requests are counted; beyond them, organisations with their whole burst left are forgotten.
 _MAX_BUCKETS = 10_000
 
 
 def limit_reached(
     what: str, *, setting: str, quota: int, policy: str, retry_after: int, fix: str = "", wait: bool = True
 ) -> ApiError:
-    """The 429 of a limit. wait: whether coming again helps by itself; else the published clients do not retry it."""
+    """Return the 429 of a limit. wait: whether a later retry can succeed; else the published clients do not retry."""
     limit = f"at most {quota:,} ({setting})"
     problem = Problem(what=what, expected=limit, fix=fix or "wait, or have the operator raise the limit")
     headers = limit_headers({policy: Left(quota, 0, reset_s=retry_after)})
@@ -82,17 +82,17 @@ class Admission:
         note_limit("requests", bucket.left)
 
     def stream(self, org: str) -> AbstractContextManager[None]:
-        """The place of one event stream. Raises a 429."""
+        """Hold the place of one event stream. Raises a 429."""
         quota = self.settings.limits_of(org).streams
         return self._slot(self._streams, org, quota, what="event streams", setting="SYNTH_ORG_STREAMS")
 
     def upload(self, org: str) -> AbstractContextManager[None]:
-        """The place of one upload. Raises a 429."""
+        """Hold the place of one upload. Raises a 429."""
         quota = self.settings.limits_of(org).uploads
         return self._slot(self._uploads, org, quota, what="uploads", setting="SYNTH_ORG_UPLOADS")
 
     def used(self, org: str) -> dict[str, float]:
-        """What an organisation has open here, and the requests of its burst that it has made, by the limits' names."""
+        """Return the organisation's open streams and uploads, and the used part of its burst, by the limits' names."""
         bucket = self._bucket(org)
         bucket.refill(self.now())
         burst = math.ceil(bucket.limits.request_burst - bucket.tokens)

@@ -1,6 +1,6 @@
-"""Pauses the jobs that run of organisations whose jobs have taken all the GPU-seconds that they may.
+"""The pause of running jobs of organisations that have used all of their GPU-seconds.
 
-Every gateway looks; a job that another one has paused meanwhile stays as it is.
+Every gateway checks this limit; a job that another gateway has paused since is not changed.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from synth.runtime import logs
 
 log = logs.get("device_limit")
 
-#: Pauses that are under way at one time.
+#: Pauses that are requested at a time.
 _AT_ONCE = 32
 
 
 async def pause_beyond_limit(bus: Connection, model: ReadModel, settings: LimitSettings, *, now: float) -> None:
-    """Ask the owners of those jobs to let go of them, with the reason. now: Unix time."""
+    """Request the pause of jobs beyond the limit, with the reason. now: Unix time."""
     beyond: dict[str, str] = {}
     for org in orgs_with_devices(model):
         limits = settings.limits_of(org)
@@ -55,7 +55,7 @@ async def _pause(bus: Connection, org: str, job: str, reason: str) -> None:
     try:
         _, seq = await append_decided(bus, org, job, decide)
     except SynthError as error:
-        # The next look tries it again; the other jobs are paused all the same.
+        # The next check tries it again; the other jobs are still paused now.
         log.warning("a job cannot be paused now", job=job, org=org, error=str(error))
         return
     if seq is not None:

@@ -1,6 +1,7 @@
-"""The headers of an answer that name each limit which its request met, and what is left of it.
+"""The response headers with each limit that applied to the request, and its remaining quota.
 
-`RateLimit` and `RateLimit-Policy` are of the IETF's draft-ietf-httpapi-ratelimit-headers. OpenAI's are of requests.
+`RateLimit` and `RateLimit-Policy` follow the IETF's draft-ietf-httpapi-ratelimit-headers. OpenAI's headers are only for
+the request limit.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from typing import NamedTuple
 
 
 class Left(NamedTuple):
-    """What is left of a limit. reset_s: until all of it is left again, window_s: in which it is; None where unknown."""
+    """The rest of a limit. reset_s: seconds until it is full again; window_s: its window; None if unknown."""
 
     quota: int
     remaining: int
@@ -18,26 +19,26 @@ class Left(NamedTuple):
     window_s: int | None = None
 
 
-#: The limits that the request of this context has met, by their names.
+#: The limits that applied to this context's request, by their names.
 _MET: ContextVar[dict[str, Left] | None] = ContextVar("limits met", default=None)
 
 
 def begin_request() -> dict[str, Left]:
-    """Begin with no limit met; returns what `note_limit` fills."""
+    """Begin a request without limits, and return the dictionary that `note_limit` fills."""
     met: dict[str, Left] = {}
     _MET.set(met)
     return met
 
 
 def note_limit(name: str, left: Left) -> None:
-    """Note that this request has met a limit."""
+    """Note a limit that applied to this request."""
     met = _MET.get()
     if met is not None:
         met[name] = left
 
 
 def limit_headers(met: dict[str, Left]) -> dict[str, str]:
-    """The headers for the limits that a request has met."""
+    """Return the headers for the limits that applied to a request."""
     if not met:
         return {}
     headers = {

@@ -1,4 +1,4 @@
-"""What one organisation may take of a cluster: the defaults, and what an operator says of single ones."""
+"""The limits of each organisation: the defaults, and an operator's values for single organisations."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _Seconds = Annotated[float | None, Field(ge=0)]
 
 
 class OrgLimits(BaseModel):
-    """The limits of one organisation, each as its setting says."""
+    """The limits of one organisation, each as its setting describes."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -37,11 +37,11 @@ class LimitSettings(Settings):
     """The limits of organisations."""
 
     org_requests_per_s: float = Field(default=1000.0, gt=0)
-    """Requests a second of one organisation at this gateway, on average; more is a 429 that says when to come again.
-    Calls of rollouts do not count. Each gateway counts for itself: two let twice as many pass."""
+    """Requests a second of one organisation at this gateway, on average; more get a 429 with the time to retry.
+    Calls of rollouts do not count. Each gateway counts for itself: two gateways allow twice as many."""
 
     org_request_burst: int = Field(default=5000, ge=1)
-    """How many of them may come at once, after a while of none."""
+    """How many requests may arrive at once after a time without requests."""
 
     org_streams: int = Field(default=5000, ge=0)
     """Event streams that one organisation has open at this gateway."""
@@ -54,38 +54,39 @@ class LimitSettings(Settings):
     submissions that arrive at several gateways in the same moment may exceed it by their number."""
 
     org_jobs_queued: int = Field(default=2000, ge=0)
-    """Those of them that nobody has started yet."""
+    """The jobs of one organisation that no trainer has started yet."""
 
     org_file_bytes: int = Field(default=1 << 40, ge=0)
     """Bytes of the files that one organisation has uploaded and not deleted, and of stored logs of its jobs. Checked
     before an upload, so that uploads at the same time may exceed it by their sizes."""
 
     org_log_bytes: int | None = Field(default=None, ge=0)
-    """Bytes of the event log that the events of one organisation may take: at it, no job is submitted or resumed and no
-    file is uploaded. A job that runs writes what it needs. Deleted jobs and files count until their events are erased,
-    a few seconds later. A job that is not validated yet counts with what its validation may add: 1 MB, or an eighth of
-    this limit. Unset: half of what `SYNTH_LOG_MAX_BYTES` leaves beside `SYNTH_LOG_RESERVE`, so that one organisation
-    cannot take the reserve; any number where the log has no limit. Counted as jobs are."""
+    """Bytes of the event log that the events of one organisation may take: beyond it, no job is submitted or resumed
+    and no file is uploaded. A job that runs is not limited. Deleted jobs and files count until their events are erased,
+    a few seconds later. A job that is not validated yet counts with the bytes that its validation may add: 1 MB, or an
+    eighth of this limit. Unset: half of `SYNTH_LOG_MAX_BYTES` without `SYNTH_LOG_RESERVE`, so that one organisation
+    cannot take the reserve; any number if the log has no limit. Counted as jobs are."""
 
     org_files_pending: int = Field(default=500, ge=0)
-    """Files of one organisation that are uploaded and not checked yet. The files service is given 5,000 of all
-    organisations: keep it well below. Counted as jobs are, before an upload and after it."""
+    """Files of one organisation that are uploaded and not checked yet. The files service takes 5,000 files of all
+    organisations: keep this limit well below. Counted as jobs are, before an upload and after it."""
 
     org_keys: int = Field(default=1000, ge=0)
-    """Live API keys of one organisation, and again its environment keys and its keys of judges."""
+    """Live API keys of one organisation; the same limit applies to its environment keys and to its keys of judges."""
 
     org_bus_keys: int = Field(default=10, ge=0)
-    """Those of its API keys that are bus keys: each may have `SYNTH_BUS_FEEDS` consumers of the log."""
+    """Live bus keys of one organisation, which count as API keys too: each may have `SYNTH_BUS_FEEDS` consumers of the
+    log."""
 
     org_gpu_seconds: float | None = Field(default=None, ge=0)
     """GPU-seconds that the jobs of one organisation may take in `SYNTH_ORG_GPU_DAYS`; unset: any number. Beyond it no
-    job is submitted or resumed, and those that run are paused at their last checkpoint, or after the step that they
-    are at. A job counts the GPUs that train it, for as long as an attempt has them, and each engine that has loaded
-    its policy, until it is over or paused; a process on a CPU counts as one. An engine counts for each job that it
-    holds. What a deleted job has taken stays counted; chats count nothing."""
+    job is submitted or resumed, and running jobs are paused at their last checkpoint, or after their current step. A
+    job counts the GPUs that train it, for as long as an attempt has them, and each engine that has loaded its policy,
+    until the job is over or paused; a process on a CPU counts as one. An engine counts for each job that it holds. The
+    GPU-seconds of a deleted job stay counted; chats do not count."""
 
     org_gpu_days: int = Field(default=30, ge=1)
-    """The days, in UTC and with the present one, over which `SYNTH_ORG_GPU_SECONDS` counts."""
+    """The days in UTC, with the current one, over which `SYNTH_ORG_GPU_SECONDS` counts."""
 
     org_limits: dict[str, dict[str, float | None]] = Field(default_factory=dict[str, dict[str, float | None]])
     """Other limits for single organisations, as JSON by organisation id and by the names above without `ORG_`:
@@ -107,5 +108,5 @@ class LimitSettings(Settings):
         return {name: getattr(self, f"org_{name}") for name in OrgLimits.model_fields}
 
     def limits_of(self, org: str) -> OrgLimits:
-        """The limits of this organisation."""
+        """Return the limits of this organisation."""
         return OrgLimits.model_validate(self._defaults | self.org_limits.get(org, {}))

@@ -1,4 +1,4 @@
-"""Holds requests back while the read model is not complete: what it does not have yet would be a wrong answer."""
+"""The middleware that delays requests while the read model is incomplete and would give wrong answers."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from synth.gateway.errors import error_response, unavailable
 from synth.gateway.read_model.hub import Hub
 
-#: What an observer asks, and the document of the API.
+#: The paths of observability, and the document of the API.
 OPEN = frozenset({"/livez", "/healthz", "/metrics", "/openapi.json"})
 
 
 class Completeness:
-    """ASGI middleware: a request waits until the model is complete, for `wait_s` seconds; then it is a 503.
+    """ASGI middleware: a request waits at most `wait_s` seconds until the model is complete; then it is a 503.
 
-    A short projection is waited for: most are over before a client would have tried again.
+    Waiting is better than a retry, because most projections end before a client would retry.
     """
 
     def __init__(self, app: ASGIApp, *, hub: Hub, wait_s: float) -> None:

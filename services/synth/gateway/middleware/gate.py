@@ -1,7 +1,7 @@
-"""The one gate of the API: who calls and how often, then how large the body is, and only then the body.
+"""The single gate of the API, which checks the caller and its rate, then the size of the body, and only then reads it.
 
-A route reads nothing that nobody may send. Chats and uploads pass with their bodies unread: their routes check the
-caller first, and then read by the same reader, or piece by piece into a file.
+A route reads no body of a caller that may not send it. Chats and uploads pass with unread bodies: their routes check
+the caller first, and then use the same reader, or write the body piece by piece into a file.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _FIX = "put data into files, and name them"
 
 
 class Gate:
-    """ASGI middleware: lets a request with a body in once its key is known and its body is of a size."""
+    """ASGI middleware that passes a request with a body after checking its key and the size of its body."""
 
     def __init__(self, app: ASGIApp, *, max_bytes: int, max_values: int, memory: BodyMemory, off_loop: OffLoop) -> None:
         self._app = app
@@ -87,7 +87,7 @@ def _has_body(request: Request) -> bool:
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:
-    """The body as one message, and then what comes after it."""
+    """Return a `Receive` that gives the body as one message, and then the messages after it."""
     whole: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def receive_again() -> Message:

@@ -1,4 +1,4 @@
-"""While the bus lacks what it had acknowledged, nothing is written, and nobody without a record of a key is refused."""
+"""The middleware for a bus that lost acknowledged messages: it refuses writes, and no key is refused as unknown."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from synth.gateway.ledger.watch import LedgerWatch
 from synth.gateway.middleware.completeness import OPEN
 
 _READS = frozenset({"GET", "HEAD", "OPTIONS"})
-#: It does not pass by itself: an operator restores a backup.
+#: The damage lasts until an operator restores a backup.
 _RETRY_AFTER_S = 60
 
 
 class Intact:
-    """ASGI middleware: a write is a 503 while the bus is damaged, and each request while secrets are missing."""
+    """ASGI middleware: a write is a 503 while the bus is damaged, and every request while secrets are missing."""
 
     def __init__(self, app: ASGIApp, *, ledger: LedgerWatch) -> None:
         self._app = app

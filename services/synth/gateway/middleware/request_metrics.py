@@ -12,7 +12,7 @@ from synth.runtime.telemetry import traced
 
 
 class RequestMetrics:
-    """ASGI middleware: counts, times and audits requests by route template, and runs each inside its trace."""
+    """ASGI middleware that counts, times and audits requests by route template, and runs each inside its trace."""
 
     def __init__(self, app: ASGIApp, audit: RequestAudit) -> None:
         self._app = app
@@ -26,7 +26,7 @@ class RequestMetrics:
 
         async def send_measured(message: Message) -> None:
             if message["type"] == "http.response.start":
-                # Only the template: a path with ids in it would be a label of its own each time.
+                # Use the template: each path with ids in it would be a label of its own.
                 route = getattr(scope.get("route"), "path", "unmatched")
                 REQUESTS.labels(scope["method"], route, message["status"]).inc()
                 LATENCY.labels(scope["method"], route).observe(time.perf_counter() - begun)

@@ -1,4 +1,4 @@
-"""What the services logged about a job, as lines of the API."""
+"""The services' log lines about a job, in the API's shape."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _HEAD = ("timestamp", "service", "level", "event", "exception")
 
 
 async def read_lines(blobs: BlobStore, job: str, after: datetime | None) -> list[LoggedLine]:
-    """Read a job's stored lines, oldest first. after: leave out older ones."""
+    """Read a job's stored lines, oldest first. after: leave out older lines."""
     # Two tasks of the job in one process have the same lines.
     raw: dict[bytes, None] = {}
     async for key, _, written_at in blobs.below(f"jobs/{job}/{LOG_FOLDER}"):
@@ -26,7 +26,7 @@ async def read_lines(blobs: BlobStore, job: str, after: datetime | None) -> list
 
 
 def _line(raw: bytes) -> LoggedLine | None:
-    """Read a line; None for one that was cut off, as it was longer than a whole log may be."""
+    """Read a line; None for a line that was cut because it was longer than a whole log may be."""
     try:
         data = msgspec.json.decode(raw, type=dict[str, object])
         time = datetime.fromisoformat(str(data["timestamp"]))

@@ -40,7 +40,7 @@ from synth.models import parse_finetuned
 
 Data = dict[str, Any]
 
-#: Of `train.step`'s and `eval.completed`'s figures, those that a line of text has room for.
+#: The figures of `train.step` and `eval.completed` that fit in a line of text.
 _HEADLINES = (
     ("loss", "loss"),
     ("reward_mean", "reward"),
@@ -52,12 +52,12 @@ _HEADLINES = (
 
 
 def format_headlines(values: dict[str, float]) -> str:
-    """The figures that matter most, in one line."""
+    """Return the most important figures, in one line."""
     return ", ".join(f"{word} {values[name]:.4g}" for name, word in _HEADLINES if name in values)
 
 
 def pick_fields(*names: str) -> Callable[[Any], Data]:
-    """A function that returns these fields of an event, all of them without a name."""
+    """Return a function that returns these fields of an event, or all fields if there are no names."""
 
     def data(event: Any) -> Data:
         all_of_them = cast(Data, msgspec.to_builtins(event))
@@ -67,7 +67,7 @@ def pick_fields(*names: str) -> Callable[[Any], Data]:
 
 
 def problem_data(e: JobRejected | JobRefused | JobFailed | JobParked | RolloutBlocked | PolicyRefused) -> Data:
-    """What is wrong: `detail` is where clients look for it."""
+    """Return an event's problems, with the field `detail` that clients read."""
     problems = e.problems if isinstance(e, JobRejected | JobRefused) else [e.problem]
     code = {
         JobRejected: "rejected",

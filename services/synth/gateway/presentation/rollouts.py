@@ -1,4 +1,4 @@
-"""A rollout's events as the API shows them, and what became of the rollout in training: pure functions."""
+"""A rollout's events in the API's shape, and the rollout's use in training, by pure functions."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from synth.transcripts.batch_header import BatchMeta, RolloutMeta
 
 
 def rollout_view(recorded: Recorded, reward: float | None) -> RolloutSummary:
-    """A `rollout.completed` or `rollout.failed` as one line. reward: what is trained of it; None: nothing yet."""
+    """Return a `rollout.completed` or `rollout.failed` as one line. reward: the trained reward; None: none yet."""
     event = recorded.event
     assert isinstance(event, RolloutCompleted | RolloutFailed)
     done = event if isinstance(event, RolloutCompleted) else None
@@ -48,7 +48,7 @@ def rollout_view(recorded: Recorded, reward: float | None) -> RolloutSummary:
 
 
 def group_members(members: Mapping[int, RolloutSummary]) -> list[GroupMember]:
-    """The rollouts of a group, for people to compare."""
+    """Return the rollouts of a group, for people to compare."""
     return [GroupMember(id=m.id, outcome=m.outcome, reward=m.reward) for m in members.values()]
 
 
@@ -61,10 +61,10 @@ def training_view(
     oldest_version: int,
     step: int,
 ) -> RolloutTraining:
-    """What became of a rollout of mode "train".
+    """Return how training used a rollout of mode "train".
 
-    batched: its iteration's batch is announced; batch: what that says, None where its blob is gone. oldest_version:
-    the oldest policy version that its step trains. step: the last one that the job's trainer has done.
+    batched: its iteration's batch is announced. batch: the batch's metadata; None if its blob is gone. oldest_version:
+    the oldest policy version that its step trains. step: the last step that the job's trainer has done.
     """
     if rollout.outcome in ("failed", "late"):
         return RolloutTraining(state="dropped", reason=cast(DropReason, rollout.outcome), trained_tokens=0)
@@ -82,14 +82,13 @@ def training_view(
 def _why_not_in_batch(members: Collection[RolloutSummary]) -> DropReason:
     if any(m.outcome == "failed" for m in members):
         return "sibling_failed"
-    # A group is whole, or dropped: one whose judges could not be read has rewards that cannot be compared.
+    # A group is used whole or dropped: if a judge's answer was unreadable, its rewards cannot be compared.
     played = [m for m in members if m.outcome != "late"]
     return "unscored" if any(m.reward is None for m in played) else "no_signal"
 
 
 def _in_batch(meta: RolloutMeta, advantage: float, state: RolloutState, oldest_version: int) -> RolloutTraining:
-    # What the trainer does with its sequences: one with a token that is too old, or with an advantage of 0, is not put
-    # through the model.
+    # Repeat the trainer's rules: a sequence with a token that is too old, or with an advantage of 0, is not trained.
     sampled = [
         (tokens, version) for tokens, version in zip(meta.sampled_tokens, meta.oldest_versions, strict=True) if tokens
     ]

@@ -1,10 +1,10 @@
-"""One table from our states and events to the words of the two other APIs that the gateway speaks.
+"""The table from our states and events to the words of the OpenAI API and the Synth API.
 
-Rules of the Synth API's clients that the table keeps. A job has exactly one terminal event, `workflow.*` for SFT and
-`rl.job.*` for the rest; no other event bears a name that a client takes for an end; a cancelled job ends by its status
-alone. A printer of RL events drops each that holds one of two words anywhere, so these are broken up. Another printer
-takes `[word]` in a message for its markup and drops it, so the bracket is broken off. An event that is not shown does
-not count as a sign of life (`projection.JobRow.last_shown_at`).
+The table keeps these rules of the Synth API's clients. A job has exactly one terminal event, `workflow.*` for SFT and
+`rl.job.*` for the rest; no other event has a name that a client reads as an end; only the status shows the end of a
+cancelled job. A printer of RL events drops each event that contains one of two words, so these words are broken up.
+Another printer reads `[word]` in a message as markup and drops it, so the bracket is separated. An event that is not
+shown does not count as a sign of life (`projection.JobRow.last_shown_at`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Level = Literal["info", "warning", "error"]
 
 
 class Status(NamedTuple):
-    """A state in the words of both APIs."""
+    """The names of a state in both APIs."""
 
     synth: str
     openai: str
@@ -57,7 +57,7 @@ class DescribedEvent(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True)
 class EventDescription:
-    """How one type of event is described. sft, rl: its name for a job of that kind. shown_if: which are shown."""
+    """The description of one type of event. sft, rl: its name for a job of that kind. shown_if: whether it is shown."""
 
     sft: str
     rl: str
@@ -70,7 +70,7 @@ class EventDescription:
 _FACTS = messages.pick_fields()
 _PROBLEM = messages.problem_data
 
-#: Every event of a job; None is one that is not shown.
+#: Every event of a job; None for an event that is not shown.
 EVENT_DESCRIPTIONS: dict[str, EventDescription | None] = {
     "job.created": EventDescription(
         "sft.created",
@@ -149,7 +149,7 @@ EVENT_DESCRIPTIONS: dict[str, EventDescription | None] = {
         messages.pick_fields("step", "version", "size"),
     ),
     "train.step": EventDescription("sft.progress", "rl.train.step", messages.train_step, _FACTS),
-    # These clients hold a step for done when they see it.
+    # These clients would read this event as the end of the step.
     "train.progressed": None,
     "train.warned": EventDescription(
         "sft.training.warned", "rl.train.warned", messages.train_warned, messages.train_warned_data, "warning"
@@ -178,14 +178,14 @@ EVENT_DESCRIPTIONS: dict[str, EventDescription | None] = {
     "letter.dropped": None,
 }
 
-#: What a job that only evaluates says in another way.
+#: The events that have another description for an evaluation job.
 _OF_EVALUATIONS: dict[str, EventDescription] = {
     "job.started": EventDescription(
         "sft.eval.started", "rl.eval.started", messages.evaluation_started, messages.pick_fields("attempt")
     ),
 }
 
-#: Our figures that a client is told of unasked; the others it must name.
+#: Our figures that a client gets by default; it must name the others.
 HEADLINE_METRICS = (
     "loss",
     "reward_mean",
@@ -210,20 +210,20 @@ _METRICS = {
 }
 _OURS = {theirs: ours for ours, theirs in _METRICS.items()}
 _BROKEN_UP = re.compile("(?<=mod)(?=al)|(?<=hatc)(?=het)", re.IGNORECASE)
-#: Where rich begins to read a tag.
+#: The place at which rich begins to read a tag.
 _TAG = re.compile(r"(?<=\[)(?=[a-z#/@])", re.IGNORECASE)
 _BREAK = "\u200b"
 
 
 def describe_event(recorded: Recorded, kind: str | None) -> DescribedEvent | None:
-    """An event in the words of a job of this kind ("sft", "eval", or any other); None for one that is not shown."""
+    """Describe an event of a job of this kind ("sft", "eval", or any other); None for an event that is not shown."""
     description = _OF_EVALUATIONS.get(recorded.type) if kind == "eval" else None
     description = description or EVENT_DESCRIPTIONS.get(recorded.type)
     if description is None or not is_shown(recorded):
         return None
     event: Any = recorded.event
     message, data = recorded.type, messages.Data()
-    if not isinstance(event, UnknownEvent):  # a newer version's: that it happened still counts
+    if not isinstance(event, UnknownEvent):  # an event of a newer version is shown by its type
         message, data = (
             description.message if isinstance(description.message, str) else description.message(event),
             description.data(event),
@@ -243,7 +243,7 @@ def describe_event(recorded: Recorded, kind: str | None) -> DescribedEvent | Non
 
 
 def is_shown(recorded: Recorded) -> bool:
-    """Whether an event is shown at all; to a client, only shown events are a sign that the job lives."""
+    """Return whether an event is shown; for a client, only shown events are a sign that the job lives."""
     description = EVENT_DESCRIPTIONS.get(recorded.type)
     return description is not None and (
         isinstance(recorded.event, UnknownEvent) or description.shown_if(recorded.event)
@@ -251,17 +251,17 @@ def is_shown(recorded: Recorded) -> bool:
 
 
 def metric_name(ours: str) -> str:
-    """The Synth API's name of one of our figures."""
+    """Return the Synth API's name of one of our figures."""
     return _METRICS.get(ours) or (ours if ours.startswith("eval.") else f"train.{ours}")
 
 
 def our_metric(theirs: str) -> str:
-    """Our name of a figure that a client asks for by the Synth API's name."""
+    """Return our name of a figure from the Synth API's name."""
     return _OURS.get(theirs) or theirs.removeprefix("train.")
 
 
 def _break_up_words(value: Any) -> Any:
-    """The same value with an invisible break inside the words that make the client drop a line."""
+    """Insert an invisible break into the words that make the client drop a line."""
     if isinstance(value, str):
         return _BROKEN_UP.sub(_BREAK, value)
     if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""What jobs leave behind, as the API shows it: models, checkpoints and measurements, each from the event of it."""
+"""The output of jobs in the API's shape: models, checkpoints and measurements, each from its event."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from synth.models import parse_finetuned
 
 
 class ModelRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A model that a job made, and the manifest of its files. trees: that manifest, and those of what it lies over."""
+    """A model that a job made, and the manifest of its files. trees: that manifest, and the manifests of its bases."""
 
     model: Model
     tree: BlobRef | None
@@ -21,7 +21,7 @@ class ModelRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CheckpointRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A checkpoint, the model that it is, and the manifest of its files. trees: as of `ModelRow`."""
+    """A checkpoint, its model, and the manifest of its files. trees: as in `ModelRow`."""
 
     checkpoint: Checkpoint
     model: Model
@@ -31,7 +31,7 @@ class CheckpointRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def project_model(recorded: Recorded) -> ModelRow | None:
-    """The model that an event publishes, if it does."""
+    """Return the model that an event publishes, if any."""
     event = recorded.event
     if not isinstance(event, ModelPublished):
         return None
@@ -41,7 +41,7 @@ def project_model(recorded: Recorded) -> ModelRow | None:
 
 
 def project_checkpoint(recorded: Recorded) -> CheckpointRow | None:
-    """The checkpoint that an event announces, if it does; its values are those of its step."""
+    """Return the checkpoint that an event announces, if any; its values are its step's."""
     event = recorded.event
     if not isinstance(event, CheckpointSaved):
         return None
@@ -58,7 +58,7 @@ def project_checkpoint(recorded: Recorded) -> CheckpointRow | None:
 
 
 def project_points(recorded: Recorded) -> list[Point]:
-    """The metrics that an event measures. Steps count from 1; an evaluation job's only evaluation is step 1."""
+    """Return the metrics of an event. Steps count from 1; an evaluation job's only evaluation is step 1."""
     event = recorded.event
     if isinstance(event, TrainStep):
         return [Point(name=n, step=event.step, value=v, time=recorded.time) for n, v in event.values.items()]
@@ -69,7 +69,7 @@ def project_points(recorded: Recorded) -> list[Point]:
 
 
 def _model(ref: ModelRef, kind: str, step: int, recorded: Recorded) -> Model:
-    # Every id bears its base; a reference names one only where an adapter must be laid over it.
+    # Every id contains its base; a reference names a base only if the model is an adapter on it.
     named = parse_finetuned(ref.id)
     return Model(
         id=ref.id,

@@ -48,7 +48,7 @@ class Batch:
         return self.files[id]
 
     def count_file(self, before: FileRow | None, event: Recorded) -> None:
-        """Count the bytes of an event of a file. before: the file without it."""
+        """Count the bytes of an event of a file. before: the file before the event."""
         row = self.files[event.key]
         if row is None:
             self.count_absent(before, event)
@@ -56,7 +56,7 @@ class Batch:
             self.files[event.key] = add_size(row, event)
 
     def count_absent(self, before: JobRow | FileRow | None, event: Recorded) -> None:
-        """Count the bytes of an event after which its job or file is not there. before: without it."""
+        """Count the bytes of an event after which its job or file does not exist. before: the row before the event."""
         if not isinstance(event.event, JobDeleted | FileDeleted):
             size = 0 if event.expires else event.size
             org_totals.add_unerased(self._db, event.org, event.key, size=size)
@@ -68,7 +68,7 @@ class Batch:
         org_totals.note_deleted(self._db, event.key, event.seq)
 
     def write(self) -> None:
-        """Write the rows, and what they change of the totals of their organisations."""
+        """Write the rows, and their changes to the totals of their organisations."""
         self.sightings.enter()
         totals: defaultdict[str, Counter[str]] = defaultdict(Counter)
         for row in filter(None, self._stored):
@@ -95,7 +95,7 @@ class Batch:
 
 
 def add_size(row: _Sized, event: Recorded) -> _Sized:
-    """Count an event's bytes; those of one that the log forgets by itself count nothing."""
+    """Count an event's bytes; an event that expires in the log does not count."""
     if event.expires:
         return row
     return msgspec.structs.replace(row, event_bytes=row.event_bytes + event.size)

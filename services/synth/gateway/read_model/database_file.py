@@ -1,8 +1,8 @@
-"""The SQLite file of the read model: how it is opened, thrown away, and compared with what was written into it.
+"""The SQLite file of the read model: opening it, deleting it, and checking its content.
 
-Invariant. `totals` holds for each table how many rows it has and the sum of their digests; triggers keep it in the
-transactions that change the rows. SQLite itself notices a tree that is torn, but not a value that another one stands
-for, nor a page of an older file or of another cluster's: the sums differ then.
+Invariant. `totals` holds for each table the number of its rows and the sum of their digests; triggers update it in the
+transactions that change the rows. SQLite itself detects a broken tree, but not a changed value, nor a page of an older
+file or of another cluster's: the sums detect these.
 """
 
 from __future__ import annotations
@@ -15,30 +15,30 @@ from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
-#: Primary codes of SQLite that say nothing of the bytes in the file: it may not be opened, is locked, or has no room.
+#: Primary codes of SQLite that are no sign of damage: the file cannot be opened, is locked, or has no room.
 _NO_DAMAGE = frozenset({3, 5, 6, 7, 8, 9, 10, 13, 14, 23})
-#: Codes of these kinds that do: it is shorter than it says, it is not where it was.
+#: Extended codes of these kinds that are a sign of damage: the file is too short, or is not at its path any more.
 _DAMAGE = frozenset({522, 1032})
 _FULL, _CANNOT_WRITE = 13, 778
 
-#: What reading a file may raise whose bytes are not those that were written: text, too, may be none.
+#: The exceptions of reading a damaged file, in which text may be invalid too.
 ReadError = (sqlite3.Error, UnicodeError)
 
 TOTALS = "totals"
 _BUSY_MS = 5000
-#: Of SQLite's machine between two looks at the clock: about a millisecond.
+#: Instructions of SQLite's machine between two checks of the clock: about a millisecond.
 _INSTRUCTIONS = 10_000
 
 
 def connect(path: Path, *, stream: str = "") -> sqlite3.Connection:
-    """Open the file, or make it. stream: of which log it is; a digest counts for that log alone."""
+    """Open or create the file. stream: the log that it belongs to; its digests are valid only for that log."""
     db = sqlite3.connect(path, isolation_level=None, timeout=_BUSY_MS / 1e3)
     db.execute("PRAGMA journal_mode = WAL")
-    # Enough against a killed process; after a power cut the tail is projected again.
+    # This protects against a killed process; after a power cut the tail is projected again.
     db.execute("PRAGMA synchronous = NORMAL")
-    # What is deleted is overwritten, so that it can be erased.
+    # Deleted content is overwritten, so that it can be erased.
     db.execute("PRAGMA secure_delete = ON")
-    # What `INSERT OR REPLACE` removes is a row less.
+    # The triggers must count a row that `INSERT OR REPLACE` removes.
     db.execute("PRAGMA recursive_triggers = ON")
     set_stream(db, stream)
     return db
@@ -48,7 +48,7 @@ def connect(path: Path, *, stream: str = "") -> sqlite3.Connection:
 def reading(path: Path, seconds: float) -> Generator[sqlite3.Connection]:
     """Open the file to read it, also from another thread than the writer's.
 
-    Raises `TimeoutError` where a query goes on after `seconds`.
+    Raises `TimeoutError` if a query takes longer than `seconds`.
     """
     ends = time.monotonic() + seconds
     db = sqlite3.connect(f"file:{path}?mode=ro", uri=True, isolation_level=None, timeout=_BUSY_MS / 1e3)
@@ -64,8 +64,8 @@ def reading(path: Path, seconds: float) -> Generator[sqlite3.Connection]:
 
 
 def empty_log(db: sqlite3.Connection) -> bool:
-    """Bring all that was written into the file itself, and leave nothing of it beside it; False while it is read."""
-    # The reader is a check of the file: it is not waited for.
+    """Move all writes into the file itself, and empty its log; return False while the file is read."""
+    # Do not wait for the reader, which is a check of the file.
     db.execute("PRAGMA busy_timeout = 0")
     try:
         busy, _, _ = db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
@@ -77,7 +77,7 @@ def empty_log(db: sqlite3.Connection) -> bool:
 
 
 def set_stream(db: sqlite3.Connection, stream: str) -> None:
-    """Say which log the file is of."""
+    """Set the log that the file belongs to."""
     salt = zlib.crc32(stream.encode())
 
     def row_digest(*values: object) -> int:
@@ -90,21 +90,21 @@ def set_stream(db: sqlite3.Connection, stream: str) -> None:
 
 
 def delete(path: Path) -> None:
-    """Throw the file away, with what SQLite keeps beside it."""
+    """Delete the file, with SQLite's files beside it."""
     for suffix in ("", "-wal", "-shm"):
         Path(f"{path}{suffix}").unlink(missing_ok=True)
 
 
 def copy(path: Path, to: Path) -> int:
-    """Copy the file as it is at one moment, while it is written; returns the sequence up to which the copy goes.
+    """Copy the file's state at one moment, also during writes; return the last sequence of the copy.
 
-    Raises `sqlite3.Error` where that cannot be done.
+    Raises `sqlite3.Error` if the copy fails.
     """
     delete(to)
     source, target = sqlite3.connect(path), sqlite3.connect(to, isolation_level=None)
     try:
         source.backup(target)
-        # One file, with nothing beside it.
+        # Keep one file, without further files beside it.
         target.execute("PRAGMA journal_mode = DELETE")
         return target.execute("SELECT applied FROM cursor").fetchone()[0]
     finally:
@@ -113,7 +113,7 @@ def copy(path: Path, to: Path) -> int:
 
 
 def create(db: sqlite3.Connection, schema: str, tables: Iterable[str]) -> None:
-    """Make the tables of a new file, `totals`, and the triggers that keep it."""
+    """Create the tables of a new file, `totals`, and the triggers that update it."""
     for statement in schema.split(";"):
         db.execute(statement)
     db.execute(f"CREATE TABLE {TOTALS} (name TEXT PRIMARY KEY, rows INTEGER, digests INTEGER) WITHOUT ROWID")
@@ -129,18 +129,18 @@ def create(db: sqlite3.Connection, schema: str, tables: Iterable[str]) -> None:
 
 
 def find_damage(path: Path, *, stream: str, schema: str, tables: Iterable[str]) -> str | None:
-    """What is wrong with the file; None when it holds what was written into it for this log. Reads all of it.
+    """Return the damage of the file; None if its content is as written, and for this log. Reads the whole file.
 
-    Raises `sqlite3.Error` when that cannot be said now: the file is locked, or there is no memory.
+    Raises `sqlite3.Error` if the check cannot run now: the file is locked, or there is no memory.
     """
     try:
-        # Where it is not, it is not made.
+        # The read-only mode does not create a missing file.
         db = sqlite3.connect(f"file:{path}?mode=ro", uri=True, isolation_level=None)
     except sqlite3.Error as error:
         return str(error)
     try:
         set_stream(db, stream)
-        # One moment of the file, whatever is written meanwhile.
+        # Read one state of the file, also during writes.
         db.execute("BEGIN")
         found = db.execute("PRAGMA integrity_check(1)").fetchone()[0]
         if found != "ok":
@@ -162,13 +162,13 @@ def find_damage(path: Path, *, stream: str, schema: str, tables: Iterable[str]) 
 
 
 def is_damage(error: BaseException) -> bool:
-    """Whether an error may come from what is in the file."""
+    """Return whether an error may come from the content of the file."""
     code = _code(error)
     return isinstance(error, ReadError) and (code in _DAMAGE or (code & 0xFF) not in _NO_DAMAGE)
 
 
 def is_no_space(error: BaseException) -> bool:
-    """Whether the disk could not take what was written, for now."""
+    """Return whether the disk had no room for a write."""
     return _code(error) in (_FULL, _CANNOT_WRITE)
 
 

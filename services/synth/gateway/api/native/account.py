@@ -1,4 +1,4 @@
-"""The caller, and whether the gateway is well."""
+"""Routes that return the caller, its limits and the health of the gateway."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ router = APIRouter(tags=["account"])
 
 @router.get("/me", summary="Who you are", responses=returns(Account))
 async def me(caller: CurrentKey, gateway: GatewayDep) -> Response:
-    """Your organisation, and the key that you use: its id and name, and what it may do."""
+    """Return your organisation, and the id, the name and the scopes of the key that you use."""
     organisation = await gateway.secrets.organisation(caller.org)
     return json_response(
         Account(
@@ -31,19 +31,19 @@ async def me(caller: CurrentKey, gateway: GatewayDep) -> Response:
 
 @router.get("/limits", summary="Your limits, and what you use of them", responses=returns(LimitList))
 async def limits(caller: CurrentKey, gateway: GatewayDep) -> Response:
-    """What is counted at a gateway is what this one has counted."""
+    """Return your limits. A limit that each gateway counts for itself shows the count of this gateway."""
     return json_response(LimitList(org=caller.org, data=await list_limits(gateway, caller.org)))
 
 
 @router.post("/v1/sdk-logs", include_in_schema=False)
 async def take_client_logs(caller: CurrentKey) -> Response:
-    """What a client tells of itself is not kept: nothing here is made of it."""
+    """Accept a client's logs, and discard them."""
     return json_response({"accepted": 0})
 
 
 @router.get("/health", summary="Whether the gateway is well (no key needed)")
 async def health(gateway: GatewayDep) -> Response:
-    """`unhealthy` names every part that is not, with its problem."""
+    """Return the health; `unhealthy` names every unhealthy part, with its problem."""
     unhealthy = gateway.service.health()
     status = "unhealthy" if unhealthy else "ok"
     response = json_response({"status": status, "unhealthy": unhealthy}, 503 if unhealthy else 200)

@@ -1,4 +1,4 @@
-"""The keys of task apps: stored for one address, listed without the secret, forgotten; and chat by one of them."""
+"""Routes that store, list and remove the keys of task apps, and that end chat by one of them."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class EnvironmentKeyBody(BaseModel):
 async def add_environment_key(
     body: EnvironmentKeyBody, caller: CurrentKey, gateway: GatewayDep, passage: PassageDep
 ) -> Response:
-    """Stored sealed, and never shown again. The same key for the same address is one; storing it again renews it."""
+    """Store the key sealed; it is never shown again. Storing the same key for the same address again renews it."""
     stored = await store_environment_key(gateway, caller, body.key, url=body.url, chat=body.chat)
     passage.about = stored.id
     return json_response(stored, 201)
@@ -55,18 +55,18 @@ async def add_environment_key(
 
 @router.get("/environment-keys", summary="Your task-app keys, oldest first", responses=returns_list(EnvironmentKeyView))
 async def environment_keys(caller: CurrentKey, gateway: GatewayDep) -> Response:
-    """Ids and where each belongs; never a key."""
+    """List the id and the address of each key, never the key itself."""
     keys = await gateway.secrets.environment_keys(caller.org)
     return list_response(await view_environment_keys(gateway, caller.org, keys))
 
 
 @router.delete("/environment-keys/{key_id}", summary="Forget a key of your task app")
 async def remove_environment_key(key_id: str, caller: CurrentKey, gateway: GatewayDep) -> Response:
-    """Jobs that start after this do not try it, and it opens no chat."""
+    """Remove a key. Jobs that start later do not try it, and it does not authenticate chat any more."""
     try:
         kept = await _find(gateway, caller.org, key_id)
     except InvalidKey:
-        # Sealed under a secret that is gone: nobody can use it, and it can be removed.
+        # The secret that sealed it no longer exists: the key is unusable, and can be removed.
         kept = None
     await gateway.secrets.remove_environment_key(caller.org, key_id)
     if kept is not None:
@@ -79,7 +79,7 @@ async def remove_environment_key(key_id: str, caller: CurrentKey, gateway: Gatew
     "/environment-keys/{key_id}/chat", summary="End chat by a task-app key", responses=returns(EnvironmentKeyView)
 )
 async def revoke_chat(key_id: str, caller: CurrentKey, gateway: GatewayDep) -> Response:
-    """The key opens your task app as before. Repeating it changes nothing."""
+    """End chat by a key; it opens your task app as before. Repeating the request changes nothing."""
     kept = await _find(gateway, caller.org, key_id)
     await gateway.secrets.revoke_chat(caller.org, kept.key)
     gateway.keys.forget_chat(kept.key)

@@ -1,4 +1,4 @@
-"""Events: a job's and an organisation's, by page and as a stream; and as a feed on the bus."""
+"""Routes of the events of a job or an organisation: pages, streams, and feeds on the bus."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ async def job_events(
     after: After = None,
     limit: Annotated[int, Query(ge=1, le=MAX_EVENTS)] = 200,
 ) -> Response:
-    """A page `{events, last_seq, more}`; with `Accept: text/event-stream`, the past and then the present.
+    """Return a page `{events, last_seq, more}`; with `Accept: text/event-stream`, stream past and then new events.
 
-    The stream's ids are sequences: go on with `Last-Event-ID` or `?after=`. It ends with `event: end` after the
-    job's last fact; asking again from there is a 204.
+    The stream's ids are sequences: continue with `Last-Event-ID` or `?after=`. The stream ends with `event: end`
+    after the job's last fact; a request that continues from there returns 204.
     """
     row = await gateway.job(caller.org, job_id)
     cursor = read_cursor(request, after) or 0
@@ -60,14 +60,14 @@ async def job_events(
 
 @router.get("/events", summary="A stream of all of your organisation's events", responses=returns(EventView))
 async def all_events(request: Request, caller: CurrentKey, gateway: GatewayDep, after: After = None) -> Response:
-    """Server-sent events from now on, or from a sequence with `Last-Event-ID` or `?after=` (0: from the beginning)."""
+    """Stream events from now on, or after the sequence of `Last-Event-ID` or `?after=` (0: from the beginning)."""
     cursor = read_cursor(request, after)
     start = gateway.read_model.applied if cursor is None else cursor
     return stream_response(gateway, caller, job_id=None, after=start)
 
 
 class FeedBody(BaseModel):
-    """Where a feed begins."""
+    """The place where a feed begins."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -78,10 +78,10 @@ class FeedBody(BaseModel):
 
 @router.post("/feeds", status_code=201, summary="A feed of your events on the bus", responses=returns(Feed, status=201))
 async def add_feed(caller: CurrentKey, gateway: GatewayDep, body: FeedBody | None = None) -> Response:
-    """With a bus key as the bearer. Listen on `subject` by the same key; what comes there is the log's own message.
+    """Open a feed for a bus key, which is the bearer. Listen on `subject` with the same key for the log's messages.
 
-    The feed is removed when nobody listens for `SYNTH_BUS_FEED_IDLE_S`. After a gap, or where it is silent for longer
-    than its heartbeats, ask for another one behind the last event that you have.
+    The feed is removed when nobody listens for `SYNTH_BUS_FEED_IDLE_S`. After a gap, or if the feed is silent for
+    longer than its heartbeat interval, request a new feed after the last event that you have.
     """
     info = await gateway.bus.js.stream_info(EVENTS)
     most, share = info.config.max_consumers or 0, gateway.settings.bus_feeds_share
@@ -111,7 +111,7 @@ async def add_feed(caller: CurrentKey, gateway: GatewayDep, body: FeedBody | Non
             retry_after=round(gateway.settings.bus_feed_idle_s),
             fix="stop listening to one, and wait until it is removed",
         )
-    # A revocation while the feed was made has found nothing to end.
+    # The key may have been revoked before the feed existed, so the revocation did not end the feed.
     known = await gateway.secrets.find_api_key_by_hash(caller.digest)
     if known is None or not known.active or not gateway.keys.still_valid(caller):
         await end_feeds(gateway.bus, caller)

@@ -1,4 +1,4 @@
-"""Files: upload, look at, download, delete."""
+"""Routes that upload, show, download and delete files."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ async def upload(request: Request, caller: CurrentKey, gateway: GatewayDep) -> R
 async def list_files(
     caller: CurrentKey, gateway: GatewayDep, purpose: str | None = None, limit: PageLimit = 20, after: _After = None
 ) -> Response:
-    """Your organisation's files."""
+    """List your organisation's files."""
     before = (await gateway.file(caller.org, after)).created_seq if after else None
     rows = gateway.read_model.files(caller.org, limit=limit + 1, purpose=purpose, before=before)
     return list_response([row.file for row in rows[:limit]], more=len(rows) > limit)
@@ -67,13 +67,16 @@ async def list_files(
 
 @router.get("/files/{file_id}", summary="One file", responses=returns(File))
 async def get_file(file_id: str, caller: CurrentKey, gateway: GatewayDep) -> Response:
-    """Its status (`processing`, `ready`, `failed`), its counts, and the first lines that are wrong."""
+    """Return a file's status (`processing`, `ready`, `failed`), its counts, and its first invalid lines."""
     return json_response((await gateway.file(caller.org, file_id)).file)
 
 
 @router.delete("/files/{file_id}", summary="Delete a file", responses=returns(Deleted))
 async def delete(file_id: str, caller: CurrentKey, gateway: GatewayDep) -> Response:
-    """Gone at once; its bytes, when the jobs that were verified with it have ended. A job that names it is refused."""
+    """Delete a file at once; its bytes are removed when the jobs that were verified with it have ended.
+
+    A new job that names the file is refused.
+    """
     await delete_file(gateway, caller, file_id)
     return json_response(Deleted(id=file_id, object="file"))
 
@@ -82,7 +85,7 @@ async def delete(file_id: str, caller: CurrentKey, gateway: GatewayDep) -> Respo
 async def jobs_of_file(
     file_id: str, caller: CurrentKey, gateway: GatewayDep, limit: PageLimit = 20, after: _After = None
 ) -> Response:
-    """Jobs that train or validate on it."""
+    """List the jobs that train or validate on a file."""
     await gateway.file(caller.org, file_id)
     before = (await gateway.job(caller.org, after)).created_seq if after else None
     rows = await find_jobs(gateway, caller.org, limit=limit + 1, wanted=JobFilter(uses=[file_id]), before=before)
@@ -91,13 +94,13 @@ async def jobs_of_file(
 
 @router.get("/files/{file_id}/content", summary="A file's bytes")
 async def content(file_id: str, caller: CurrentKey, gateway: GatewayDep) -> Response:
-    """The bytes as they were uploaded."""
+    """Return the bytes as they were uploaded."""
     row = await gateway.file(caller.org, file_id)
     return await blob_response(gateway.blobs, row.blob, row.file.filename)
 
 
 async def blob_response(blobs: BlobStore, ref: BlobRef, name: str) -> Response:
-    """A response that streams a blob; of one that is damaged it lacks the end.
+    """Return a response that streams a blob; if the blob is damaged, the response lacks the end.
 
     Raises `BlobMissing`, and `BlobCorrupt` for a small one, before the first byte is sent.
     """

@@ -1,4 +1,4 @@
-"""Images that models of an organisation were shown, by their digests, as transcripts and trajectories name them."""
+"""The route of images that models received, by the digests in transcripts and trajectories."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ _DIGEST = re.compile(r"[0-9a-f]{64}", re.A)
     responses={200: {"content": {"image/*": {}}, "description": "The file, as it was sent"}},
 )
 async def get_image(sha256: str, caller: CurrentKey, gateway: GatewayDep) -> Response:
-    """The file of an image of a rollout, an evaluation or a dataset of this organisation. It never changes."""
+    """Return the file of an image of a rollout, an evaluation or a dataset of this organisation. It never changes."""
     if not _DIGEST.fullmatch(sha256):
         raise _no_image(sha256)
-    # Its name is its content: the size is not known, and the digest says all.
+    # The size is unknown. The digest in the name identifies the content.
     ref = BlobRef(uri=f"blob://orgs/{caller.org}/images/{sha256}", size=0, sha256=sha256)
     try:
         body = await gateway.blobs.get_bytes(ref)

@@ -1,4 +1,4 @@
-"""Calls of models in OpenAI's formats: authenticated here, answered by an inference replica."""
+"""Routes for calls of models in OpenAI's formats, which an inference replica answers."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ _RESPONSES_REQUEST = {
 
 @router.post("/v1/responses", summary="Respond by a model (OpenAI)", openapi_extra={"requestBody": _RESPONSES_REQUEST})
 async def responses(request: Request, gateway: GatewayDep) -> Response:
-    """Authenticated and routed as a chat completion.
+    """Respond by a model. Authentication and routing are as for a chat completion.
 
     A served model keeps no response: `store` and `previous_response_id` are refused. In a rollout both work.
     """
@@ -78,10 +78,10 @@ async def responses(request: Request, gateway: GatewayDep) -> Response:
 
 @router.post("/v1/chat/completions", summary="Chat with a model (OpenAI)", openapi_extra={"requestBody": _CHAT_REQUEST})
 async def chat_completions(request: Request, gateway: GatewayDep) -> Response:
-    """Routed by the body's `model` to a replica that serves it. A rollout's `?cid=` is a credential of its own.
+    """Forward the request to a replica that serves the body's `model`. A rollout's `?cid=` is itself a credential.
 
-    Without a bearer, `X-API-Key` with an environment key of your organisation opens it. Below `/keys/{url_key}/v1` the
-    URL key opens it, and nothing else that is sent counts.
+    Without a bearer, an environment key of your organisation in `X-API-Key` authenticates the request. Below
+    `/keys/{url_key}/v1` only the URL key authenticates it, whichever other credentials it has.
     """
     if url_key := request.path_params.get("url_key"):
         return await _chat_by_url(request, gateway, await authenticate_url_key(request, url_key))
@@ -95,11 +95,11 @@ async def chat_completions(request: Request, gateway: GatewayDep) -> Response:
         raise ApiError(401, str(error), code="invalid_api_key") from error
     if cid is not None:
         replica, pinned = gateway.proxy.recorder_of(cid)
-        # Before its body: an expired credential opens nothing, no memory either.
+        # Check it before the body is read, so that an expired credential uses no memory.
         if (refusal := await gateway.proxy.refusal_of(cid, pinned, replica)) is not None:
             return refusal
         job = gateway.read_model.find("jobs", JobRow, pinned.job_id)
-        # Jobs that this gateway has not read of yet share one account.
+        # Jobs that are not in this gateway's read model yet share one account.
         with gateway.body_memory.hold("" if job is None else job.org) as held:
             body = await _read_body(request, gateway, held)
             return await gateway.proxy.forward_rollout(request, body, cid=cid, replica=replica)

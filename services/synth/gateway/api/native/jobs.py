@@ -1,4 +1,4 @@
-"""Jobs: submit, look at, cancel."""
+"""Routes that submit, show, control and delete jobs."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ from synth.jobs.lifecycle import State
 router = APIRouter(prefix="/api/jobs", tags=["jobs"])
 
 _ROUTE = "/api/jobs"
-#: What a route answers that changes a job.
-#: Seconds after which an equal submission is no longer taken for the same one, sent twice.
+#: Seconds within which an equal submission is reported as a repeat.
 _REPEATED_S = 60.0
+#: The response of routes that change a job.
 _CHANGED = returns(JobWithConfig, status=202)
 
 
 class Submission(BaseModel):
-    """A job to run. The configuration travels whole; the rest overrides it, as the command line's flags do."""
+    """A job to run: a whole configuration, and fields that override it as the command line's flags do."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -56,7 +56,7 @@ class Submission(BaseModel):
     @field_validator("config")
     @classmethod
     def _small_enough(cls, config: str) -> str:
-        # As JSON, because that is how it travels: a control character is six bytes there.
+        # Measure it as JSON, the form in which it is sent: a control character takes six bytes.
         size = len(msgspec.json.encode(config))
         if size > MAX_CONFIG_BYTES:
             raise ValueError(f"{size} bytes; a job file may have {MAX_CONFIG_BYTES}: put data into files")
@@ -75,7 +75,7 @@ async def submit(
     gateway: GatewayDep,
     idempotency_key: IdempotencyKey = None,
 ) -> Response:
-    """Submit a job. The same `Idempotency-Key` with the same body is the same job (200), with another body a 422."""
+    """Submit a job. An `Idempotency-Key` again returns the same job (200) for the same body, and 422 for another."""
     created = _created(submission, caller)
     row, new = await submit_job(gateway, caller.org, created, route=_ROUTE, key=idempotency_key)
     repeats = gateway.read_model.first_equal(caller.org, row.job.id, within_s=_REPEATED_S) if new else None
@@ -85,9 +85,9 @@ async def submit(
 
 @router.post("/check", summary="Whether a job would be refused", responses=returns(JobCheck))
 async def check(submission: Submission, caller: CurrentKey, gateway: GatewayDep) -> Response:
-    """Look at a submission as validator and verifier would, and make no job of it; its task app is not called.
+    """Check a submission as the validator and the verifier would, without creating a job or calling its task app.
 
-    A dataset may be a path: only uploaded files (`file_…`) are looked at.
+    A dataset may be a path: only uploaded files (`file_…`) are checked.
     """
     return json_response(await check_job(gateway, caller.org, _created(submission, caller)))
 
@@ -108,7 +108,7 @@ async def list_jobs(
     name: Annotated[str | None, Query(max_length=255, description="Only jobs with this name or label")] = None,
     tag: Annotated[list[str] | None, Query(description="Only jobs with this tag, as `owner=ada`; repeatable")] = None,
 ) -> Response:
-    """Jobs without their texts; `GET /api/jobs/{id}` has those."""
+    """List jobs without their texts, which `GET /api/jobs/{id}` returns."""
     before = (await gateway.job(caller.org, after)).created_seq if after else None
     wanted = JobFilter(
         states=[state] if state else None,
@@ -123,7 +123,7 @@ async def list_jobs(
 
 @router.get("/{job_id}", summary="One job, with its configuration", responses=returns(JobWithConfig))
 async def get_job(job_id: str, caller: CurrentKey, gateway: GatewayDep) -> Response:
-    """The job, with `config` (the TOML as sent), `resolved` (every default applied) and `origins` (of each value)."""
+    """Return a job with `config` (the TOML as sent), `resolved` (with every default) and each value's `origins`."""
     return await _job_response(gateway, await gateway.job(caller.org, job_id))
 
 
@@ -134,9 +134,10 @@ async def job_logs(
     gateway: GatewayDep,
     since: Annotated[datetime | None, Query(description="Only lines that are not older")] = None,
 ) -> Response:
-    """Lines of trainer, rollouts and inference, oldest first, without secrets; of a job that runs, a few seconds late.
+    """Return log lines of trainer, rollouts and inference, oldest first, without secrets.
 
-    Each process stores its last lines about the job (`SYNTH_JOB_LOG_BYTES`).
+    The lines of a running job arrive a few seconds late. Each process stores its last lines about the
+    job (`SYNTH_JOB_LOG_BYTES`).
     """
     row = await gateway.job(caller.org, job_id)
     return list_response(await read_lines(gateway.blobs, row.job.id, since and since.astimezone(UTC)))
@@ -144,9 +145,10 @@ async def job_logs(
 
 @router.delete("/{job_id}", summary="Delete a job that has ended", responses=returns(Deleted))
 async def delete(job_id: str, caller: CurrentKey, gateway: GatewayDep) -> Response:
-    """Gone at once, with its rollouts, checkpoints and model; their bytes, when no job and no model needs them.
+    """Delete a job at once, with its rollouts, checkpoints and model.
 
-    Repeating it changes nothing. A job that has not ended is a 409: cancel it first.
+    Their bytes are removed when no job and no model needs them. Repeating the request changes nothing. A job that has
+    not ended returns 409: cancel it first.
     """
     await delete_job(gateway, caller, job_id)
     return json_response(Deleted(id=job_id, object="job"))
@@ -154,28 +156,28 @@ async def delete(job_id: str, caller: CurrentKey, gateway: GatewayDep) -> Respon
 
 @router.post("/{job_id}/cancel", status_code=202, summary="Cancel a job", responses=_CHANGED)
 async def cancel(job_id: str, caller: CurrentKey, gateway: GatewayDep) -> Response:
-    """Withdraw a job that nobody owns yet, or ask its owner to stop. Repeating it changes nothing."""
+    """Withdraw a job that has no owner yet, or request that its owner stop it. Repeating it changes nothing."""
     return await _job_response(gateway, await cancel_job(gateway, caller, job_id), 202)
 
 
 @router.post("/{job_id}/pause", status_code=202, summary="Pause a job that runs", responses=_CHANGED)
 async def pause(job_id: str, caller: CurrentKey, gateway: GatewayDep) -> Response:
-    """Its owner lets go of it, and its workers are free for others. Repeating it changes nothing."""
+    """Pause a job: its owner releases it, and its workers can take other jobs. Repeating it changes nothing."""
     return await _job_response(gateway, await pause_job(gateway, caller, job_id), 202)
 
 
 @router.post("/{job_id}/resume", status_code=202, summary="Resume a paused or failed job", responses=_CHANGED)
 async def resume(job_id: str, caller: CurrentKey, gateway: GatewayDep) -> Response:
-    """It goes on from its last checkpoint. Repeating it changes nothing.
+    """Resume a job from its last checkpoint. Repeating it changes nothing.
 
-    Of a failed job a new one goes on, which is the answer: with the same configuration, and `linked_job_id`.
+    For a failed job the response is a new job that continues it, with the same configuration and `linked_job_id`.
     """
     return await _job_response(gateway, await resume_job(gateway, caller, job_id), 202)
 
 
 @router.get("/{job_id}/checkpoints", summary="A job's checkpoints, newest first", responses=returns_list(Checkpoint))
 async def checkpoints(job_id: str, caller: CurrentKey, gateway: GatewayDep) -> Response:
-    """Those that are still there. Each serves, is evaluated and is trained from under its `model`."""
+    """List the checkpoints that exist. Use a checkpoint's `model` to serve, evaluate or train from it."""
     await gateway.job(caller.org, job_id)
     return list_response(gateway.read_model.checkpoints(job_id))
 
@@ -189,7 +191,7 @@ async def metrics(
     name: str | None = None,
     limit: Annotated[int, Query(ge=1, le=MAX_STEPS, description="Steps, each with all its values")] = 2000,
 ) -> Response:
-    """Every value of `train.step`, and of evaluations as `eval.…`."""
+    """Return every value of `train.step`, and the values of evaluations as `eval.…`."""
     await gateway.job(caller.org, job_id)
     points, more = gateway.read_model.points(job_id, after_step=after_step, name=name, steps=limit)
     return json_response(Points(points=points, more=more))

@@ -1,4 +1,4 @@
-"""The keys of judges' APIs: stored under a name that jobs give, and never shown."""
+"""Routes that store, list and remove the keys of judges' APIs, which jobs refer to by name."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _NAME = r"^[A-Za-z0-9_-]{1,64}$"
 
 
 class JudgeKeyBody(BaseModel):
-    """The key of an OpenAI-compatible API, where that is, and the name by which a judge's `key` finds it."""
+    """The key and the address of an OpenAI-compatible API, and the name that a judge's `key` refers to."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -38,7 +38,7 @@ class JudgeKeyBody(BaseModel):
 
 @router.post("/judge-keys", status_code=201, summary="Keep the key of a judge's API")
 async def add_judge_key(body: JudgeKeyBody, caller: CurrentKey, gateway: GatewayDep, passage: PassageDep) -> Response:
-    """Stored sealed, in place of an earlier one of this name; never shown again."""
+    """Store a key sealed, in place of an earlier key of this name; it is never shown again."""
     if not (body.key.isascii() and body.key.isprintable()) or body.key.strip() != body.key:
         problem = Problem(
             what="the key has characters that no HTTP header can carry, or blanks around it",
@@ -65,7 +65,7 @@ async def add_judge_key(body: JudgeKeyBody, caller: CurrentKey, gateway: Gateway
 
 @router.get("/judge-keys", summary="The names of your keys of judges")
 async def list_judge_keys(caller: CurrentKey, gateway: GatewayDep) -> Response:
-    """Names only."""
+    """List the names of your judges' keys, without the keys."""
     return list_response([{"name": name} for name in await gateway.secrets.judge_keys(caller.org)])
 
 
@@ -73,7 +73,7 @@ async def list_judge_keys(caller: CurrentKey, gateway: GatewayDep) -> Response:
 async def remove_judge_key(
     name: Annotated[str, Path(max_length=200)], caller: CurrentKey, gateway: GatewayDep
 ) -> Response:
-    """Judging that needs it is refused from then on."""
+    """Remove a key; judging that needs it is refused from then on."""
     if not await gateway.secrets.remove_judge_key(caller.org, name):
         problem = Problem(what=f"there is no judge key {name[:120]!r}", fix="`synthctl keys judge ls` shows yours")
         raise ApiError(404, problem.text(), code="judge_key_not_found", problems=[problem])

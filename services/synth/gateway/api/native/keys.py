@@ -1,4 +1,4 @@
-"""Organisations, and the API keys of one: made, listed, rotated, revoked."""
+"""Routes of organisations and of their API keys, which they create, list, rotate and revoke."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ from synth.runtime import logs
 router = APIRouter(prefix="/api", tags=["keys"])
 log = logs.get("keys")
 
-# A thousand years: a date has four digits for its year, and a key that is to last has no end.
+# A thousand years: a year has four digits, and a key that should last has no end.
 _MAX_LIFETIME_S = 1000 * 365 * 86_400
-#: A scope as JSON has it: a word.
+#: A scope, which is a string in JSON.
 _ScopeName = Annotated[Scope, Field(strict=False)]
 _Name = Annotated[str, Field(min_length=1, max_length=100, pattern=r"^[^\x00-\x1f\x7f]+$")]
 
 
 class KeyBody(BaseModel):
-    """A key to make. It may have scopes that its maker has, no others."""
+    """A key to create. It can have only scopes that its creator has."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -54,7 +54,7 @@ class KeyBody(BaseModel):
 
 
 class RotationBody(BaseModel):
-    """How a key is replaced."""
+    """The options of a key's replacement."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -62,7 +62,7 @@ class RotationBody(BaseModel):
 
 
 class OrganisationBody(BaseModel):
-    """An organisation to make."""
+    """An organisation to create."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -71,13 +71,13 @@ class OrganisationBody(BaseModel):
 
 @router.get("/keys", summary="Your organisation's API keys, oldest first", responses=returns_list(Key))
 async def list_keys(caller: CurrentKey, gateway: GatewayDep) -> Response:
-    """Those that have ended too."""
+    """List all keys, with the expired and revoked ones."""
     return list_response([_key_view(key) for key in await gateway.secrets.api_keys(caller.org)])
 
 
 @router.post("/keys", status_code=201, summary="Make an API key", responses=returns(MadeKey, status=201))
 async def add_key(body: KeyBody, caller: CurrentKey, gateway: GatewayDep, passage: PassageDep) -> Response:
-    """The answer is the one place that shows `key`."""
+    """Create a key; only this response shows `key`."""
     made = await _create_key(gateway, caller, caller.org, body)
     passage.about = made.id
     return json_response(made, 201)
@@ -87,9 +87,9 @@ async def add_key(body: KeyBody, caller: CurrentKey, gateway: GatewayDep, passag
 async def rotate_key(
     key_id: str, caller: CurrentKey, gateway: GatewayDep, passage: PassageDep, body: RotationBody | None = None
 ) -> Response:
-    """A new key with the name, scopes and end of the old one, which opens for `grace_s` more: by default not at all.
+    """Create a key with the name, scopes and end of the old one, which stays valid for `grace_s` (0 by default).
 
-    A key is replaced once. While both open, both count as keys of your organisation.
+    A key is replaced once. While both are valid, both count as keys of your organisation.
     """
     old = await _find_key(gateway, caller, key_id)
     _check_replaceable(old)
@@ -114,7 +114,7 @@ async def rotate_key(
         )
     ended = await _revoke(gateway, caller, old, after=timedelta(seconds=grace), replaced_by=record.key_id)
     if ended.replaced_by != record.key_id:
-        # Somebody else has replaced or revoked it since; nobody was shown the new key.
+        # Another request has replaced or revoked it since; the new key was not shown to any caller.
         await _revoke(gateway, caller, record)
         _check_replaceable(ended)
     gateway.keys.remember(key_hash(key), record)
@@ -125,7 +125,7 @@ async def rotate_key(
 
 @router.delete("/keys/{key_id}", summary="Revoke a key", responses=returns(Key))
 async def revoke_key(key_id: str, caller: CurrentKey, gateway: GatewayDep) -> Response:
-    """At once, on every gateway. Repeating it changes nothing."""
+    """Revoke a key at once, on every gateway. Repeating it changes nothing."""
     record = await _revoke(gateway, caller, await _find_key(gateway, caller, key_id))
     log.info("key revoked", org=caller.org, key=key_id, by=caller.key_id)
     return json_response(_key_view(record))
@@ -133,7 +133,7 @@ async def revoke_key(key_id: str, caller: CurrentKey, gateway: GatewayDep) -> Re
 
 @router.get("/organisations", summary="The cluster's organisations, oldest first", responses=returns_list(Organisation))
 async def list_organisations(caller: CurrentKey, gateway: GatewayDep) -> Response:
-    """Needs the scope `operator`, as every route below this path does."""
+    """List the organisations. Every route below this path needs the scope `operator`."""
     return list_response(await gateway.secrets.organisations())
 
 
@@ -143,7 +143,7 @@ async def list_organisations(caller: CurrentKey, gateway: GatewayDep) -> Respons
 async def add_organisation(
     body: OrganisationBody, caller: CurrentKey, gateway: GatewayDep, passage: PassageDep
 ) -> Response:
-    """With a first key, which is shown here alone and may do everything in it."""
+    """Create an organisation with a first key, which has all of its scopes and is shown only here."""
     made = await gateway.secrets.add_organisation(body.name)
     log.info("organisation made", org=made.id, by=caller.key_id)
     first = await _create_key(gateway, caller, made.id, KeyBody(name="first", scopes=list(ORGANISATION_SCOPES)))
@@ -160,11 +160,11 @@ async def add_organisation(
 async def add_key_of(
     org_id: str, body: KeyBody, caller: CurrentKey, gateway: GatewayDep, passage: PassageDep
 ) -> Response:
-    """For one that has lost its own."""
+    """Create a key for an organisation that has lost its own keys."""
     found = next((o for o in await gateway.secrets.organisations() if o.id == org_id), None)
     if found is None:
         raise not_found("org", org_id)
-    # The organisation sees in its records that an operator has made a key of it.
+    # The organisation's audit records show that an operator created a key for it.
     passage.org = found.id
     made = await _create_key(gateway, caller, found.id, body)
     passage.about = f"{found.id}/{made.id}"
@@ -172,7 +172,7 @@ async def add_key_of(
 
 
 def _key_view(record: ApiKey) -> Key:
-    """A key as everybody in the organisation may see it."""
+    """Return a key as everybody in the organisation may see it."""
     return Key(
         id=record.key_id,
         name=record.name,
@@ -189,7 +189,7 @@ def _key_view(record: ApiKey) -> Key:
 
 
 def _made_key_view(record: ApiKey, key: str) -> MadeKey:
-    """A new key as its maker sees it, once."""
+    """Return a new key with its secret, which its creator sees once."""
     path = url_key_path(key) if record.url else None
     return MadeKey(**msgspec.structs.asdict(_key_view(record)), key=key, path=path)
 
@@ -216,12 +216,12 @@ async def _create_key(gateway: Gateway, caller: ApiKey, org: OrgId, body: KeyBod
 def _end_of_new_key(
     caller: ApiKey, org: OrgId, seconds: float | None, *, default_s: float | None = None
 ) -> datetime | None:
-    """When a key that this one makes ends: in its own organisation no later than itself. Raises a 422.
+    """Return when a key that the caller's key creates ends: in the same organisation, no later than the caller's key.
 
-    seconds: that are asked for; default_s: where none are.
+    seconds: the requested lifetime; default_s: the lifetime if none is requested. Raises a 422.
     """
     now = datetime.now(UTC)
-    # An operator's key makes those of other organisations.
+    # An operator's key can create keys for other organisations.
     last = caller.expires_at if caller.org == org else None
     if seconds is None:
         ends = [] if default_s is None else [now + timedelta(seconds=default_s)]
@@ -237,7 +237,7 @@ def _end_of_new_key(
 
 
 async def _check_room(gateway: Gateway, org: OrgId, *, bus: bool) -> None:
-    """Raises a 429 where the organisation may have no further live key, or no further bus key."""
+    """Raise a 429 if the organisation may have no further live key, or no further bus key."""
     live = [key for key in await gateway.secrets.api_keys(org) if key.active]
     check_keys(gateway, org, len(live), kind="live API keys")
     if bus:
@@ -245,7 +245,7 @@ async def _check_room(gateway: Gateway, org: OrgId, *, bus: bool) -> None:
 
 
 def _check_replaceable(key: ApiKey) -> None:
-    """Raises a 409 for a key that has ended, or has a successor: each of them with a grace would be live."""
+    """Raise a 409 for a key that has ended or has a successor: successors with a grace period would all be live."""
     if not key.active:
         problem = Problem(what=f"the key {key.key_id} has ended", expected="a live key", fix="make a new one")
     elif key.replaced_by:
@@ -258,7 +258,7 @@ def _check_replaceable(key: ApiKey) -> None:
 
 
 def _check_no_longer(caller: ApiKey, old: ApiKey) -> None:
-    """Raises a 403 where the caller's key ends before this one: it would have a successor that outlives it."""
+    """Raise a 403 if the caller's key ends before this one: the caller would get a key that outlives its own."""
     last = caller.expires_at
     if last is None or (old.expires_at is not None and old.expires_at <= last):
         return
@@ -271,7 +271,7 @@ def _check_no_longer(caller: ApiKey, old: ApiKey) -> None:
 
 
 async def _create_url_key(gateway: Gateway, caller: ApiKey, org: OrgId, body: KeyBody) -> MadeKey:
-    """Make a URL key: for chat completions alone, and never for ever."""
+    """Create a URL key, which authenticates only chat completions and always expires."""
     if "scopes" in body.model_fields_set and set(body.scopes) != {Scope.INFERENCE}:
         given = ", ".join(body.scopes)
         raise _wrong("scopes", f"a key in a URL cannot have {given}", expected="inference", fix="leave it out")
@@ -294,7 +294,7 @@ async def _create_url_key(gateway: Gateway, caller: ApiKey, org: OrgId, body: Ke
 
 
 async def _create_bus_key(gateway: Gateway, caller: ApiKey, org: OrgId, body: KeyBody) -> MadeKey:
-    """Make a bus key: it reads the events of the organisation, and nothing else."""
+    """Create a bus key, which can only read the events of the organisation."""
     if gateway.settings.nats_issuer_seed is None:
         raise _wrong(
             "bus",
@@ -318,7 +318,7 @@ def _wrong(field: str, what: str, *, expected: str = "", fix: str = "") -> ApiEr
 
 
 async def _find_key(gateway: Gateway, caller: ApiKey, id: str) -> ApiKey:
-    """A key that the caller may change: of its organisation, and with no scope that the caller's key lacks."""
+    """Find a key that the caller may change: in its organisation, with no scope that the caller's key lacks."""
     found = next((key for key in await gateway.secrets.api_keys(caller.org) if key.key_id == id), None)
     if found is None:
         raise not_found("key", id)

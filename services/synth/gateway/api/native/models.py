@@ -1,4 +1,4 @@
-"""Models: what there is to serve and train from, and the files of those that jobs made."""
+"""Routes of models: lists, single models, and their files."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ async def list_models(
     limit: Annotated[int, Query(ge=1, le=MAX_MODELS)] = MAX_MODELS,
     after: Annotated[str | None, Query(description="Go on after this model's id")] = None,
 ) -> Response:
-    """The models that your jobs made, and the base models that are on the cluster."""
+    """List the models that your jobs made, and the base models of the cluster."""
     bases = list_base_models(gateway) if base_model is None else []
     ids = [base.id for base in bases]
     if after in ids:
@@ -57,7 +57,7 @@ async def jobs_of_model(
     limit: PageLimit = 20,
     after: Annotated[str | None, Query(description="Go on after this job's id")] = None,
 ) -> Response:
-    """The job that made it, and those that train or evaluate it, newest first."""
+    """List the job that made a model and the jobs that train or evaluate it, newest first."""
     model = find_model(gateway, caller.org, model_id)
     before = (await gateway.job(caller.org, after)).created_seq if after else None
     rows = await find_jobs(gateway, caller.org, limit=limit + 1, wanted=JobFilter(uses=[model.id]), before=before)
@@ -66,22 +66,23 @@ async def jobs_of_model(
 
 @router.get("/models/{model_id:path}", summary="One model", responses=returns(Model))
 async def get_model(model_id: str, caller: CurrentKey, gateway: GatewayDep) -> Response:
-    """One model, or a checkpoint; its id may hold slashes and colons."""
+    """Return a model or a checkpoint; its id may contain slashes and colons."""
     return json_response(find_model(gateway, caller.org, model_id))
 
 
 @router.delete("/models/{model_id:path}", summary="Delete a model that a job made", responses=returns(Deleted))
 async def delete(model_id: str, caller: CurrentKey, gateway: GatewayDep) -> Response:
-    """Gone at once; its files, when no job that was verified with it runs, and no model that is there lies over it.
+    """Delete a model at once, or a checkpoint of a job that has ended. Repeating the request changes nothing.
 
-    A checkpoint of a job that has ended can be deleted too. Repeating it changes nothing. Refused while its job runs.
+    Its files are removed when no job that was verified with it runs, and no existing model is an adapter on it. The
+    request is refused while the model's job runs.
     """
     return json_response(Deleted(id=await remove_model(gateway, caller, model_id), object="model"))
 
 
 @router.get("/model-files", summary="The files of a model", responses=returns_list(ModelFile))
 async def model_files(model: ModelId, caller: CurrentKey, gateway: GatewayDep) -> Response:
-    """Name, size and sha256 of each. The first time, a base's files are read for their digests."""
+    """List the name, size and sha256 of each file. The first request for a base reads its files to hash them."""
     named = parse_finetuned(model)
     if named is None:
         return list_response(await gateway.base_files.list(_find_base_here(gateway, model)))
@@ -93,7 +94,7 @@ async def model_files(model: ModelId, caller: CurrentKey, gateway: GatewayDep) -
 
 @router.get("/model-files/content", summary="One file of a model")
 async def model_file(model: ModelId, name: str, caller: CurrentKey, gateway: GatewayDep) -> Response:
-    """Its bytes."""
+    """Return the bytes of a file."""
     named = parse_finetuned(model)
     if named is None:
         path = gateway.base_files.path(_find_base_here(gateway, model), name)
@@ -115,9 +116,9 @@ def list_made_models(
     base: str | None = None,
     prefix: str | None = None,
 ) -> tuple[list[Model], bool]:
-    """The models that an organisation's jobs made, newest first, and whether there are more.
+    """Return the models that an organisation's jobs made, newest first, and whether there are more.
 
-    after: only those that are older than this one. Raises a 404.
+    after: only models that are older than this one. Raises a 404.
     """
     last = gateway.read_model.model(org, after) if after else None
     if after and last is None:
@@ -128,12 +129,12 @@ def list_made_models(
 
 
 def list_base_models(gateway: Gateway) -> list[Model]:
-    """The base models that are on the cluster."""
+    """Return the base models of the cluster."""
     return [_base_model(spec) for spec in gateway.registry.runnable()]
 
 
 def find_model(gateway: Gateway, org: str, id: str) -> Model:
-    """The model, checkpoint or base of this id; `ft:` stands for any way of making it. Raises a 404."""
+    """Find the model, checkpoint or base with this id; `ft:` matches every method of training. Raises a 404."""
     named = parse_finetuned(id)
     if named is None:
         return _base_model(_find_base(gateway, id))
@@ -141,7 +142,7 @@ def find_model(gateway: Gateway, org: str, id: str) -> Model:
 
 
 def _find_made(gateway: Gateway, org: str, id: str, named: FineTunedId) -> ModelRow | CheckpointRow:
-    """The model or checkpoint of this id, in whatever spelling. Raises a 404."""
+    """Find the model or checkpoint with this id, in any spelling. Raises a 404."""
     for spelled in _spellings(named):
         row = gateway.read_model.model(org, spelled) or gateway.read_model.checkpoint(org, spelled)
         if row is not None:
@@ -150,7 +151,7 @@ def _find_made(gateway: Gateway, org: str, id: str, named: FineTunedId) -> Model
 
 
 def _find_base(gateway: Gateway, id: str) -> ModelSpec:
-    """The base of this id that the cluster can run. Raises a 404."""
+    """Find the base with this id that the cluster can run. Raises a 404."""
     try:
         spec = gateway.registry.find(id)
         gateway.registry.weights(spec)
@@ -160,7 +161,7 @@ def _find_base(gateway: Gateway, id: str) -> ModelSpec:
 
 
 def _find_base_here(gateway: Gateway, id: str) -> ModelSpec:
-    """The base of this id, of a vision model too. Raises a 404."""
+    """Find the base with this id, which may be a vision model. Raises a 404."""
     try:
         return gateway.registry.find(id)
     except UserError as error:
@@ -168,7 +169,7 @@ def _find_base_here(gateway: Gateway, id: str) -> ModelSpec:
 
 
 def is_deleted_model(gateway: Gateway, org: str, named: FineTunedId | None) -> bool:
-    """Whether this fine-tuned model was there and was deleted: a replica may still hold it."""
+    """Return whether this fine-tuned model existed and was deleted: a replica may still hold it."""
     return named is not None and any(gateway.read_model.is_deleted(org, id) for id in _spellings(named))
 
 
@@ -179,7 +180,7 @@ def _spellings(named: FineTunedId) -> list[str]:
 
 
 async def remove_model(gateway: Gateway, caller: ApiKey, id: str) -> str:
-    """Delete the model of this id, in any spelling; returns its full one. Raises a 404, a 409."""
+    """Delete the model with this id, in any spelling, and return its full id. Raises a 404, a 409."""
     named = parse_finetuned(id)
     deleted = is_deleted_model(gateway, caller.org, named)
     full = id if deleted else find_model(gateway, caller.org, id).id

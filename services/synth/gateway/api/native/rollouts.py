@@ -1,4 +1,4 @@
-"""Rollouts: a page of a job's, and one with its transcript."""
+"""Routes of a job's rollouts: pages, and single rollouts with their transcripts."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ async def list_rollouts(
     limit: PageLimit = 20,
     after: Annotated[str | None, Query(max_length=64, description="Go on behind a page, by its `next`")] = None,
 ) -> Response:
-    """Those that are over, of training and of evaluations. Go on with `?after=<next>` and the same parameters."""
+    """List finished rollouts of training and evaluations. Continue with `?after=<next>` and the same parameters."""
     await gateway.job(caller.org, job_id)
     try:
         cursor = None if after is None else parse_cursor(after)
@@ -78,9 +78,9 @@ async def list_rollouts(
 
 @router.get("/{rollout_id}", summary="One rollout, with its transcript", responses=returns(RolloutDetail))
 async def get_rollout(job_id: str, rollout_id: str, caller: CurrentKey, gateway: GatewayDep) -> Response:
-    """What was said in it, what its task app answered, and what became of it in training.
+    """Return a rollout's transcript, its task app's answer, and how training used it.
 
-    The id may be without the job: `t3_17` is rollout 17 of training iteration 3, `e3_17` of the evaluation there.
+    The id may lack the job: `t3_17` is rollout 17 of training iteration 3, `e3_17` is one of the evaluation there.
     """
     row = await gateway.job(caller.org, job_id)
     named = _ROLLOUT_ID.fullmatch(rollout_id)
@@ -103,7 +103,7 @@ async def get_rollout(job_id: str, rollout_id: str, caller: CurrentKey, gateway:
         pinned_version=found.request.pinned_version if found.request else None,
         oldest_version=found.request.oldest_version if found.request and mode == "train" else None,
         training=await _training(gateway, found, rollout, step=row.job.step) if mode == "train" else None,
-        # As it was written: it may be large, and nobody here reads it.
+        # The transcript stays encoded: it may be large, and is not read here.
         transcript=None if transcript is None else cast(Any, msgspec.Raw(transcript)),
         transcript_note=note,
     )
@@ -128,14 +128,14 @@ async def _training(gateway: Gateway, found: FoundRollout, rollout: RolloutSumma
 
 
 async def _read_batch_meta(blobs: BlobStore, ref: BlobRef) -> BatchMeta:
-    """What a batch says of itself, without its arrays, which may be gigabytes."""
+    """Read the metadata of a batch without its arrays, which may be gigabytes."""
     length = header_length(await blobs.get_range(ref, 0, LENGTH_BYTES))
     header = await blobs.get_range(ref, LENGTH_BYTES, LENGTH_BYTES + length)
     return await asyncio.to_thread(read_batch_meta, header)
 
 
 async def _read_transcript(blobs: BlobStore, ref: BlobRef | None) -> tuple[bytes | None, str]:
-    """A transcript as it was written, or why there is none."""
+    """Return a transcript as it was written, or the reason why there is none."""
     if ref is None:
         return None, "nothing was kept of it: it was cut off before its task app answered, or an older version ran it"
     try:

@@ -1,4 +1,4 @@
-"""Traces: pages of an organisation's or of a job's, and one as our JSON or in the published clients' shape."""
+"""Routes of traces: pages of an organisation's or a job's traces, and one trace in our or the published format."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from synth.traces.v3 import v3_trace
 router = APIRouter(prefix="/api/traces", tags=["traces"])
 
 _MAX_NUMBER = 1 << 53
-#: Jobs of one request: an address has an end.
+#: The most jobs in one request, because the length of a URL is limited.
 _MAX_JOBS = 32
 
 
@@ -48,9 +48,10 @@ async def list_traces(
     limit: PageLimit = 20,
     after: Annotated[str | None, Query(description="Go on behind a page, by its `next`")] = None,
 ) -> Response:
-    """Of an organisation, or of some of its jobs: rollouts that were kept whole. Those of every evaluation are.
+    """List the rollouts of an organisation, or of some of its jobs, that were kept whole.
 
-    Go on with `?after=<next>` and the same parameters, until `next` is null: a page may hold fewer than `limit`.
+    The rollouts of every evaluation are kept. Continue with `?after=<next>` and the same parameters until `next` is
+    null: a page may have fewer than `limit` traces.
     """
     for id in job or ():
         await gateway.job(caller.org, id)
@@ -82,10 +83,10 @@ async def get_trace(
     gateway: GatewayDep,
     format: Annotated[TraceFormat, Query(description="`v3`: as the published clients store traces")] = "synth",
 ) -> Response:
-    """What was said in it, what its task app answered, what it earned, and what its judges said.
+    """Return a trace: its transcript, its task app's answer, its reward, and its judges' reviews.
 
     As `v3` it is a session trace: `session_id`, `created_at`, `event_history`, `markov_blanket_message_history`,
-    `metadata`. A trace that has expired is a 410 there.
+    `metadata`. An expired trace returns 410 in that format.
     """
     row = find_trace(gateway.read_model.db, caller.org, trace_id)
     if row is None:
@@ -103,7 +104,7 @@ def _as_v3(detail: TraceDetail) -> dict[str, Any]:
 
 
 async def _read(blobs: BlobStore, row: TraceRow) -> TraceDetail:
-    """The trace with its blobs as they were written: they may be large, and are not looked into here."""
+    """Return the trace with its blobs as they were written: they may be large, and are not decoded here."""
     transcript, review = await asyncio.gather(_body(blobs, row.transcript), _body(blobs, row.review))
     expired = row.trace.expired or transcript is None
     note = "its transcript has expired: the cluster's operator says for how long traces are kept" if expired else ""

@@ -1,1 +1,1 @@
-"""The OpenAI API: the same jobs, files and models, in the shapes that the openai SDK reads."""
+"""The OpenAI API: jobs, files and models in the shapes that the openai SDK reads."""

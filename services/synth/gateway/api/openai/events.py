@@ -1,4 +1,4 @@
-"""A job's events as OpenAI lists them: newest first, each a message or a set of metrics."""
+"""A job's events in the shape of OpenAI's list: newest first, each a message or a set of metrics."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class FineTuningEvent(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def parse_event_id(id: str) -> int | None:
-    """Parse an event's id into its sequence; None for what is no such id."""
+    """Parse an event's id into its sequence; None for any other text."""
     number = id.removeprefix(_PREFIX)
     return int(number) if number != id and number.isdecimal() and len(number) <= MAX_SEQUENCE_DIGITS else None
 
@@ -45,10 +45,10 @@ def parse_event_id(id: str) -> int | None:
 async def read_newest_first(
     bus: Connection, row: JobRow, *, before: int | None, limit: int, within: float
 ) -> tuple[list[Recorded], bool]:
-    """Read up to `limit` events of a job before a sequence, those that are listed, and whether there are more.
+    """Read up to `limit` listed events of a job before a sequence, and whether there are more.
 
-    The log is read in windows that reach back further and further, as it can only be read forwards. Raises `Transient`
-    after `within` seconds.
+    The log can only be read forwards, so it is read in windows that begin earlier each time. Raises `Transient` after
+    `within` seconds.
     """
     found: list[Recorded] = []
     end = row.job.last_seq + 1 if before is None else min(before, row.job.last_seq + 1)
@@ -67,7 +67,7 @@ async def read_newest_first(
 
 
 def event_object(recorded: Recorded, method: Method, *, suffix: str | None = None) -> FineTuningEvent:
-    """An event in OpenAI's shape. method, suffix: of its job."""
+    """Return an event in OpenAI's shape. method, suffix: the method and the label of its job."""
     words = describe_event(recorded, "sft")
     assert words is not None
     event, level, message, data = recorded.event, _LEVELS[words.level], words.message, words.data
@@ -90,7 +90,7 @@ def _is_listed(recorded: Recorded) -> bool:
 
 
 async def _window(bus: Connection, row: JobRow, start: int, end: int) -> list[Recorded]:
-    """A job's events from `start` up to, and without, `end`."""
+    """Return a job's events from `start` up to, but without, `end`."""
     events: list[Recorded] = []
     after = start - 1
     while True:

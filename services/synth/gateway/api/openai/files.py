@@ -1,4 +1,4 @@
-"""Files: upload, list, look at, download, delete."""
+"""Routes that upload, list, show, download and delete files."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ async def list_files(
     after: Annotated[str | None, Query(description="Go on after this file id")] = None,
     order: Annotated[Literal["asc", "desc"], Query(description="By time of upload")] = "desc",
 ) -> Response:
-    """Your organisation's files."""
+    """List your organisation's files."""
     cursor = (await gateway.file(caller.org, after)).created_seq if after else None
     place = {"before": cursor} if order == "desc" else {"after": cursor or 0}
     rows = gateway.read_model.files(caller.org, limit=limit + 1, purpose=purpose, **place)
@@ -61,7 +61,7 @@ async def list_files(
 
 @router.get("/files/{file_id}", summary="One file", responses=returns(FileObject))
 async def get_file(file_id: str, caller: CurrentKey, gateway: GatewayDep) -> Response:
-    """`processed` when it can be trained on, `error` when its lines are wrong: `status_details` says which."""
+    """Return a file: `processed` if it can be trained on, `error` with `status_details` if lines are invalid."""
     if (row := await find_result(gateway, caller.org, file_id)) is not None:
         return json_response(await result_object(gateway, row))
     return json_response(file_object(await gateway.file(caller.org, file_id)))
@@ -69,7 +69,7 @@ async def get_file(file_id: str, caller: CurrentKey, gateway: GatewayDep) -> Res
 
 @router.get("/files/{file_id}/content", summary="A file's bytes")
 async def content(file_id: str, caller: CurrentKey, gateway: GatewayDep) -> Response:
-    """The bytes as they were uploaded; of a job's result file, its metrics as CSV."""
+    """Return the bytes as they were uploaded; for a job's result file, the job's metrics as CSV."""
     if (job := await find_result(gateway, caller.org, file_id)) is not None:
         headers = {"Content-Disposition": f"attachment; filename={FILENAME}"}
         return StreamingResponse(result_csv(gateway, job), media_type="text/csv", headers=headers)
@@ -79,7 +79,7 @@ async def content(file_id: str, caller: CurrentKey, gateway: GatewayDep) -> Resp
 
 @router.delete("/files/{file_id}", summary="Delete a file")
 async def delete(file_id: str, caller: CurrentKey, gateway: GatewayDep) -> Response:
-    """Gone at once; a job that names it afterwards is refused."""
+    """Delete a file at once; a job that names it later is refused."""
     if await find_result(gateway, caller.org, file_id) is not None:
         raise _bad_request("file_id", "the file is made of a job's metrics", fix="delete the job")
     await delete_file(gateway, caller, file_id)
@@ -87,14 +87,14 @@ async def delete(file_id: str, caller: CurrentKey, gateway: GatewayDep) -> Respo
 
 
 def page_response(items: list[Any], *, more: bool) -> Response:
-    """One page of a list; the SDK goes on after the last item's id."""
+    """Return one page of a list; the SDK continues after the last item's id."""
     first, last = (items[0].id, items[-1].id) if items else (None, None)
     body = {"object": "list", "data": items, "first_id": first, "last_id": last, "has_more": more}
     return json_response(body)
 
 
 def _check(received: ReceivedForm) -> None:
-    """Raises a 400 for a purpose other than training, or a file that is to expire."""
+    """Raise a 400 for a purpose other than training, or for an expiry date."""
     if received.purpose != _PURPOSE:
         raise _bad_request("purpose", f"the purpose is {received.purpose[:40]!r}", expected=f'"{_PURPOSE}"')
     if any(name.startswith("expires_after") for name in received.fields):

@@ -1,4 +1,4 @@
-"""Graders, tried before a job: look whether one can be read, and grade one sample by it."""
+"""Routes that validate a grader and grade one sample with it before a job uses it."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ class _GraderBody(BaseModel):
 
 
 class ValidateRequest(_GraderBody):
-    """A grader of a type of docs/graders.md."""
+    """A grader of a type in docs/graders.md."""
 
     grader: dict[str, Any]
 
 
 class RunRequest(_GraderBody):
-    """A grader, and what it grades. model_sample: the reply's text. item: the row, the namespace `item`.
+    """A grader and the sample that it grades. model_sample: the reply's text. item: the row, the namespace `item`.
 
     sample_tools: the reply's tool calls, `sample.output_tools`; the published API has no field for them.
     """
@@ -62,16 +62,16 @@ class RunRequest(_GraderBody):
 
 
 class ValidatedGrader(msgspec.Struct, frozen=True, kw_only=True):
-    """A grader as it was read."""
+    """A grader after parsing."""
 
     grader: dict[str, Any]
 
 
 class GradedSample(msgspec.Struct, frozen=True, kw_only=True):
-    """What a sample is worth. sub_rewards: by the keys of a multi grader.
+    """The reward of a sample. sub_rewards: by the keys of a multi grader.
 
     metadata: the grader's `name` and `type`, `scores` by the graders' keys, `execution_time` in seconds, and `errors`,
-    a flag for each thing that may go wrong.
+    a flag for each possible error.
     """
 
     reward: float
@@ -81,7 +81,10 @@ class GradedSample(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GradingNeeds(msgspec.Struct, frozen=True, kw_only=True):
-    """What has to be run or asked before a grader grades. sources: by the graders' keys. sample: as code sees it."""
+    """The work before a grader grades: code and calls of models.
+
+    sources: code by the graders' keys. sample: the sample as the code gets it.
+    """
 
     sources: dict[str, str]
     sample: dict[str, Any]
@@ -89,7 +92,7 @@ class GradingNeeds(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelScores(msgspec.Struct, frozen=True, kw_only=True):
-    """What models say of a sample, by the graders' keys; or the flag and the words of why they say nothing."""
+    """The scores of a sample by models, by the graders' keys; or the flag and the text of the failure."""
 
     scores: dict[str, float] = {}
     failed: dict[str, str] = {}
@@ -97,22 +100,23 @@ class ModelScores(msgspec.Struct, frozen=True, kw_only=True):
 
 @router.post("/fine_tuning/alpha/graders/validate", summary="Read a grader", responses=returns(ValidatedGrader))
 async def validate(body: ValidateRequest, caller: CurrentKey, gateway: GatewayDep) -> Response:
-    """A grader that cannot be read, or that is not run here, is a 400 with every problem."""
+    """Validate a grader. A grader that is invalid, or not allowed here, returns 400 with every problem."""
     return await _respond(gateway, caller, read_grader, body, gateway.settings.python_graders)
 
 
 @router.post("/fine_tuning/alpha/graders/run", summary="Grade a sample", responses=returns(GradedSample))
 async def run(body: RunRequest, caller: CurrentKey, gateway: GatewayDep) -> Response:
-    """A sample that lacks what the grader reads has the reward 0 and `sample_parse_error`.
+    """Grade a sample. A sample without a field that the grader reads has the reward 0 and `sample_parse_error`.
 
-    A grader that refers to what the item lacks, whose formula has no value, or whose code fails, has the reward 0 and
-    that error. The models that it names are asked as in a job; one that is away is a 503 that says when to try again.
+    The reward is also 0, with the error, if the grader refers to a missing field of the item, its formula has no value,
+    or its code fails. The grader's models are called as in a job; a model that is unavailable returns 503 with the time
+    of the next try.
     """
     settings, began = gateway.settings, time.monotonic()
     limits = (settings.python_graders, settings.max_graded_characters)
     needs = msgspec.json.decode(await _work(gateway, caller, grading_needs, body, *limits), type=GradingNeeds)
     if needs.asks_models:
-        # The answer of a model, whatever route it takes, is for keys that may have it.
+        # Every route to a model's answer requires the scope for inference.
         require_scope(caller, Scope.INFERENCE)
     scores, failed = await _run_sources(gateway, body, needs)
     if needs.asks_models and not failed:
@@ -130,7 +134,7 @@ async def _respond(gateway: Gateway, caller: ApiKey, function: Callable[..., byt
 
 
 async def _work(gateway: Gateway, caller: ApiKey, function: Callable[..., bytes], *args: Any) -> bytes:
-    """Return what a function makes of a grader in a worker process: a few bytes of a grader can take seconds."""
+    """Return a function's result for a grader, in a worker process: a few bytes of a grader can take seconds."""
     try:
         return await gateway.service.off_loop.process(
             function, *args, org=caller.org, size=None, task="read the grader, and grade by it"
@@ -144,7 +148,7 @@ async def _work(gateway: Gateway, caller: ApiKey, function: Callable[..., bytes]
 async def _run_sources(
     gateway: Gateway, body: RunRequest, needs: GradingNeeds
 ) -> tuple[dict[str, float], dict[str, str]]:
-    """Run the grader's code; returns the scores by the graders' keys, and the flag and the words of a failure."""
+    """Run the grader's code; return the scores by the graders' keys, and the flag and the text of a failure."""
     scores: dict[str, float] = {}
     for key, source in needs.sources.items():
         assert gateway.python is not None
@@ -156,7 +160,7 @@ async def _run_sources(
 
 
 async def _ask_models(gateway: Gateway, caller: ApiKey, prompts: bytes, *, until: float) -> ModelScores:
-    """Ask the judge service what the models say of these prompts, as JSON. until: by the monotonic clock."""
+    """Get the models' scores for prompts, which are JSON, from the judge service. until: by the monotonic clock."""
     models = dict.fromkeys(prompt.model for prompt in msgspec.json.decode(prompts, type=list[GraderPrompt]))
     provider = gateway.settings.judge_provider or "synth"
     judges = [JudgeModel(model=m, provider="synth" if parse_finetuned(m) else provider) for m in models]
@@ -180,13 +184,13 @@ async def _ask_models(gateway: Gateway, caller: ApiKey, prompts: bytes, *, until
 
 
 def read_grader(request: ValidateRequest, python: bool) -> bytes:
-    """Return the grader as it was read, as JSON. python: whether graders that are code are run. Raises `UserError`."""
+    """Return the parsed grader as JSON. python: whether graders that are code are allowed. Raises `UserError`."""
     grader = parse_grader(request.grader, python=python)
     return msgspec.json.encode(ValidatedGrader(grader=grader.model_dump(mode="json", exclude_none=True)))
 
 
 def grading_needs(request: RunRequest, python: bool, max_characters: int) -> bytes:
-    """Return as JSON what the grader needs before it grades. Raises `UserError`."""
+    """Return the grader's `GradingNeeds` as JSON. Raises `UserError`."""
     parts = parts_of(grader := parse_grader(request.grader, python=python))
     sources = {key: part.source for key, part in parts.items() if isinstance(part, Python)}
     sample = sample_as_seen(request.sample) if sources else {}
@@ -194,7 +198,7 @@ def grading_needs(request: RunRequest, python: bool, max_characters: int) -> byt
 
 
 def prompts_for_models(request: RunRequest, python: bool, max_characters: int, ran: dict[str, float]) -> bytes:
-    """Return as JSON what the grader asks models; nothing where it cannot ask. ran: the scores of its code."""
+    """Return the grader's prompts for models as JSON; empty if it has or can make none. ran: the scores of its code."""
     grader, sample = parse_grader(request.grader, python=python), request.sample
     try:
         graded = grade(grader, request.item, sample, max_characters=max_characters, ran=ran)
@@ -213,8 +217,8 @@ def grade_sample(
 ) -> bytes:
     """Return the `GradedSample` as JSON. Raises `UserError`.
 
-    scores: those of code and of models, by the graders' keys. stopped: the flag and the words of what ended it before.
-    seconds: that it has taken so far.
+    scores: the scores by code and models, by the graders' keys. stopped: the flag and the text of an earlier failure.
+    seconds: the time that it has taken so far.
     """
     grader = parse_grader(request.grader, python=python)
     began = time.perf_counter()
@@ -243,7 +247,7 @@ def grade_sample(
 
 
 def _errors(graded: Graded, failed: GraderFailed | None, stopped: dict[str, str]) -> dict[str, Any]:
-    """The flags of the published type; `details` says in words what they say."""
+    """Return the flags of the published type, and their text as `details`."""
     cause = failed.cause if failed else None
     flags = {
         "formula_parse_error": cause is NoNumber,

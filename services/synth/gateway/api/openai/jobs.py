@@ -1,4 +1,4 @@
-"""Fine-tuning jobs: create, list, look at, steer, their events and checkpoints."""
+"""Routes that create, list, show and control fine-tuning jobs, with their events and checkpoints."""
 
 from __future__ import annotations
 
@@ -56,9 +56,9 @@ async def create(
     gateway: GatewayDep,
     idempotency_key: IdempotencyKey = None,
 ) -> Response:
-    """Supervised or by DPO on a file; by reinforcement on a file of prompts and a grader, or on seeds of a task app.
+    """Create a job: supervised or DPO on a file, or reinforcement on a file of prompts with a grader or on seeds.
 
-    Everything that is wrong with the request is one 400.
+    The seeds are a task app's. One 400 reports every problem of the request.
     """
     size = len(await request.body())
     rows = await _prompt_rows(gateway, caller.org, body, size=size) if is_graded(body) else {}
@@ -97,7 +97,7 @@ async def list_jobs(
     after: _After = None,
     metadata: Annotated[str | None, Query(description="A pair, as `metadata[name]=value`")] = None,
 ) -> Response:
-    """However they were submitted. `metadata[name]=value` keeps those with this pair."""
+    """List the jobs of every API. `metadata[name]=value` returns only jobs with this pair."""
     before = (await _job(gateway, caller, after)).created_seq if after else None
     pairs = {pair[1]: value for key, value in request.query_params.items() if (pair := PAIR_OF_METADATA.fullmatch(key))}
     if metadata is not None:
@@ -114,27 +114,27 @@ async def list_jobs(
 
 @router.get("/fine_tuning/jobs/{job_id}", summary="One fine-tuning job", responses=returns(FineTuningJob))
 async def get_job(job_id: str, caller: CurrentKey, gateway: GatewayDep) -> Response:
-    """The job, with its hyperparameters as they are used."""
+    """Return a job, with the hyperparameters that it uses."""
     return await _job_response(gateway, await _job(gateway, caller, job_id))
 
 
 @router.post("/fine_tuning/jobs/{job_id}/cancel", summary="Cancel a job", responses=returns(FineTuningJob))
 async def cancel(job_id: str, caller: CurrentKey, gateway: GatewayDep) -> Response:
-    """A job that has ended is a 409."""
+    """Cancel a job. A job that has ended returns 409."""
     await _job(gateway, caller, job_id)
     return await _job_response(gateway, await cancel_job(gateway, caller, job_id, named=_status))
 
 
 @router.post("/fine_tuning/jobs/{job_id}/pause", summary="Pause a job that runs", responses=returns(FineTuningJob))
 async def pause(job_id: str, caller: CurrentKey, gateway: GatewayDep) -> Response:
-    """Its workers are free for others until it is resumed."""
+    """Pause a job. Its workers can take other jobs until it is resumed."""
     await _job(gateway, caller, job_id)
     return await _job_response(gateway, await pause_job(gateway, caller, job_id, named=_status))
 
 
 @router.post("/fine_tuning/jobs/{job_id}/resume", summary="Resume a paused job", responses=returns(FineTuningJob))
 async def resume(job_id: str, caller: CurrentKey, gateway: GatewayDep) -> Response:
-    """It goes on from its last checkpoint. Of a failed job a new one does, which is the answer."""
+    """Resume a job from its last checkpoint. For a failed job the response is a new job that continues it."""
     await _job(gateway, caller, job_id)
     return await _job_response(gateway, await resume_job(gateway, caller, job_id, named=_status))
 
@@ -145,7 +145,7 @@ async def resume(job_id: str, caller: CurrentKey, gateway: GatewayDep) -> Respon
 async def events(
     job_id: str, caller: CurrentKey, gateway: GatewayDep, limit: _Limit = 20, after: _After = None
 ) -> Response:
-    """`metrics` are those of a training step or an evaluation; `after` goes on to older ones."""
+    """List a job's events. `metrics` are of a training step or an evaluation; `after` continues to older events."""
     row = await _job(gateway, caller, job_id)
     before = parse_event_id(after) if after else None
     if after and before is None:
@@ -165,7 +165,7 @@ async def events(
 async def checkpoints(
     job_id: str, caller: CurrentKey, gateway: GatewayDep, limit: _Limit = 10, after: _After = None
 ) -> Response:
-    """Those that are still there: each serves under its `fine_tuned_model_checkpoint`."""
+    """List the checkpoints that exist. Each serves under its `fine_tuned_model_checkpoint`."""
     await _job(gateway, caller, job_id)
     found = [checkpoint_object(checkpoint) for checkpoint in gateway.read_model.checkpoints(job_id)]
     found = items_after(found, after, kind="checkpoint", id_of=lambda checkpoint: checkpoint.id)
@@ -173,7 +173,7 @@ async def checkpoints(
 
 
 async def _job(gateway: Gateway, caller: ApiKey, id: str) -> JobRow:
-    """A training job of this organisation. Raises a 404, for an evaluation too."""
+    """Return a training job of this organisation. Raises a 404, for an evaluation too."""
     row = await gateway.job(caller.org, id)
     if row.job.kind == "eval":
         raise not_found("job", id)
@@ -181,7 +181,7 @@ async def _job(gateway: Gateway, caller: ApiKey, id: str) -> JobRow:
 
 
 def _status(state: State) -> str:
-    """The state as this API names it."""
+    """Return the name of a state in this API."""
     return STATUS[state].openai
 
 
@@ -191,7 +191,7 @@ async def _job_response(gateway: Gateway, row: JobRow) -> Response:
 
 
 async def _files(gateway: Gateway, org: str, body: FineTuningRequest) -> list[Problem]:
-    """The problems of the request's files: missing, or not fit to train on. One that is being checked has none."""
+    """Return the problems of the request's files: missing, or not fit to train on. A file in a check has none."""
     problems: list[Problem] = []
     for param, id in (("training_file", body.training_file), ("validation_file", body.validation_file)):
         if id is None:
@@ -219,7 +219,7 @@ async def _files(gateway: Gateway, org: str, body: FineTuningRequest) -> list[Pr
 
 
 async def _prompt_rows(gateway: Gateway, org: str, body: FineTuningRequest, *, size: int) -> dict[str, int]:
-    """How many rows a graded job's files have, by the field. Raises a 400 where one, or the grader, is wrong."""
+    """Return the number of rows of a graded job's files, by field. Raises a 400 if a file or the grader is invalid."""
     problems = await check_grader(gateway, org, body, size=size)
     rows: dict[str, int] = {}
     for param, id in (("training_file", body.training_file), ("validation_file", body.validation_file)):

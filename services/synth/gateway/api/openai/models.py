@@ -1,4 +1,4 @@
-"""Models: list, look at, delete."""
+"""Routes that list, show and delete models."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ router = APIRouter(tags=["openai"])
 
 @router.get("/models", summary="List models", responses=returns_list(ModelObject))
 async def list_models(caller: CurrentKey, gateway: GatewayDep) -> Response:
-    """The models that your jobs made, newest first, and the base models that are on the cluster."""
+    """List the models that your jobs made, newest first, and the base models of the cluster."""
     made, more = list_made_models(gateway, caller.org, limit=MAX_MODELS)
     return list_response([model_object(model, caller.org) for model in [*made, *list_base_models(gateway)]], more=more)
 
 
 @router.get("/models/{model_id:path}", summary="One model", responses=returns(ModelObject))
 async def get_model(model_id: str, caller: CurrentKey, gateway: GatewayDep) -> Response:
-    """One model, or a checkpoint; the id may hold slashes and colons."""
+    """Return a model or a checkpoint; the id may contain slashes and colons."""
     return json_response(model_object(find_model(gateway, caller.org, model_id), caller.org))
 
 
 @router.delete("/models/{model_id:path}", summary="Delete a model that a job made", responses=returns(Deleted))
 async def delete(model_id: str, caller: CurrentKey, gateway: GatewayDep) -> Response:
-    """Gone at once; its files, when nothing needs them any more. Refused while the job that makes it runs."""
+    """Delete a model at once, and its files when nothing needs them. Refused while the model's job runs."""
     return json_response(Deleted(id=await remove_model(gateway, caller, model_id), object="model"))

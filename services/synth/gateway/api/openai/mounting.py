@@ -1,4 +1,4 @@
-"""Mounts the OpenAI API at `{root}/v1`, the SDK's `base_url`, and below our paths where no other API answers."""
+"""The mount of the OpenAI API at `{root}/v1`, the SDK's `base_url`, and below our paths that no other API uses."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from synth.gateway.api.openai import files, graders, jobs, models
 
 
 def include_openai(app: FastAPI) -> None:
-    """Add the routes; the document shows those below `/v1`.
+    """Add the routes; the API document shows the routes below `/v1`.
 
-    `app.state.openai_paths` has their paths, without those of one item by its id.
+    `app.state.openai_paths` has their paths, except paths with an item's id.
     """
     paths = set(_paths(inference.router.routes))
     for part in (files, graders, jobs, models):

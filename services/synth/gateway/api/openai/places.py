@@ -1,4 +1,4 @@
-"""The fields of a fine-tuning request that settings of our configuration come from."""
+"""The fields of a fine-tuning request that set values of our configuration."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from synth.errors import Problem
 
 Method = Literal["supervised", "dpo", "reinforcement"]
 
-#: Where a value of the configuration comes from in the request, the longest place first.
+#: The field of the request that sets each place of the configuration, the longest place first.
 _PLACES = {
     "[job].model": "model",
     "[model].base": "model",
@@ -30,7 +30,7 @@ _PLACES = {
     "[training]": "method.reinforcement.hyperparameters",
     "[hyperparameters]": "method.supervised.hyperparameters",
 }
-#: Keys that have another name in the request.
+#: Configuration keys that have another name in the request.
 _KEYS = {
     "[training]": {
         "learning_rate": "learning_rate_multiplier",
@@ -51,7 +51,7 @@ _EXPERIMENTAL = 'extra_body={"allow_experimental": True}'
 
 
 def place_in_request(problem: Problem, request: FineTuningRequest) -> Problem:
-    """Move a problem with the configuration to the field of the request that it comes from."""
+    """Move a problem with the configuration to the field of the request that causes it."""
     method = request.method.reinforcement if request.method else None
     if "[rollout.policy_config].thinking_" in problem.where and method and method.hyperparameters.reasoning_effort:
         fix = "leave it out, or name a model that thinks, such as a Thinking variant"
@@ -70,7 +70,7 @@ def place_in_request(problem: Problem, request: FineTuningRequest) -> Problem:
 
 
 def name_fields(text: str, method: Method) -> str:
-    """Replace each setting that a text names by the field of the request that it comes from.
+    """Replace each setting in a text by the field of the request that sets it.
 
     A setting that no field sets keeps its name.
     """

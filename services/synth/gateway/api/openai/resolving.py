@@ -1,4 +1,4 @@
-"""Reads fine-tuning requests as jobs of our schema, in a worker process where that may take long."""
+"""The translation of fine-tuning requests to jobs of our schema, in a worker process if it may take long."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from synth.jobs.resolved import EvalJob, ResolvedJob, RlJob, SftJob
 from synth.models import Registry
 from synth.runtime.off_loop import TooMuchWork
 
-#: The name of the configuration of a job that came through this API.
+#: The name of the configuration of a job that was created through this API.
 CONFIG_NAME = "fine_tuning.job"
 _GRADER = "method.reinforcement.grader"
 
 
 class ReadRequest(NamedTuple):
-    """A request as a job. config: of our schema, as JSON. problems: those that the validator would find."""
+    """A request as a job. config: in our schema, as JSON. problems: the problems that the validator would find."""
 
     kind: Kind
     config: bytes
@@ -39,7 +39,7 @@ class ReadRequest(NamedTuple):
 
 
 async def check_grader(gateway: Gateway, org: str, body: FineTuningRequest, *, size: int) -> list[Problem]:
-    """Return what is wrong with a request's grader. size: bytes of the request."""
+    """Return the problems of a request's grader. size: bytes of the request."""
     python = gateway.settings.python_graders
     try:
         await _work(gateway, org, _read_grader, _grader(body), python, size=_cost(body, size), task="read the grader")
@@ -51,9 +51,10 @@ async def check_grader(gateway: Gateway, org: str, body: FineTuningRequest, *, s
 async def read_request(
     gateway: Gateway, org: str, body: FineTuningRequest, rows: dict[str, int], *, size: int
 ) -> ReadRequest:
-    """Translate a request, and look for every problem that the validator would find, at the fields of the request.
+    """Translate a request, and find every problem that the validator would find, by the fields of the request.
 
-    rows: of the files of a graded job, by the fields that name them. size: bytes of the request. Raises `UserError`.
+    rows: the number of rows of a graded job's files, by the fields that name them. size: bytes of the request.
+    Raises `UserError`.
     """
     settings = gateway.settings
     rules = (rows, settings.judge_provider or "synth", settings.python_graders, gateway.registry)
@@ -61,10 +62,10 @@ async def read_request(
 
 
 async def resolve_rows(gateway: Gateway, org: str, rows: Sequence[JobRow]) -> list[SftJob | RlJob | None]:
-    """Return each job with every default applied: as it was validated, or, before that, as it will be.
+    """Return each job with every default applied: as it was validated, or before validation, as it will be.
 
-    None: a job of another version, one that is about to be rejected, one that did not come through this API, and one
-    that takes too long to resolve: a list is returned without its hyperparameters.
+    None: a job of another version, one that is about to be rejected, one that another API created, or one that takes
+    too long to resolve, which a list shows without its hyperparameters.
     """
     jobs: list[SftJob | RlJob | None] = []
     waiting: dict[int, str] = {}
@@ -79,7 +80,7 @@ async def resolve_rows(gateway: Gateway, org: str, rows: Sequence[JobRow]) -> li
             waiting[i] = texts.config
     if waiting:
         configs = [*waiting.values()]
-        # Each takes some 15 ms, and one with code any time.
+        # Each takes about 15 ms; one with code can take any time.
         long = len(configs) > 1 or '"python"' in configs[0]
         task, size = "resolve the jobs", None if long else len(configs[0])
         try:
@@ -96,7 +97,7 @@ async def _work(gateway: Gateway, org: str, function: Any, *args: Any, size: int
 
 
 def _cost(body: FineTuningRequest, size: int) -> int | None:
-    """The size of a request, None if it has code: parsing it takes seconds for each megabyte."""
+    """Return the size of a request, None if it has code: parsing code takes seconds for each megabyte."""
     return None if names_python(_grader(body)) else size
 
 

@@ -1,6 +1,6 @@
-"""The metrics of a job that succeeded, as the CSV file that OpenAI lists among its `result_files`.
+"""The metrics of a succeeded job as the CSV file in OpenAI's `result_files`.
 
-Nothing is stored: the file is made of the job's metrics whenever it is read.
+Nothing is stored: the file is generated from the job's metrics at each read.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from synth.jobs.lifecycle import State
 
 FILENAME = "step_metrics.csv"
 _PREFIX = result_file_id("")
-#: Steps that are read at a time: others are served between two pages.
+#: Steps that are read at a time: other requests are served between two pages.
 _STEPS = 100
 
 
@@ -36,7 +36,7 @@ async def find_result(gateway: Gateway, org: str, file_id: str) -> JobRow | None
 
 
 async def result_object(gateway: Gateway, row: JobRow) -> FileObject:
-    """The file as OpenAI shows one."""
+    """Return the file in OpenAI's shape."""
     size = 0
     async for piece in result_csv(gateway, row):
         size += len(piece)
@@ -52,7 +52,7 @@ async def result_object(gateway: Gateway, row: JobRow) -> FileObject:
 
 
 async def result_csv(gateway: Gateway, row: JobRow) -> AsyncIterator[bytes]:
-    """Yield the rows: one for each step, with OpenAI's names of the losses, and of the other metrics ours."""
+    """Yield the rows, one for each step, with OpenAI's names for the losses and our names for the other metrics."""
     names = gateway.read_model.metric_names(row.job.id)
     columns = list(dict.fromkeys([*losses(dict.fromkeys(names, 0.0)), *names]))
     yield _line(["step", *columns])

@@ -1,4 +1,4 @@
-"""Jobs, checkpoints, files and models in OpenAI's shapes: pure functions of what the read model holds."""
+"""Jobs, checkpoints, files and models in OpenAI's shapes, by pure functions of the read model's rows."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _FILE_FIELDS = ("training_file", "validation_file")
 
 
 class JobError(msgspec.Struct, frozen=True, kw_only=True):
-    """Why a job failed. param: the field of the request that is to blame, where one is."""
+    """The reason why a job failed. param: the field of the request that caused it, if any."""
 
     code: str
     message: str
@@ -32,9 +32,9 @@ class JobError(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FineTuningJob(msgspec.Struct, frozen=True, kw_only=True):
-    """A job as OpenAI shows one. Times are unix seconds.
+    """A job in OpenAI's shape. Times are unix seconds.
 
-    linked_job_id: the failed job that it goes on from. queued_seconds: how long it waited for workers; execution_time:
+    linked_job_id: the failed job that it continues. queued_seconds: how long it waited for workers; execution_time:
     how many seconds it ran, without waits and pauses.
     """
 
@@ -76,7 +76,7 @@ class FineTuningCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FileObject(msgspec.Struct, frozen=True, kw_only=True):
-    """A file as OpenAI shows one. status_details: its first problems."""
+    """A file in OpenAI's shape. status_details: its first problems."""
 
     id: str
     object: str = "file"
@@ -90,7 +90,7 @@ class FileObject(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelObject(msgspec.Struct, frozen=True, kw_only=True):
-    """A model as OpenAI shows one. stand_in: the local model that stands in for its base, where one does."""
+    """A model in OpenAI's shape. stand_in: the local model that replaces its base, if any."""
 
     id: str
     object: str = "model"
@@ -100,7 +100,7 @@ class ModelObject(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def job_object(row: JobRow, resolved: SftJob | RlJob | None) -> FineTuningJob:
-    """A job. resolved: the same with every default applied; None where its configuration is wrong."""
+    """Return a job in OpenAI's shape. resolved: the job with every default applied; None if its config is invalid."""
     job = row.job
     status, now = STATUS[job.state].openai, datetime.now(UTC)
     return FineTuningJob(
@@ -129,18 +129,18 @@ def job_object(row: JobRow, resolved: SftJob | RlJob | None) -> FineTuningJob:
 
 
 def result_file_id(job_id: str) -> str:
-    """The id of the file with the metrics of a job."""
+    """Return the id of the file with the metrics of a job."""
     return f"file-result-{job_id}"
 
 
 def suffix_of(job: Job, resolved: SftJob | RlJob | None) -> str | None:
-    """The label that the request gave its job."""
+    """Return the label that the request gave its job."""
     suffix = (resolved.tags if resolved else job.tags).get("suffix")
     return suffix if isinstance(suffix, str) else None
 
 
 def checkpoint_object(checkpoint: Checkpoint) -> FineTuningCheckpoint:
-    """A checkpoint, with the metrics of its step."""
+    """Return a checkpoint in OpenAI's shape, with the metrics of its step."""
     values = checkpoint.values
     metrics = {"step": float(checkpoint.step)} | losses(values)
     if "reward_mean" in values:
@@ -156,13 +156,13 @@ def checkpoint_object(checkpoint: Checkpoint) -> FineTuningCheckpoint:
 
 
 def losses(values: dict[str, float]) -> dict[str, float]:
-    """A step's losses under OpenAI's names; a validation is always over the whole file."""
+    """Return a step's losses under OpenAI's names; a validation always covers the whole file."""
     named = {"train_loss": "loss", "valid_loss": "validation_loss", "full_valid_loss": "validation_loss"}
     return {theirs: values[ours] for theirs, ours in named.items() if ours in values}
 
 
 def file_object(row: FileRow) -> FileObject:
-    """A file."""
+    """Return a file in OpenAI's shape."""
     file = row.file
     return FileObject(
         id=file.id,
@@ -176,13 +176,13 @@ def file_object(row: FileRow) -> FileObject:
 
 
 def file_problems(file: File) -> str:
-    """The first lines that are wrong, and how many there are."""
+    """Return the first invalid lines, and the number of all of them, as text."""
     first = "; ".join(f"line {p.line} {p.path}: {p.reason}" for p in file.problems[:_PROBLEMS_SHOWN])
     return f"{file.bad_lines} bad lines: {first}"
 
 
 def model_object(model: Model, org: str) -> ModelObject:
-    """A model that a job of this organisation made, or a base."""
+    """Return a model that a job of this organisation made, or a base, in OpenAI's shape."""
     return ModelObject(
         id=model.id,
         created=unix_time(model.created_at) if model.created_at else 0,
@@ -203,11 +203,11 @@ def _error(job: Job, method: Method) -> JobError | None:
 
 
 def _of_a_file(job: SftJob) -> dict[str, Any]:
-    """The hyperparameters of a job on a file: supervised, or DPO."""
+    """Return the hyperparameters of a supervised or DPO job."""
     rates = SFT_RATE if job.dpo is None else DPO_RATE
     return {
         **({"beta": job.dpo.beta} if job.dpo else {}),
-        # Where steps are given they decide, whatever the epochs say.
+        # A number of steps takes precedence over the epochs.
         "n_epochs": job.epochs if job.steps is None else "auto",
         "batch_size": job.batch_size,
         "learning_rate_multiplier": round(job.lr / rates[job.mode], 6),
@@ -216,7 +216,7 @@ def _of_a_file(job: SftJob) -> dict[str, Any]:
 
 
 def method_of(job: SftJob | RlJob | None) -> Method:
-    """The method by which a job learns, as this API names it."""
+    """Return this API's name for the job's training method."""
     if isinstance(job, RlJob):
         return "reinforcement"
     return "supervised" if job is None or job.dpo is None else "dpo"
@@ -244,7 +244,7 @@ def _method(job: SftJob | RlJob | None) -> dict[str, Any] | None:
 
 
 def _effort(job: RlJob) -> str:
-    """The reasoning effort of which this job's bound on thoughts is the nearest."""
+    """Return the reasoning effort that is nearest to this job's limit on thinking."""
     sampling = job.rollout.sampling
     if not sampling.thinking or sampling.thinking_budget is None:
         return "default"
@@ -292,7 +292,7 @@ def _seeds(seeds: list[int] | range) -> str:
 
 
 def _estimate(row: JobRow, now: datetime) -> int | None:
-    """When the job ends if each step takes as long as those so far, waits and pauses not counted; unix seconds."""
+    """Estimate the job's end from the time of its steps so far, without waits and pauses; unix seconds."""
     left = row.clock.seconds_left(now, steps=row.job.steps)
     return None if left is None else unix_time(now + timedelta(seconds=left))
 

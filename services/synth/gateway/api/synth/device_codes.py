@@ -1,8 +1,8 @@
-"""The codes by which a person approves a new machine (RFC 8628), without a record of those that nobody approves.
+"""The codes with which a person approves a new machine (RFC 8628); unapproved codes are not stored.
 
-A device code is random, names its end and is signed. Its user code follows from it: eight characters, and four that
-prove that the cluster made the eight. So a mistyped or invented user code is refused, and an unapproved code costs no
-memory.
+A device code is random, contains its expiry time and is signed. Its user code is derived from it: eight characters, and
+four that prove that the cluster made the eight. So a mistyped or invented user code is refused, and an unapproved code
+costs no memory.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from synth.service_secrets import DerivedSecret, Keyring
 LIFETIME_S = 600
 _USE = "device codes"
 _MAC_LENGTH = 32
-#: Crockford's base 32: no letter that looks like a digit, and no U.
+#: Crockford's base 32, which has no letter that looks like a digit, and no U.
 _LETTERS = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
 _LOOK_ALIKES = str.maketrans("OIL", "011")
 _DEVICE_CODE = re.compile(rf"([0-9a-f]{{1,16}}-[0-9a-f]{{32}})-([0-9a-f]{{{_MAC_LENGTH}}})")
@@ -29,7 +29,7 @@ _DEVICE_CODE = re.compile(rf"([0-9a-f]{{1,16}}-[0-9a-f]{{32}})-([0-9a-f]{{{_MAC_
 
 @dataclass(frozen=True)
 class DeviceCode:
-    """A code of this cluster. user_code: what its user reads and types; expires_at: unix seconds."""
+    """A code of this cluster. user_code: the code that its user reads and types; expires_at: unix seconds."""
 
     text: str
     user_code: str
@@ -37,7 +37,7 @@ class DeviceCode:
 
 
 def new_device_code(keyring: Keyring) -> DeviceCode:
-    """Make a device code that ends after `LIFETIME_S`."""
+    """Make a device code that expires after `LIFETIME_S`."""
     expires_at = int(time.time()) + LIFETIME_S
     body = f"{expires_at:x}-{secrets.token_hex(16)}"
     return _signed(keyring.current, body, expires_at)

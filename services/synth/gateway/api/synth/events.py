@@ -1,6 +1,7 @@
-"""A job's events for the Synth API: the shown ones, by page and as a stream.
+"""A job's events for the Synth API: the shown events, as pages and as a stream.
 
-Invariant. An event is shown once the read model has it: who sees a job's last event finds its end in the job too.
+Invariant. An event is shown only after the read model has it, so a client that gets a job's last event also finds the
+job ended.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ async def read_events(gateway: Gateway, row: JobRow, span: Span, *, limit: int) 
 async def read_newest_events(gateway: Gateway, row: JobRow, span: Span, *, limit: int) -> list[SynthEvent]:
     """Read the last `limit` shown events of a range, in their order.
 
-    The log is read forward only, so it is read from ever further back, twice as far each time, until there are enough.
+    The log can only be read forwards, so each read begins twice as far back until there are enough events.
     """
     gateway.hub.note_asked(row.job.id)
     start = max(span.after, row.created_seq - 1)
@@ -104,7 +105,7 @@ async def _stream(gateway: Gateway, caller: ApiKey, row: JobRow, span: Span) -> 
 
 
 def _has_ended(gateway: Gateway, row: JobRow, *, at: int) -> bool:
-    """Return whether the job's end is not behind this sequence. One that failed may have been resumed since."""
+    """Return whether the job ended at or before this sequence. A failed job may have been resumed since."""
     now = gateway.read_model.job(row.org, row.job.id)
     return now is None or (now.ended_seq is not None and now.ended_seq <= at)
 

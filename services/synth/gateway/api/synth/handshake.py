@@ -1,4 +1,4 @@
-"""The handshake of `synth-ai setup`: a new machine requests keys, and a person who has a key approves it.
+"""The handshake of `synth-ai setup`: a new machine requests keys, and a person with a key approves it.
 
 The client opens a page that shows a code. `synthctl setup --approve CODE` approves it for the organisation of the
 caller's key. The client's next poll then makes an API key and an environment key, and returns them once. Nothing is
@@ -71,7 +71,7 @@ class ApprovalBody(BaseModel):
 
 @router.post(f"{_PATH}/init", summary="Request keys for this machine")
 async def init(request: Request, gateway: GatewayDep) -> Response:
-    """Needs no key. Open `verification_uri`, and poll `token` with the `device_code` until it is approved."""
+    """Start a handshake without a key. Open `verification_uri`, and poll `token` until the code is approved."""
     code = new_device_code(_keyring(gateway))
     page = request.url.replace(path=HANDSHAKE_PATH, query=f"code={code.user_code}")
     return json_response(
@@ -87,7 +87,7 @@ async def init(request: Request, gateway: GatewayDep) -> Response:
 
 @router.get(_PATH, summary="The page that shows the code of a machine", response_class=HTMLResponse)
 async def page(code: str, gateway: GatewayDep) -> Response:
-    """For a browser."""
+    """Return the page for a browser."""
     user_code = _read_user_code(gateway, code)
     headers = {"Cache-Control": "no-store", "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'"}
     return HTMLResponse(_PAGE.format(code=user_code, minutes=LIFETIME_S // 60), headers=headers)
@@ -95,7 +95,7 @@ async def page(code: str, gateway: GatewayDep) -> Response:
 
 @router.post(f"{_PATH}/token", summary="The keys of an approved machine")
 async def token(body: TokenBody, gateway: GatewayDep, passage: PassageDep) -> Response:
-    """Needs no key. Returns 428 until the code is approved, then the keys, once; 410 for a code that has expired."""
+    """Return 428 until the code is approved, then the keys, once; 410 for an expired code. Needs no key."""
     try:
         code = read_device_code(body.device_code, _keyring(gateway))
     except InvalidKey as error:
@@ -132,7 +132,10 @@ async def token(body: TokenBody, gateway: GatewayDep, passage: PassageDep) -> Re
 
 @router.post("/keys/approve", summary="Approve a machine that requests keys", responses=returns(ApprovedDevice))
 async def approve(body: ApprovalBody, caller: CurrentKey, gateway: GatewayDep, passage: PassageDep) -> Response:
-    """It gets an API key of your organisation with `read`, `write` and `inference`, and an environment key."""
+    """Approve a machine: it gets an API key of your organisation and an environment key.
+
+    The API key has the scopes `read`, `write` and `inference`.
+    """
     require_scope(caller, *_SCOPES)
     user_code = _read_user_code(gateway, body.code)
     live = [key for key in await gateway.secrets.api_keys(caller.org) if key.active]

@@ -1,4 +1,4 @@
-"""The Synth API's routes of one job. It is found below every family's path, whichever kind it is."""
+"""The Synth API's routes of one job, which has a path in every family for every kind of job."""
 
 from __future__ import annotations
 
@@ -87,19 +87,19 @@ def _job_route(method: str, path: str, summary: str, answer: type | None = None)
 
 @_job_route("GET", "", "One job", SynthJob)
 async def get_job(job_id: str, caller: CurrentKey, gateway: GatewayDep) -> Response:
-    """The job, with its configuration as it was sent."""
+    """Return a job, with its configuration as it was sent."""
     return await _job_response(gateway, await gateway.job(caller.org, job_id))
 
 
 @_job_route("POST", "/start", "Start a job", SynthJob)
 async def start_job(job_id: str, caller: CurrentKey, gateway: GatewayDep) -> Response:
-    """A job starts when it is created: this changes nothing, however often it is called."""
+    """Return a job. A job starts when it is created, so this request changes nothing."""
     return await _job_response(gateway, await gateway.job(caller.org, job_id))
 
 
 @_job_route("POST", "/cancel", "Cancel a job", SynthJob)
 async def cancel(job_id: str, caller: CurrentKey, gateway: GatewayDep) -> Response:
-    """Repeating it changes nothing; a job that has ended otherwise is a 409."""
+    """Cancel a job. Repeating it changes nothing; a job that has ended otherwise returns 409."""
     row = await cancel_job(gateway, caller, job_id, named=lambda state: STATUS[state].synth)
     ended = row.job.state is State.CANCELLED
     return await _job_response(
@@ -109,14 +109,14 @@ async def cancel(job_id: str, caller: CurrentKey, gateway: GatewayDep) -> Respon
 
 @_job_route("GET", "/status", "A job's status", SynthStatus)
 async def get_status(job_id: str, caller: CurrentKey, gateway: GatewayDep) -> Response:
-    """The status, and how long the job was queued and ran."""
+    """Return the status, and how long the job was queued and ran."""
     row = await gateway.job(caller.org, job_id)
     return json_response(status_view(row))
 
 
 @_job_route("GET", "/config", "A job's configuration")
 async def get_config(job_id: str, caller: CurrentKey, gateway: GatewayDep) -> Response:
-    """As it was sent, and `resolved`: with every default applied, once it is validated."""
+    """Return the configuration as it was sent, and after validation `resolved`, with every default applied."""
     row = await gateway.job(caller.org, job_id)
     texts = await gateway.texts(row.job.id)
     resolved = (texts.validated or {}).get("job") if texts else None
@@ -135,9 +135,9 @@ async def get_events(
     run: Run = None,
     limit: Limit = 200,
 ) -> Response:
-    """A page: the first events after a `seq` or an event id, and the newest ones where neither is given.
+    """Return a page: the first events after a `seq` or an event id, and the newest events without either.
 
-    With `Accept: text/event-stream` the past and then the present, one `data:` line an event.
+    With `Accept: text/event-stream`, stream past and then new events, one `data:` line for each event.
     """
     row = await gateway.job(caller.org, job_id)
     places = [_parse_cursor(name, place) for name, place in (("since", since), ("after", after))]
@@ -164,10 +164,10 @@ async def get_metrics(
     run: Run = None,
     limit: Annotated[int, Query(ge=1, le=100_000, description="Steps, each with all its values")] = 200,
 ) -> Response:
-    """Ascending by step: the first ones after `after_step`, without it the latest ones.
+    """Return points in ascending order of step: the first points after `after_step`, without it the latest points.
 
-    What an evaluation measures is published with the step after it, so that who goes on from the last step that it
-    has seen misses nothing.
+    The values of an evaluation are published with the step after it, so a client that continues from the last step
+    that it has seen misses nothing.
     """
     row = await gateway.job(caller.org, job_id)
     since, until = None, None
@@ -183,7 +183,7 @@ async def get_metrics(
 
 @_job_route("GET", "/timeline", "The phases of a job", SynthTimeline)
 async def get_timeline(job_id: str, caller: CurrentKey, gateway: GatewayDep, limit: Limit = 1000) -> Response:
-    """From its creation to its end: the last `limit` ones."""
+    """Return the last `limit` phases between the job's creation and its end."""
     row = await gateway.job(caller.org, job_id)
     phases = [phase for fact in await read_facts(gateway, row) if (phase := phase_view(fact, row.job.kind))]
     return json_response(SynthTimeline(events=phases[-limit:], timeline=phases[-limit:]))
@@ -193,7 +193,7 @@ async def get_timeline(job_id: str, caller: CurrentKey, gateway: GatewayDep, lim
 async def get_checkpoints(
     job_id: str, caller: CurrentKey, gateway: GatewayDep, limit: Limit = 10, after: str | None = None
 ) -> Response:
-    """Those that are still there, newest first. `after`: go on after this checkpoint's id."""
+    """List the checkpoints that exist, newest first. `after`: continue after this checkpoint's id."""
     row = await gateway.job(caller.org, job_id)
     found = [checkpoint_view(checkpoint) for checkpoint in gateway.read_model.checkpoints(row.job.id)]
     found = items_after(found, after, kind="checkpoint", id_of=lambda checkpoint: checkpoint.id)
@@ -202,7 +202,7 @@ async def get_checkpoints(
 
 @router.get("/jobs/{job_id}/runs", summary="The attempts at a job", responses=returns(SynthRuns))
 async def get_runs(job_id: str, caller: CurrentKey, gateway: GatewayDep) -> Response:
-    """One for each time that a worker took it."""
+    """List the attempts, one for each time that a worker took the job."""
     row = await gateway.job(caller.org, job_id)
     return json_response(SynthRuns(runs=runs_view(row)))
 

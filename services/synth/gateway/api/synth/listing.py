@@ -1,4 +1,4 @@
-"""The Synth API's lists of jobs, and the moments that its clients write."""
+"""The Synth API's lists of jobs, and the times in its clients' requests."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from synth.gateway.read_model.filters import JobFilter
 router = APIRouter(tags=["synth api"])
 
 _KINDS = {"sft_offline": "sft", "sft": "sft", "rl_online": "rl", "rl": "rl", "eval": "eval"}
-# Within what 64 bits of nanoseconds hold.
+# The range of nanoseconds in 64 bits.
 _EARLIEST = datetime(1970, 1, 1, tzinfo=UTC)
 _LATEST = datetime(2262, 1, 1, tzinfo=UTC)
 
 
 class Filters(BaseModel):
-    """What a list of jobs is asked for; a moment is ISO 8601, or seconds since 1970."""
+    """The filters of a list of jobs. A time is ISO 8601, or seconds since 1970."""
 
     status: Literal["queued", "running", "succeeded", "failed", "cancelled"] | None = None
     type: Literal["sft_offline", "sft_online", "rl_online", "dpo", "sft", "rl", "eval"] | None = None
@@ -48,19 +48,19 @@ FilterQuery = Annotated[Filters, Query()]
 
 @router.get("/learning/jobs", summary="Jobs of every kind, newest first", responses=returns(SynthJobs))
 async def jobs(filters: FilterQuery, caller: CurrentKey, gateway: GatewayDep) -> Response:
-    """Jobs without their configurations."""
+    """List jobs of every kind, without their configurations."""
     return await _list_jobs(gateway, caller, filters, None)
 
 
 @router.get("/rl/jobs", summary="RL jobs, newest first", responses=returns(SynthJobs))
 async def rl_jobs(filters: FilterQuery, caller: CurrentKey, gateway: GatewayDep) -> Response:
-    """Jobs without their configurations."""
+    """List RL jobs without their configurations."""
     return await _list_jobs(gateway, caller, filters, "rl")
 
 
 @router.get("/sft/jobs", summary="SFT jobs, newest first", responses=returns(SynthJobs))
 async def sft_jobs(filters: FilterQuery, caller: CurrentKey, gateway: GatewayDep) -> Response:
-    """Jobs without their configurations."""
+    """List SFT jobs without their configurations."""
     return await _list_jobs(gateway, caller, filters, "sft")
 
 
@@ -72,7 +72,7 @@ def parse_time(name: str, text: str | None) -> datetime | None:
         try:
             given = datetime.fromtimestamp(float(text), UTC)
         except ValueError:
-            # A plus of an address that nobody has quoted arrives as a space.
+            # A plus that is not quoted in the URL arrives as a space.
             given = datetime.fromisoformat(text.strip().replace(" ", "+") if "T" in text else text)
             given = given if given.tzinfo else given.replace(tzinfo=UTC)
         return min(max(given, _EARLIEST), _LATEST)

@@ -1,4 +1,4 @@
-"""Fine-tuned models in the shape that the Synth clients list them."""
+"""Routes of fine-tuned models, in the shape that the Synth clients read."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _After = Annotated[str | None, Query(description="Go on after this model's id")]
 async def list_models(
     caller: CurrentKey, gateway: GatewayDep, limit: _Limit = MAX_MODELS, after: _After = None
 ) -> Response:
-    """The models that your jobs made."""
+    """List the models that your jobs made."""
     return _list_response(caller.org, *list_made_models(gateway, caller.org, limit=limit, after=after))
 
 
@@ -33,19 +33,19 @@ async def list_models(
 async def list_rl_models(
     caller: CurrentKey, gateway: GatewayDep, limit: _Limit = MAX_MODELS, after: _After = None
 ) -> Response:
-    """Those whose id begins with `rl:`."""
+    """List the models whose id begins with `rl:`."""
     return _list_response(caller.org, *list_made_models(gateway, caller.org, limit=limit, after=after, prefix="rl"))
 
 
 @router.get("/learning/models/{model_id:path}", summary="One model", responses=returns(SynthModel))
 async def get_model(model_id: str, caller: CurrentKey, gateway: GatewayDep) -> Response:
-    """A fine-tuned model, a checkpoint or a base; the id may hold slashes and colons."""
+    """Return a fine-tuned model, a checkpoint or a base; the id may contain slashes and colons."""
     return json_response(_synth_model(find_model(gateway, caller.org, model_id), caller.org))
 
 
 def _list_response(org: str, models: list[Model], more: bool) -> Response:
     rows = [_synth_model(model, org) for model in models]
-    # Under both names, because one client reads `data` and another `models`.
+    # Send both names, because one client reads `data` and another `models`.
     return json_response({"object": "list", "data": rows, "models": rows, "has_more": more})
 
 

@@ -1,8 +1,8 @@
-"""From the bodies that the published clients send to a job in our own schema, which the validator reads like any other.
+"""The conversion of the published clients' bodies to jobs in our own schema, which the validator reads like any other.
 
-Only the shape of a request is checked here: what the configuration says is the validator's business, so that a wrong
-one is answered alike whoever sent it. A client has asked for its `--allow-experimental` before it sends anything, and
-does not pass it on: here an experimental model is allowed.
+Only the shape of a request is checked here. The validator checks the content of the configuration, so that every client
+gets the same response to an invalid one. A client checks its `--allow-experimental` before it sends a request and does
+not pass it on, so an experimental model is allowed here.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from synth.jobs.parse.toml import read_toml
 
 Table = dict[str, Any]
 
-#: Names of hyperparameters that scripts use, beside our own.
+#: Names of hyperparameters that scripts use, in addition to our own.
 _HYPERPARAMETERS = {
     "epochs": "n_epochs",
     "num_epochs": "n_epochs",
@@ -47,12 +47,12 @@ _VALIDATION = (
     "greater_is_better",
 )
 _SFT_TYPES = ("sft_offline", "sft", "fft", "qft", "dpo")
-#: What an older client sends beside the configuration that holds the same.
+#: The tables that an older client sends in addition to the configuration, which has the same tables.
 _COPIES = ("training", "evaluation", "rollout", "topology", "vllm")
 
 
 class JobRequest(NamedTuple):
-    """A job to create; environment_key: the task app's key that came with it, which no event may carry."""
+    """A job to create. environment_key: the task app's key in the request, which must not be in an event."""
 
     created: JobCreated
     environment_key: str | None = None
@@ -67,7 +67,7 @@ def read_body(body: bytes) -> Table:
 
 
 def parse_rl_job(body: Table) -> JobRequest:
-    """`POST /rl/jobs`: `data` with the whole TOML as `config`, or the same keys without a `data` around them."""
+    """Parse `POST /rl/jobs`: `data` with the whole TOML as `config`, or the same keys without `data` around them."""
     data = _table(body, "data") if "data" in body else body
     place = "data." if "data" in body else ""
     kind = _text(body, "job_type") or "rl"
@@ -97,7 +97,7 @@ def parse_rl_job(body: Table) -> JobRequest:
 
 
 def parse_sft_job(body: Table) -> JobRequest:
-    """`POST /learning/jobs`, `/sft/jobs`: a model, a file, hyperparameters, and what the client made of a TOML."""
+    """Parse `POST /learning/jobs`, `/sft/jobs`: a model, a file, hyperparameters, and tables of the client's TOML."""
     kind = _text(body, "training_type") or "sft_offline"
     if kind not in _SFT_TYPES:
         raise _bad_field(
@@ -115,7 +115,7 @@ def parse_sft_job(body: Table) -> JobRequest:
     files = data.pop("validation_files", None)
     config: Table = {"training": training, "hyperparameters": hyper, "data": data}
     if kind == "dpo":
-        # What is trained of the model is said by the other keys.
+        # The other keys state which weights are trained.
         config["algorithm"] = {"type": "offline", "method": "dpo", "variety": "fft"}
     if lora:
         config["lora"] = lora
@@ -135,7 +135,7 @@ def parse_sft_job(body: Table) -> JobRequest:
 
 
 def _rl_config(data: Table, place: str) -> Table:
-    """The configuration: parsed, else as text, else none at all, and then the validator says what it lacks."""
+    """Return the configuration, sent parsed or as text; empty without one, and the validator reports what it lacks."""
     if data.get("config") is not None:
         return dict(_table(data, "config", place))
     text = _text(data, "config_toml", place)
@@ -152,7 +152,7 @@ def _rl_config(data: Table, place: str) -> Table:
 
 
 def _split_hyperparameters(given: Table) -> tuple[Table, Table, Table]:
-    """Hyperparameters under our names, those of the adapter, those of the validation."""
+    """Split hyperparameters, under our names, into general ones, the adapter's, and the validation's."""
     hyper, lora, validation = Table(), Table(), Table()
     for name, value in given.items():
         if value is None:
@@ -167,7 +167,7 @@ def _split_hyperparameters(given: Table) -> tuple[Table, Table, Table]:
 
 
 def _create(kind: str, config: Table, *, body: Table, kept: tuple[str, ...], **fields: Any) -> JobCreated:
-    """The job; kept: what else of the body is given back with it, as metadata."""
+    """Return the job. kept: other fields of the body that are returned with it, as metadata."""
     beside = body if "data" not in body else body | _table(body, "data")
     metadata = fields.pop("metadata", Table()) | _table(body, "metadata")
     metadata |= {name: beside[name] for name in kept if beside.get(name) is not None}
@@ -197,7 +197,7 @@ def _table(holder: Table, name: str, place: str = "") -> Table:
 
 
 def _text(holder: Table, name: str, place: str = "") -> str | None:
-    """The text under a name; None where there is none, or an empty one. Raises UserError for another type."""
+    """Return the text under a name; None if it is missing or empty. Raises UserError for another type."""
     value = holder.get(name)
     if value is not None and (not isinstance(value, str) or len(value) > MAX_CONFIG_BYTES):
         raise _bad_field(f"{name} is {str(value)[:40]!r}", f"{place}{name}", expected="a text")

@@ -1,4 +1,4 @@
-"""The shapes of the Synth API. A job and an event bear each fact under every name that one client or another reads."""
+"""The shapes of the Synth API. A job and an event have each value under every name that any client reads."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from synth.gateway.presentation.vocabulary import Level
 class SynthJob(msgspec.Struct, frozen=True, kw_only=True):
     """A job in the Synth API. status: queued, running, succeeded, failed or cancelled.
 
-    model: what is trained; fine_tuned_model: the result. config: as it was sent, null in a list. stand_in: the local
-    model whose weights really run under the model's id. message: what a request did. queued_seconds: how long it
+    model: the trained model; fine_tuned_model: the result. config: as it was sent, null in a list. stand_in: the local
+    model whose weights really run under the model's id. message: the effect of a request. queued_seconds: how long it
     waited for workers; execution_time: how many seconds it ran, without waits and pauses. A client prints the first 600
-    characters of a job that has ended, so what came of it is first.
+    characters of a job that has ended, so its result comes first.
     """
 
     id: str
@@ -68,7 +68,7 @@ class SynthEvent(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SynthPoint(msgspec.Struct, frozen=True, kw_only=True):
-    """A value of a metric in the Synth API. data.measured_at_step: where an evaluation's version is from."""
+    """A value of a metric in the Synth API. data.measured_at_step: the step of the evaluated version."""
 
     name: str
     step: int
@@ -90,7 +90,7 @@ class SynthPhase(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SynthRun(msgspec.Struct, frozen=True, kw_only=True):
-    """An attempt at a job in the Synth API. duration_seconds: until its end, or until it was seen last if it died."""
+    """An attempt at a job in the Synth API. duration_seconds: until its end, or its last sign of life if it died."""
 
     id: str
     run_number: int
@@ -103,7 +103,7 @@ class SynthRun(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SynthCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
-    """A checkpoint in the Synth API. id: what it serves under."""
+    """A checkpoint in the Synth API. id: the model id under which it serves."""
 
     id: str
     object: str = "checkpoint"
@@ -134,7 +134,7 @@ class SynthPoints(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SynthTimeline(msgspec.Struct, frozen=True, kw_only=True):
-    """Phases in their order, under both names that clients read them by."""
+    """Phases in their order, under both names that clients read."""
 
     events: list[SynthPhase]
     timeline: list[SynthPhase]
@@ -155,7 +155,7 @@ class SynthCheckpoints(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SynthStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """A job's status, and for how many seconds it was queued and ran."""
+    """A job's status, and how many seconds it was queued and ran."""
 
     job_id: str
     status: str

@@ -1,4 +1,4 @@
-"""Environment keys as the Synth clients bring them: sealed for the cluster, so that no proxy on the way reads them."""
+"""Routes for environment keys from Synth clients, which seal them for the cluster so that no proxy can read them."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ router = APIRouter(tags=["account"])
 
 _NAME = "ENVIRONMENT_API_KEY"
 _ALGORITHM = "libsodium.sealedbox.v1"
-# Of the longest key in a sealed box (an ephemeral public key and an authentication code before it), as base64, with
-# line breaks.
+# The size for the longest key in a sealed box (an ephemeral public key and an authentication code before it), as
+# base64, with line breaks.
 _MAX_CIPHERTEXT = 2 * (MAX_ENVIRONMENT_KEY_BYTES + 32 + 16)
 
 
@@ -38,14 +38,14 @@ class SealedKey(BaseModel):
 
 @router.get("/v1/crypto/public-key", summary="The key to seal secrets with for this cluster")
 async def public_key(caller: CurrentKey, gateway: GatewayDep) -> Response:
-    """A base64 X25519 key; it stays the same as long as the cluster's secret."""
+    """Return a base64 X25519 key; it changes only with the cluster's secret."""
     keyring = gateway.service.secrets[Purpose.CLIENTS]
     return json_response({"public_key": sealing_key(keyring), "alg": _ALGORITHM})
 
 
 @router.post("/v1/env-keys", status_code=201, summary="Keep a sealed key of your task app")
 async def add_sealed_key(body: SealedKey, caller: CurrentKey, gateway: GatewayDep, passage: PassageDep) -> Response:
-    """The same as `POST /api/environment-keys` without an address, for a key that was sealed with the public key."""
+    """Store a key that was sealed with the public key, as `POST /api/environment-keys` without an address does."""
     if body.name != _NAME:
         raise _bad_field("name", f"the name is {body.name!r}", expected=_NAME)
     try:
@@ -62,7 +62,7 @@ async def add_sealed_key(body: SealedKey, caller: CurrentKey, gateway: GatewayDe
 
 @router.get("/v1/env-keys/verify", summary="Whether your organisation has a task-app key")
 async def verify(caller: CurrentKey, gateway: GatewayDep) -> Response:
-    """`present`, and the public ids of all of them."""
+    """Return `present`, and the public ids of all keys."""
     keys = await gateway.secrets.environment_keys(caller.org)
     return json_response({"present": bool(keys), "name": _NAME, "ids": [key.id for key in keys]})
 

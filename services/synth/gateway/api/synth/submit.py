@@ -1,4 +1,4 @@
-"""The Synth API's ways to create a job. A job starts by itself, so `/start` has nothing left to do."""
+"""The Synth API's routes that create a job. A job starts by itself, so `/start` changes nothing."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ Key = Annotated[str | None, Header(alias="Idempotency-Key", min_length=1, max_le
 async def create_rl_job(
     request: Request, caller: CurrentKey, gateway: GatewayDep, passage: PassageDep, key: Key = None
 ) -> Response:
-    """The same `Idempotency-Key` is the same job.
+    """Create an RL job. The same `Idempotency-Key` returns the same job.
 
-    `data.config` is the whole TOML, `data.model` and `data.endpoint_base_url` take the place of what it says.
+    `data.config` is the whole TOML; `data.model` and `data.endpoint_base_url` override its values.
     """
     job = parse_rl_job(read_body(await request.body()))
     if job.environment_key is not None:
         url = job.created.task_url
-        # What is no address is the validator's to say, so that a wrong job is answered alike whatever it brings.
+        # The validator reports an invalid address, so that the response does not depend on the key in the request.
         url = url if url is not None and origin_of(url) else None
         passage.about = (await store_environment_key(gateway, caller, job.environment_key, url=url)).id
     return await _submit(gateway, caller, job, route="/api/rl/jobs", key=key)
@@ -53,7 +53,10 @@ async def create_rl_job(
 @router.post("/learning/jobs", status_code=201, summary="Create an SFT job", responses=_ANSWERS, openapi_extra=_BODY)
 @router.post("/sft/jobs", status_code=201, summary="Create an SFT job", responses=_ANSWERS, openapi_extra=_BODY)
 async def create_sft_job(request: Request, caller: CurrentKey, gateway: GatewayDep, key: Key = None) -> Response:
-    """`model`, `training_file_id` (or `training_file`), `hyperparameters`, `metadata.effective_config`."""
+    """Create an SFT job from `model`, `training_file_id` (or `training_file`), `hyperparameters` and `metadata`.
+
+    The tables of the client's TOML are in `metadata.effective_config`.
+    """
     job = parse_sft_job(read_body(await request.body()))
     for name, file in (("training_file", job.created.training_file), ("validation_file", job.created.validation_file)):
         _reject_failed_file(gateway, caller.org, name, file)
@@ -67,7 +70,7 @@ async def _submit(gateway: Gateway, caller: ApiKey, job: JobRequest, *, route: s
 
 
 def _reject_failed_file(gateway: Gateway, org: str, name: str, id: str | None) -> None:
-    """Raises a 400 with the lines of a file that cannot be trained on; one that is still read is waited for."""
+    """Raise a 400 with the invalid lines of a file. A file that is still being checked is not refused."""
     row = gateway.read_model.file(org, id) if id else None
     if row is None or row.file.status != "failed":
         return

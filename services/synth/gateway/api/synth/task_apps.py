@@ -1,4 +1,7 @@
-"""Looking at a task app before a job is submitted: asked of the verifier, which may call what users name."""
+"""The route that checks a task app before a job is submitted.
+
+The verifier does the work, because it may call addresses that users name.
+"""
 
 from __future__ import annotations
 
@@ -32,10 +35,10 @@ class Endpoint(BaseModel):
 
 @router.post("/rl/verify_task_app", summary="Whether a task app works, with the keys that you have for it")
 async def verify_task_app(body: Endpoint, caller: CurrentKey, gateway: GatewayDep, passage: PassageDep) -> Response:
-    """`any_ok`: an environment key of yours opens it. `attempts`: what came of each, by the key's public id.
+    """Check a task app. `any_ok`: one of your environment keys opens it. `attempts`: each result, by the public key id.
 
-    Only keys that belong to its address are sent there, and those without one that the same API key has stored and that
-    were offered to no other address.
+    Only keys that belong to its address are sent there, and keys without an address that the same API key has stored
+    and that were sent to no other address.
     """
     url = body.endpoint_base_url.strip().rstrip("/")
     if fault := base_url_fault(url):
@@ -49,13 +52,13 @@ async def verify_task_app(body: Endpoint, caller: CurrentKey, gateway: GatewayDe
     report = await ask(gateway.bus, VERIFY, question, TaskAppReport, within=ANSWER_WITHIN_S)
     opened = next((attempt.key_id for attempt in report.attempts if attempt.ok and attempt.key_id), None)
     if opened is not None:
-        # It may have become the app's own.
+        # The key may have become bound to the app's address.
         passage.about = f"{opened}/{origin_of(url)}"
     return json_response(_report_body(report, url))
 
 
 def _report_body(report: TaskAppReport, url: str) -> dict[str, Any]:
-    # Clients print the first thousand characters of it, so the reason comes first.
+    # Clients print the first thousand characters of the body, so the reason comes first.
     return {
         "any_ok": any(attempt.ok for attempt in report.attempts),
         "detail": _summarise(report, url),

@@ -1,4 +1,4 @@
-"""Jobs, events, metrics and timelines in the Synth API's shapes: pure functions of our own views."""
+"""Jobs, events, metrics and timelines in the Synth API's shapes, by pure functions of our own views."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ _TRAINING_TYPE = {"sft": "sft_offline", "rl": "rl_online", "eval": "eval"}
 _HYPERPARAMETERS = {"sft": "hyperparameters", "rl": "training"}
 
 
-#: What a fact of a job's life is called in its timeline. A cancelled job ends by its status alone: clients would
-#: take the word for a failure.
+#: The names of a job's lifecycle facts in its timeline. Clients would read "cancelled" as a failure, so only the
+#: status of a cancelled job shows it.
 PHASES = {
     "job.created": "created",
     "job.validated": "validated",
@@ -49,9 +49,9 @@ PHASES = {
 
 
 def job_view(row: JobRow, config: str | None = None, *, message: str | None = None) -> SynthJob:
-    """A job; config: its text as it was submitted.
+    """Return a job in the Synth API's shape. config: its text as it was submitted.
 
-    `updated_at` moves with the job's state alone: a client prints a status line whenever it does.
+    `updated_at` changes only with the job's state, because a client prints a status line at each change.
     """
     job, status = row.job, status_view(row)
     sent = as_sent(config)
@@ -92,7 +92,7 @@ def job_view(row: JobRow, config: str | None = None, *, message: str | None = No
 
 
 def status_view(row: JobRow) -> SynthStatus:
-    """The status of a job."""
+    """Return the status of a job."""
     status = STATUS[row.job.state].synth
     times, now = row.job.times, datetime.now(UTC)
     return SynthStatus(
@@ -105,7 +105,7 @@ def status_view(row: JobRow) -> SynthStatus:
 
 
 def as_sent(config: str | None) -> Any:
-    """The configuration as it was sent: JSON is parsed, a TOML stays text."""
+    """Return the configuration as it was sent: parsed JSON, or the text of a TOML."""
     if config is None:
         return None
     try:
@@ -115,7 +115,7 @@ def as_sent(config: str | None) -> Any:
 
 
 def event_view(recorded: Recorded, kind: str | None) -> SynthEvent | None:
-    """An event of a job of this kind; None for one that is not shown."""
+    """Return an event of a job of this kind; None for an event that is not shown."""
     words = describe_event(recorded, kind)
     if words is None:
         return None
@@ -134,7 +134,7 @@ def event_view(recorded: Recorded, kind: str | None) -> SynthEvent | None:
 
 
 def point_view(point: PublishedPoint, job_id: str) -> SynthPoint:
-    """A point of a job's metrics."""
+    """Return a point of a job's metrics."""
     name = metric_name(point.name)
     late = point.measured != point.step
     return SynthPoint(
@@ -149,7 +149,7 @@ def point_view(point: PublishedPoint, job_id: str) -> SynthPoint:
 
 
 def phase_view(recorded: Recorded, kind: str | None) -> SynthPhase | None:
-    """A lifecycle fact in the timeline; None for an event that is none."""
+    """Return a lifecycle fact's entry in the timeline; None for another event."""
     phase, words = PHASES.get(recorded.type), describe_event(recorded, kind)
     if phase is None or words is None:
         return None
@@ -172,7 +172,7 @@ class RunBounds(NamedTuple):
 
 
 def find_run(facts: list[Recorded], job_id: str, name: str) -> RunBounds | None:
-    """The attempt of this number or id (`runs_view`), from the facts of the job's lifecycle."""
+    """Find the attempt with this number or id (`runs_view`) in the facts of the job's lifecycle."""
     starts = [fact for fact in facts if fact.type == "job.started"]
     for number, start in enumerate(starts, 1):
         if name in (str(number), f"{job_id}:{number}"):
@@ -181,7 +181,7 @@ def find_run(facts: list[Recorded], job_id: str, name: str) -> RunBounds | None:
 
 
 def runs_view(row: JobRow) -> list[SynthRun]:
-    """The attempts at a job, in their order."""
+    """Return the attempts at a job, in their order."""
     job, runs = row.job, row.clock.runs
     return [
         SynthRun(
@@ -201,12 +201,12 @@ def runs_view(row: JobRow) -> list[SynthRun]:
 def _run_status(run: Run, job: Job) -> str:
     if run.ended_at is None:
         return "running"
-    # Another attempt, a pause, or the end of the job: what came first.
+    # An attempt ends with the next attempt, a pause, or the end of the job, whichever comes first.
     return STATUS[job.state].synth if run.ended_at == job.ended_at else "interrupted"
 
 
 def checkpoint_view(checkpoint: Checkpoint) -> SynthCheckpoint:
-    """A checkpoint, its values under the Synth API's names."""
+    """Return a checkpoint, with its values under the Synth API's names."""
     return SynthCheckpoint(
         id=checkpoint.model,
         job_id=checkpoint.job_id,

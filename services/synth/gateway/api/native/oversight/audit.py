@@ -1,4 +1,4 @@
-"""The audit stream: who did or tried what, with which key, and from where."""
+"""The route of the audit stream: each action or attempt, with its key and its address."""
 
 from __future__ import annotations
 
@@ -31,7 +31,10 @@ async def list_audit_records(
         str | None, Query(pattern=r"^[A-Za-z0-9_-]{1,100}$", description="Of one organisation, for an operator")
     ] = None,
 ) -> Response:
-    """Your organisation's, which needs the scope `keys`; with `operator` those of all, also of unknown keys."""
+    """List your organisation's records, with the scope `keys`.
+
+    The scope `operator` gives the records of all organisations, and the records of unknown keys.
+    """
     if org is None and Scope.OPERATOR not in caller.scopes:
         org = caller.org
     if org != caller.org:

@@ -1,4 +1,4 @@
-"""Dead letters of the whole cluster, for its operators: what services could not handle, and what to do about it."""
+"""Routes of the cluster's dead letters, messages that services could not handle, for its operators."""
 
 from __future__ import annotations
 
@@ -31,14 +31,17 @@ async def list_dead_letters(
     after: Annotated[int, Query(ge=0, lt=10**MAX_SEQUENCE_DIGITS)] = 0,
     settled: bool = False,
 ) -> Response:
-    """Of every organisation, so the scope `operator` is needed. settled: also those that were retried or dropped."""
+    """List the dead letters of every organisation, with the scope `operator`.
+
+    settled: include letters that were retried or dropped.
+    """
     found, more = await list_letters(gateway.bus, after=after, limit=limit, open_only=not settled)
     return list_response(found, more=more)
 
 
 @router.get("/{id}", summary="One dead letter, with its payload", responses=returns(DeadLetterPayload))
 async def get_dead_letter(id: _Id, caller: CurrentKey, gateway: GatewayDep, passage: PassageDep) -> Response:
-    """The payload may hold what a user wrote."""
+    """Return a dead letter with its payload, which may contain text that a user wrote."""
     found = await read_letter(gateway.bus, id)
     if found is None:
         raise not_found("dead letter", str(id))
@@ -48,7 +51,7 @@ async def get_dead_letter(id: _Id, caller: CurrentKey, gateway: GatewayDep, pass
 
 @router.post("/{id}/retry", summary="Have a dead letter handled again", responses=returns(SettledLetter))
 async def retry_dead_letter(id: _Id, caller: CurrentKey, gateway: GatewayDep, passage: PassageDep) -> Response:
-    """Its event or its task is queued again, or its parked job is resumed. If it fails again, that is a new letter."""
+    """Queue the letter's event or task again, or resume its parked job. Another failure makes a new letter."""
     settled = await retry_letter(gateway, caller, id)
     passage.org = settled.letter.org
     return json_response(settled)
@@ -56,7 +59,7 @@ async def retry_dead_letter(id: _Id, caller: CurrentKey, gateway: GatewayDep, pa
 
 @router.post("/{id}/drop", summary="Settle a dead letter", responses=returns(SettledLetter))
 async def drop_dead_letter(id: _Id, caller: CurrentKey, gateway: GatewayDep, passage: PassageDep) -> Response:
-    """Nothing more is done about it."""
+    """Settle a dead letter without any further action."""
     settled = await drop_letter(gateway, caller, id)
     passage.org = settled.letter.org
     return json_response(settled)

@@ -1,4 +1,4 @@
-"""A published request to judge a trace, as typed fields, and the trace of it as a transcript."""
+"""The published request to judge a trace, as typed fields, and the conversion of its trace to a transcript."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from synth.judging.settings import MAX_CONCURRENCY, MAX_TIMEOUT_S, MIN_TIMEOUT_S
 from synth.transcripts.plain import to_plain
 from synth.transcripts.transcript import TaskAppAnswer, Transcript, TranscriptStep, TranscriptTurn
 
-#: What only the events of a trace of version 3 have, by what the event is.
+#: The keys that only events of a version 3 trace have, by the kind of the event.
 _CALL_KEYS = ("call_records", "model_name")
 _ENVIRONMENT_KEYS = ("system_state_after", "terminated")
 
 
 class _Open(BaseModel):
-    """Clients send more than is read."""
+    """A body that may have more fields than the gateway reads."""
 
     model_config = ConfigDict(extra="allow", allow_inf_nan=False)
 
 
 class JudgedTaskApp(_Open):
-    """Whose trace it is."""
+    """The task app of a trace."""
 
     id: str
     base_url: str | None = None
 
 
 class JudgeTrace(_Open):
-    """What is judged. event_history: events of a version 3 trace, or steps of the environment."""
+    """The trace to judge. event_history: events of a version 3 trace, or steps of the environment."""
 
     event_history: list[dict[str, Any]] = Field(default_factory=list[dict[str, Any]])
     markov_blanket_message_history: list[Any] = Field(default_factory=list[Any])
@@ -38,7 +38,7 @@ class JudgeTrace(_Open):
 
 
 class ScoreOptions(_Open):
-    """By whom and how."""
+    """The judge and its options."""
 
     provider: str | None = None
     model: str | None = None
@@ -52,7 +52,7 @@ class ScoreOptions(_Open):
 
 
 class ScoreRequest(_Open):
-    """`POST /judge/v1/score`."""
+    """The body of `POST /judge/v1/score`."""
 
     policy_name: str
     task_app: JudgedTaskApp
@@ -62,7 +62,7 @@ class ScoreRequest(_Open):
 
 
 def transcript_of(trace: JudgeTrace) -> Transcript | Problem:
-    """The trace as a transcript: its calls of the model, or where it has none, its steps."""
+    """Return the trace as a transcript of its calls of the model and its steps; a `Problem` if it has neither."""
     turns: list[TranscriptTurn] = []
     steps: list[TranscriptStep] = []
     for event in trace.event_history:
@@ -89,7 +89,7 @@ def transcript_of(trace: JudgeTrace) -> Transcript | Problem:
 
 
 def _turns(event: dict[str, Any]) -> list[TranscriptTurn]:
-    """The calls that an event of a model records; each has its conversation whole."""
+    """Return the calls that a model's event records, each with its whole conversation."""
     records = event.get("call_records")
     found: list[TranscriptTurn] = []
     for record in cast(list[Any], records) if isinstance(records, list) else []:
@@ -117,7 +117,7 @@ def _reply(call: dict[str, Any]) -> dict[str, Any]:
 
 
 def _message(message: Any) -> Any:
-    """A message of a trace: its parts joined where they are text alone."""
+    """Return a message of a trace, with its parts joined if all of them are text."""
     if not isinstance(message, dict) or not isinstance(message.get("parts"), list):
         return to_plain(message)
     fields = cast(dict[str, Any], message)

@@ -1,4 +1,7 @@
-"""Judging a trace while the client waits: asked of the judge, which may call what users name."""
+"""The route that judges a trace while the client waits.
+
+The judge service does the work, because it may call addresses that users name.
+"""
 
 from __future__ import annotations
 
@@ -31,10 +34,11 @@ router = APIRouter(tags=["judging"])
 
 @router.post("/judge/v1/score", summary="Judge a trace by a rubric")
 async def score(body: ScoreRequest, caller: CurrentKey, gateway: GatewayDep) -> Response:
-    """Each call of the model in the trace (or each of its steps), and the whole of it, scored by a judge model.
+    """Score each call of the model in the trace (or each of its steps), and the whole trace, by a judge model.
 
-    One that takes longer than the client waits goes on: the same request again finds its answer. Raises a 422 for what
-    cannot be judged, a 429 where the judge's API limits us, a 503 where it is away, gives no scores, or is still at it.
+    Judging that takes longer than the client waits continues: the same request returns its result later. Raises a 422
+    for a trace that cannot be judged, a 429 if the judge's API limits us, and a 503 if the judge is unavailable, gives
+    no scores, or has not finished.
     """
     started = time.monotonic()
     rubric = rubric_from_request(body.rubric, body.options.rubric_overrides)
@@ -65,25 +69,25 @@ async def score(body: ScoreRequest, caller: CurrentKey, gateway: GatewayDep) -> 
 
 
 def _encoded(transcript: Transcript) -> tuple[bytes, str]:
-    """The transcript as JSON, and its SHA-256 as hex."""
+    """Return the transcript as JSON, and its SHA-256 as hex."""
     content = msgspec.json.encode(transcript)
     return content, hashlib.sha256(content).hexdigest()
 
 
 async def ask_judge(bus: Connection, question: JudgeRollouts, *, until: float) -> JudgeAnswer:
-    """The judge's answer; while it says that it is still at it, asked for again. until: by the monotonic clock."""
+    """Return the judge's answer; send the question again while the judge works. until: by the monotonic clock."""
     answer = await ask(bus, JUDGE, question, JudgeAnswer, within=until - time.monotonic())
     while answer.failure is not None and answer.failure.kind == "working" and (left := until - time.monotonic()) > 0:
         try:
             answer = await ask(bus, JUDGE, question, JudgeAnswer, within=left)
         except Transient:
-            # That it is still at it is known.
+            # The last answer already states that the judge is working.
             break
     return answer
 
 
 def _judging(options: ScoreOptions, rubric: Rubric, settings: GatewaySettings) -> Judging:
-    """Who judges, and what. Raises a 422 where nobody is named, and where nothing is left to judge."""
+    """Return the judge and the tracks to judge. Raises a 422 if there is no judge, or no track to judge."""
     model = options.model or settings.judge_model
     provider = options.provider or settings.judge_provider
     for name, value, setting in (("model", model, "MODEL"), ("provider", provider, "PROVIDER")):
@@ -156,7 +160,7 @@ def _invalid(problem: Problem) -> ApiError:
 
 
 def judge_failed(failure: JudgeFailure) -> ApiError:
-    """What a client is told that gets no scores: never a score of 0."""
+    """Return the error for a client that gets no scores, instead of a score of 0."""
     problem = failure.problem
     match failure.kind:
         case "refused":
