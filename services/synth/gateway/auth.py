@@ -53,7 +53,7 @@ _SWEEP_ENDED_FROM = 1000
 
 
 class ApiKeyCache:
-    """A cache of API keys by their hash. While the bus is unavailable, a recently used key stays valid."""
+    """A cache of API keys by their hash. While the bus is unavailable, a recently used key stays valid for reads."""
 
     def __init__(self, bus: Connection, store: SecretStore, *, ended_kept_s: float = 3600.0) -> None:
         """Create an empty cache. ended_kept_s: how long an ended key is kept; no request or feed of it lasts longer."""

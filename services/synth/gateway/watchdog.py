@@ -1,9 +1,10 @@
-"""Watches live jobs: appends heartbeats for silent ones that somebody watches, and says which service waiting ones
-lack. Pauses jobs that may take no more GPU-seconds. Removes what was deleted, and traces that are not kept any longer.
+"""The watchdog of live jobs: heartbeats for silent jobs with watchers, and the missing service of waiting jobs.
 
-Invariants. Every gateway checks every job that waits, and those that its own clients watch; an event's id is made of
-the job and the time slot, so that all of them together append one. Live jobs are read in pages between which requests
-are answered, for a small part of the time. An error is logged, and the next turn tries again.
+It also pauses jobs that may take no more GPU-seconds, and removes deleted items and expired traces.
+
+Invariants. Every gateway checks every waiting job, and the jobs that its own clients watch; an event's id is made from
+the job and the time slot, so that all gateways together append one event. Live jobs are read in pages, between which
+requests are served, for a small part of the time. An error is logged, and the next turn tries again.
 """
 
 from __future__ import annotations
@@ -36,36 +37,34 @@ _INTERVAL_S = 1.0
 _CATCH_UP_S = 0.05
 _HEARTBEAT_TTL_S = 3600.0
 _SLOT_S = 4
-#: All traces are counted to find those that are too many.
+#: The interval at which all traces are counted to find excess traces.
 _TRACES_EVERY_S = 60.0
-#: Looks at all live jobs take this part of the time at most, and lie no further apart than so many seconds.
+#: The largest part of the time that checks of all live jobs take, and the longest pause in seconds between two checks.
 _LOOKING_SHARE = 0.25
 _LOOKING_EVERY_S = 10.0
-#: A job passes through its checks and to a worker that is free in less.
+#: A job passes its checks and reaches a free worker in less time than this.
 _PASSING_S = 1.0
 _FIRST_PLACES = 10
-#: Appends that are under way at one time.
+#: Appends that run at a time.
 _AT_ONCE = 64
 _Append = Callable[[], Awaitable[int]]
 
 
 def slot_of(waited_s: float, *, after_s: float) -> int:
-    """How often it is said that a job waits, when it has waited for so long: after `after_s`, then each time that it
-    has waited twice as long.
-    """
+    """Return how often a wait of this length has been announced: after `after_s`, then at each doubling."""
     return int(waited_s / after_s).bit_length()
 
 
 async def watch_jobs(
     bus: Connection, hub: Hub, queue: JobQueue, blobs: BlobStore, settings: GatewaySettings, ledger: LedgerWatch
 ) -> None:
-    """Watch over all live jobs, for ever, while the bus has lost nothing."""
+    """Watch all live jobs, for ever, while the bus has lost nothing."""
     publisher = Publisher(bus)
     traces_due = look_due = 0.0
     while True:
         if not hub.caught_up or ledger.damage:
             await asyncio.sleep(_CATCH_UP_S)
-            continue  # in an old view every job looks silent, and in a damaged one nothing needs a blob
+            continue  # in an old view every job looks silent, and in a damaged one no blob looks needed
         try:
             await say_heartbeats(hub.model, hub.watched_jobs(), publisher, settings, datetime.now(UTC))
             if (begun := time.monotonic()) >= look_due:
@@ -83,7 +82,7 @@ async def watch_jobs(
                 more = await expire_traces(hub.model, blobs, settings, datetime.now(UTC))
                 traces_due = time.monotonic() + (0 if more else _TRACES_EVERY_S)
         except Exception:
-            # Whatever it is, the API must live on, and the next turn is in a second.
+            # The API must continue after any error, and the next turn is in a second.
             log.exception("sweep failed")
         await asyncio.sleep(_INTERVAL_S)
 
@@ -91,7 +90,7 @@ async def watch_jobs(
 async def say_heartbeats(
     model: ReadModel, watched: Iterable[str], publisher: Publisher, settings: GatewaySettings, now: datetime
 ) -> None:
-    """Append a heartbeat for each of these jobs that is live and has shown no event for a while."""
+    """Append a heartbeat for each of these jobs that is live and has had no shown event for a while."""
     slot = int(now.timestamp() // _SLOT_S)
     due: list[_Append] = []
     for id in watched:
@@ -105,7 +104,7 @@ async def say_heartbeats(
 
 
 def is_news(position: int, announced: int) -> bool:
-    """Whether a watched job's new place is announced: each of the first ten, and before that each halving.
+    """Return whether a watched job's new place is announced: each of the first ten, and before that each halving.
 
     A long queue in which every job is watched would otherwise fill the log with the square of its length.
     """
@@ -121,10 +120,10 @@ async def say_waiting(
     *,
     watched: Container[str] = (),
 ) -> None:
-    """Append `queue.waiting` for each job whose wait is to be told, with its place.
+    """Append `queue.waiting`, with its place, for each job whose wait must be announced.
 
-    Of one that somebody watches: at once, and as its place changes (`is_news`); of any: when it has waited for so long
-    that it is due.
+    A job with watchers is announced at once, and when its place changes (`is_news`); any job is announced when it has
+    waited long enough.
     """
     after_s = settings.waiting_after_s
     async for page in live_jobs(model, states=WAITING):

@@ -8,7 +8,7 @@ from synth.settings import Settings
 
 
 class AuditSettings(Settings):
-    """How a gateway writes the audit stream. Its age and size: `SYNTH_AUDIT_DAYS`, `SYNTH_AUDIT_RECORDS`."""
+    """The gateway's writes to the audit stream, whose limits are `SYNTH_AUDIT_DAYS` and `SYNTH_AUDIT_RECORDS`."""
 
     audit_window_s: float = Field(default=300.0, gt=0)
     """A fact that repeats within this many seconds is written twice: at its first time, and at the end with the number

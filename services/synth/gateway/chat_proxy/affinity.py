@@ -1,4 +1,4 @@
-"""The choice of a chat's inference replica: a conversation stays where its prefix is cached, if there is room.
+"""The choice of a chat's inference replica: a conversation stays at the replica with its cached prefix, if it has room.
 
 Every gateway makes the same choice, which depends only on the conversation and on the announcements of the replicas.
 """

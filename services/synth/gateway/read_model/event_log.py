@@ -1,6 +1,6 @@
-"""Reading the log for the API: pages of a job's or an organisation's events, by direct get, without a consumer."""
+"""Reads of the log for the API: pages of a job's or an organisation's events, by direct get, without a consumer."""
 
-# nats-py annotates parts of itself not at all.
+# Parts of nats-py have no type annotations.
 # pyright: reportUnknownMemberType=false
 from __future__ import annotations
 
@@ -25,25 +25,25 @@ from synth.events import FileDeleted, JobDeleted
 from synth.events.catalogue import Event, subject_of
 from synth.gateway.read_model.projected_file import Mark, ProjectedFile
 
-#: Digits of the longest sequence that a client may name: each number of so many fits into 64 bits.
+#: Digits of the longest sequence that a client may send: every number with so many digits fits into 64 bits.
 MAX_SEQUENCE_DIGITS = 18
 _TIMEOUT_S = 5.0
 #: Deletions of one file that are read at a time.
 _ERASED_PAGE = 16
-#: No log is so long; the server takes 64 bits.
+#: No log is so long; the server's sequences have 64 bits.
 _SEQUENCE_LIMIT = 1 << 63
 
 
 @dataclass(frozen=True)
 class Page:
-    """Events in order, and whether the log holds more of them."""
+    """Events in order, and whether the log has more of them."""
 
     events: list[Recorded]
     more: bool
 
 
 def to_view(recorded: Recorded) -> EventView:
-    """An event as the API shows it; one that this version cannot read is shown as it was written."""
+    """Return an event in the API's shape; an event that this version cannot read is shown as it was written."""
     event: object = recorded.event
     data = event.body if isinstance(event, UnknownEvent) else event
     is_file = recorded.key.startswith("file_")
@@ -68,7 +68,7 @@ async def read_page(
 ) -> Page:
     """Read up to `limit` events on `subject` after a sequence, or from a time on.
 
-    max_bytes: of all of them; one that is larger comes alone. Raises `Transient` when the bus does not answer.
+    max_bytes: the limit for the page; a larger event is returned alone. Raises `Transient` if the bus does not answer.
     """
     if after >= _SEQUENCE_LIMIT:
         return Page([], more=False)
@@ -90,7 +90,7 @@ async def read_page(
 
 
 async def _batch(bus: Connection, request: dict[str, object]) -> tuple[list[Recorded], dict[str, str]]:
-    """The events that one direct get answers, and the headers that end them."""
+    """Return the events of one direct get, and the headers of its end."""
     found: list[Recorded] = []
     ended: asyncio.Future[dict[str, str]] = asyncio.get_running_loop().create_future()
 
@@ -115,9 +115,9 @@ async def _batch(bus: Connection, request: dict[str, object]) -> tuple[list[Reco
 
 
 async def is_erased(bus: Connection, subject: str, *, before: int) -> bool:
-    """Whether all events on `subject` before a sequence are erased but those that say that something was deleted.
+    """Return whether all events on `subject` before a sequence are erased, except deletions.
 
-    Raises `Transient` when the bus does not answer.
+    Raises `Transient` if the bus does not answer.
     """
     after = 0
     while True:
@@ -145,7 +145,7 @@ async def read_last(bus: Connection, kind: type[Event], org: str, key: str) -> R
 
 
 async def has_event(bus: Connection, mark: Mark) -> bool:
-    """Whether the log holds this very event. Raises `Transient` when the bus does not answer."""
+    """Return whether the log has exactly this event. Raises `Transient` if the bus does not answer."""
     found = await _find(bus, mark.seq)
     if found is None:
         return False
@@ -154,7 +154,7 @@ async def has_event(bus: Connection, mark: Mark) -> bool:
 
 
 async def has_any_at(bus: Connection, seq: int) -> bool:
-    """Whether the log has an event at this place. Raises `Transient` when the bus does not answer."""
+    """Return whether the log has an event with this sequence. Raises `Transient` if the bus does not answer."""
     return await _find(bus, seq) is not None
 
 
@@ -168,21 +168,21 @@ async def _find(bus: Connection, seq: int) -> RawStreamMsg | None:
 
 
 class LogSize(NamedTuple):
-    """Bytes that the log takes, and may take; None where only the server's disk limits it."""
+    """The bytes that the log takes, and may take; None if only the server's disk limits it."""
 
     used: int
     most: int | None
 
 
 async def read_size(bus: Connection) -> LogSize:
-    """How large the log is. Raises `Transient` when the bus does not answer."""
+    """Return the size of the log. Raises `Transient` if the bus does not answer."""
     info = await _read_info(bus)
     most = info.config.max_bytes
     return LogSize(info.state.bytes, most if most is not None and most > 0 else None)
 
 
 async def holds_log_of(bus: Connection, model: ProjectedFile) -> bool:
-    """Whether the log is the one that the model was made of. Raises `Transient` when the bus does not answer."""
+    """Return whether the model was projected from this log. Raises `Transient` if the bus does not answer."""
     mark, applied = model.mark(), model.applied
     info = await _read_info(bus)
     if str(info.created) != model.stream or info.state.last_seq < applied:

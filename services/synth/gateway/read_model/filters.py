@@ -12,10 +12,10 @@ from synth.gateway.read_model.tables.job_pairs import HAS_PAIR
 
 @dataclass(frozen=True, kw_only=True)
 class JobFilter:
-    """A job passes when all conditions hold; None and empty values are no condition.
+    """The conditions that a job must pass, all of them; None and empty values are no condition.
 
-    prefix: the beginning of the job's id. metadata, tags: pairs that the job's must have; a tag that is a number or a
-    boolean is compared as JSON writes it. name: the job's, or its label; of a path, an end after a slash is enough.
+    prefix: the beginning of the job's id. metadata, tags: pairs that the job must have; a tag that is a number or a
+    boolean is compared in its JSON form. name: the job's name or label; for a path, an end after a slash is enough.
     uses: files and models, each of which the job names, or made.
     """
 
@@ -31,13 +31,13 @@ class JobFilter:
 
     @property
     def repeated(self) -> int:
-        """How many conditions it has of the kinds that a caller can repeat."""
+        """Return the number of conditions of the kinds that a caller can repeat."""
         return len(self.metadata) + len(self.tags) + len(self.uses)
 
     def sql_condition(self, org: str) -> tuple[str, list[Any]]:
-        """The condition as SQL over the columns of the read model's `jobs`, and its parameters.
+        """Return the condition as SQL over the columns of the read model's `jobs`, and its parameters.
 
-        org: the organisation whose jobs they are.
+        org: the organisation of the jobs.
         """
         parts, values = ["TRUE"], list[Any]()
         for column, wanted in (("state", self.states), ("kind", self.kinds)):
@@ -45,7 +45,7 @@ class JobFilter:
                 parts.append(f"{column} IN ({', '.join('?' for _ in wanted)})")
                 values += wanted
         if self.prefix:
-            # Ids are of ASCII, so all that begin with the prefix lie below it and the last character there is.
+            # Ids are ASCII, so every id with the prefix sorts before the prefix followed by the last Unicode character.
             parts.append("id >= ? AND id < ?")
             values += [self.prefix, f"{self.prefix}\U0010ffff"]
         for comparison, moment in ((">", self.created_after), ("<", self.created_before)):

@@ -1,9 +1,9 @@
-"""The hub: this process's one reader of the whole log. It projects every event, then fans it out in memory.
+"""The hub: this process's only reader of the whole log. It projects every event, then fans it out in memory.
 
-Invariants. An event reaches a subscriber only when the read model has it, and once: a model that is made anew from its
-snapshot or the log, because its file was damaged, is silent until it is where it was. The watchers of a job share one
-feed: a slow one reads the log again from its own position, so nobody waits for it and it misses nothing. A thousand
-watchers cost the bus one consumer, and one read of each part of the log that they begin with.
+Invariants. An event reaches a subscriber only after the read model has it, and once: a model that is rebuilt from its
+snapshot or the log, because its file was damaged, sends nothing until it has its old position again. The watchers of a
+job share one feed: a slow one reads the log again from its own position, so no other waits for it and it misses nothing. A
+thousand watchers cost the bus one consumer, and one read of each part of the log that they begin with.
 """
 
 from __future__ import annotations
@@ -38,22 +38,25 @@ _MAX_BATCH = 256
 _MAX_BEHIND = 4096
 _LOG_CHECK_S = 5.0
 _NO_SPACE_PAUSE_S = 1.0
-#: A client that asks for a job's events over and over asks again sooner than this.
+#: A client that polls a job's events requests them again within this time.
 _ASKED_S = 60.0
-#: Checks of the file that requests ask for take this part of the time at most.
+#: The largest part of the time that checks of the file for requests may take.
 _CHECKING_SHARE = 0.1
-#: Of the log that a stream reads at a time, or one event that is larger.
+#: Bytes of the log that a stream reads at a time, except a single event that is larger.
 BLOCK_BYTES = 64 << 10
-#: Reads of the log for event streams at one time: each has the bus's attention before its deadline.
+#: Reads of the log for event streams at a time: few enough that the bus serves each before its deadline.
 _PAST_READS = 16
 
 
 class Hub:
-    """Reads the log, projects it into the read model, and fans events out; a write waits here for its own event."""
+    """The reader of the log, which projects it, fans events out, and lets a write wait for its own event."""
 
     def __init__(self, bus: Connection, model: ReadModel, *, stream_end: int, stream_buffer: int) -> None:
-        """stream_end: the log's last sequence now; until it is projected the hub is behind. stream_buffer: bytes of
-        events that all event streams keep in memory."""
+        """Create a hub for the model.
+
+        stream_end: the log's last sequence now; until it is projected the hub is behind. stream_buffer: bytes of events
+        that all event streams keep in memory.
+        """
         self.model = model
         self._bus = bus
         self._stream_end = stream_end
@@ -77,26 +80,25 @@ class Hub:
 
     @property
     def complete(self) -> bool:
-        """Whether the model has all that the log held at the start, or when the model was found damaged."""
+        """Return whether the model has every event that the log had at the start, or when damage was found."""
         return self.model.applied >= self._stream_end and not self._damaged.is_set()
 
     @property
     def caught_up(self) -> bool:
-        """Whether the model is complete, and close behind the log now."""
+        """Return whether the model is complete, and close behind the log now."""
         return self.complete and self.lag < _MAX_BEHIND and not self._problem
 
     def check(self) -> str | None:
-        """What is wrong, for `/healthz`; None when the model has caught up."""
+        """Return the problem, for `/healthz`; None if the model has caught up."""
         if self._problem:
             return self._problem
         return None if self.caught_up else f"the read model is {self.lag} events behind"
 
     async def read_log(self) -> None:
-        """Read the log in order from where the model stands, for ever; when the file is damaged, from its snapshot or
-        the start."""
+        """Read the log in order from the model's position, for ever; after damage, from its snapshot or the start."""
         while True:
             await run_until(self._damaged, self._read())
-            # Nothing of what was read for the old file may reach the new one.
+            # No event that was read for the old file may reach the new one.
             while not self._unprojected.empty():
                 self._unprojected.get_nowait()
             self._stream_end = max(self._stream_end, self.model.applied)
@@ -118,7 +120,7 @@ class Hub:
             await self._unprojected.put(event)
 
     async def project(self) -> None:
-        """Project what was read, and fan it out, for ever. Behind, many events share a transaction."""
+        """Project read events and fan them out, for ever. If the model is behind, many events share a transaction."""
         while True:
             batch = [await self._unprojected.get()]
             while len(batch) < _MAX_BATCH and not self._unprojected.empty():
@@ -135,23 +137,23 @@ class Hub:
             await asyncio.sleep(0)
 
     async def check_file(self, every_s: float) -> None:
-        """Compare the model's file with what was written into it, every so many seconds, for ever."""
+        """Check the model's file for damage at this interval, for ever."""
         while True:
             await asyncio.sleep(every_s)
             await self.find_damage()
 
     async def check_log(self, note_size: Callable[[LogSize], None]) -> None:
-        """Look how large the log is, and whether it is still the one that the model was made of, for ever.
+        """Check the size of the log, and whether the model was projected from it, for ever.
 
-        Raises `Permanent` when it is another one: an earlier state of it was restored, say. All that this process
-        remembers is of the old one, so it must start anew.
+        Raises `Permanent` for another log, for example a restored earlier state. Everything in this process's memory
+        is from the old log, so the process must start again.
         """
         while True:
             try:
                 note_size(await read_size(self._bus))
                 held = await holds_log_of(self._bus, self.model)
                 await asyncio.sleep(_LOG_CHECK_S)
-                # Twice: a server that has just become the leader may not know all of the log yet.
+                # Check twice: a server that has just become the leader may not know all of the log yet.
                 if held or await holds_log_of(self._bus, self.model):
                     continue
             except Transient as error:
@@ -161,15 +163,15 @@ class Hub:
             raise Permanent("the log is not the one that the read model was made of; the gateway must start anew")
 
     async def find_damage_if_due(self) -> str | None:
-        """Like `find_damage`, for whoever may ask very often: None when the last check was a moment ago."""
+        """Call `find_damage` for a caller that may repeat it often: return None if the last check was a moment ago."""
         return await self.find_damage() if time.monotonic() >= self._check_due else None
 
     async def find_damage(self) -> str | None:
-        """Compare the model's file, as it is now, with what was written into it; what is wrong, None when nothing is.
+        """Check the current state of the model's file; return its damage, None if there is none.
 
         A damaged file is emptied before this returns, and the log is projected again.
         """
-        # A check that is under way may have read the file before it was damaged.
+        # A running check may have read the file before it was damaged.
         under_way = self._checking
         if under_way is not None and not under_way.done() and (damage := await asyncio.shield(under_way)) is not None:
             return damage
@@ -184,7 +186,7 @@ class Hub:
                 await self._advanced.wait()
 
     async def wait_until_applied(self, seq: int, *, timeout: float = PROJECTION_TIMEOUT_S) -> None:
-        """Wait until the model has the event of this sequence. Raises `TimeoutError`, also when the gateway ends."""
+        """Wait until the model has the event of this sequence. Raises `TimeoutError`, also if the gateway ends."""
         async with asyncio.timeout(timeout):
             while self.model.applied < seq:
                 if self._closed:
@@ -193,9 +195,9 @@ class Hub:
 
     @contextmanager
     def watch(self, org: str, key: str | None, *, after: int, words: str, encode: Encode) -> Iterator[Reader]:
-        """Read an organisation's events behind a sequence, with `key` one job's, and those that come.
+        """Read an organisation's events after a sequence, with `key` one job's, and then new events.
 
-        words: the name of the encoding; the watchers that have the same one share a feed.
+        words: the name of the encoding; watchers with the same encoding share a feed.
         """
         address = (org, key)
         feed = self._feeds[address].get(words)
@@ -219,9 +221,9 @@ class Hub:
                     del self._feeds[address]
 
     async def _read_past(self, subject: str, after: int) -> tuple[list[Recorded], bool]:
-        """Read a block of the log. Who asks for the job of an event in it gets the job as the event left it.
+        """Read a block of the log, after the read model has all of the block's events.
 
-        Raises `Transient`, also when the gateway ends.
+        Raises `Transient`, also if the gateway ends.
         """
         self.past_reads_waiting += 1
         try:
@@ -240,17 +242,17 @@ class Hub:
         return page.events, page.more
 
     def note_asked(self, job_id: str) -> None:
-        """Note that a client has asked for a page of this job's events: it may ask again, and wait for news so."""
+        """Note that a client has requested a page of this job's events, and may poll for new events."""
         self._asked[job_id] = time.monotonic()
 
     def watched_jobs(self) -> set[str]:
-        """The jobs whose events somebody follows here, by a stream or by asking again and again."""
+        """Return the jobs whose events a client follows here, by a stream or by polling."""
         since = time.monotonic() - _ASKED_S
         self._asked = {id: at for id, at in self._asked.items() if at > since}
         return {key for _, key in self._feeds if key is not None} | self._asked.keys()
 
     def close(self) -> None:
-        """End every open stream, and each that is opened from now on."""
+        """End every open stream, and every stream that is opened later."""
         self._closed = True
         self._wake_waiters()
         for feeds in self._feeds.values():
@@ -262,7 +264,7 @@ class Hub:
         self._advanced = asyncio.Event()
 
     async def _apply(self, batch: list[Recorded]) -> bool:
-        """Project a batch, once there is room for it; False when the model was damaged, and is empty now."""
+        """Project a batch when there is room for it; return False if the model was damaged, and is empty now."""
         emptied = self.model.emptied
         while self.model.emptied == emptied:
             try:
@@ -278,7 +280,7 @@ class Hub:
                 return False
             self._problem = ""
             return True
-        # While this waited for room: the batch is not the first of the new file.
+        # The file was replaced during the wait for room, so the batch is not the first of the new file.
         return False
 
     async def _check_file(self) -> str | None:

@@ -1,4 +1,4 @@
-"""All live jobs, however many there are, while requests are answered, and the places of those that wait."""
+"""All live jobs, read in pages between requests, and the places of waiting jobs in the queue."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from synth.jobs.lifecycle import State
 
 #: The states in which a job may wait for a service.
 WAITING = frozenset({State.CREATED, State.VALIDATED, State.VERIFIED})
-#: Rows that are read at one time: a few milliseconds.
+#: Rows that are read at a time, which takes a few milliseconds.
 _PAGE = 128
 _READ = "SELECT created, org, state, row FROM jobs WHERE live AND created > ? ORDER BY created LIMIT ?"
 
@@ -24,13 +24,13 @@ _READ = "SELECT created, org, state, row FROM jobs WHERE live AND created > ? OR
 async def live_jobs(
     model: ReadModel, *, states: Container[str] | None = None, orgs: Container[str] | None = None
 ) -> AsyncIterator[list[JobRow]]:
-    """Jobs that have not ended, oldest first, in pages. states, orgs: only those; None: all.
+    """Yield jobs that have not ended, oldest first, in pages. states, orgs: only jobs of these; None: all.
 
-    Each job is as it was when its page was read, and other work of the event loop is done between two pages.
+    Each job has the state at the read of its page, and other work of the event loop runs between two pages.
     """
     after = 0
     while True:
-        # What is not wanted is read too, and not decoded: a page costs the same whatever is in it.
+        # Rows that do not match are read but not decoded, so every page costs about the same.
         found = model.db.execute(_READ, (after, _PAGE)).fetchall()
         yield [
             msgspec.json.decode(row, type=JobRow)
@@ -44,7 +44,7 @@ async def live_jobs(
 
 
 def missing_service(row: JobRow) -> str | None:
-    """The service that a job waits for; None when somebody owns it."""
+    """Return the service that a job waits for; None if it has an owner."""
     match row.job.state:
         case State.CREATED:
             return "validator"
@@ -61,7 +61,7 @@ def missing_service(row: JobRow) -> str | None:
 
 
 def _held_services(row: JobRow) -> list[str]:
-    """The services of which a live job has a place."""
+    """Return the services in which a live job has a place."""
     held = ["inference"] if row.policy_loaded else []
     if row.job.state not in WAITING and row.job.state is not State.PAUSED:
         held.append("rollouts" if row.job.kind == "eval" else "trainer")
@@ -71,9 +71,9 @@ def _held_services(row: JobRow) -> list[str]:
 class JobQueue:
     """The jobs that wait, by the service that they wait for, in the order in which workers take them.
 
-    A worker takes the task whose organisation has the fewest places (`synth.bus.tasks.choice`). So a job stands behind
-    those whose organisations will have no more places than its own when their turn comes, and which are older. They are
-    read again and again (`update`), as no request may read all of them.
+    A worker takes the task whose organisation has the fewest places (`synth.bus.tasks.choice`). So a job is behind the
+    older jobs whose organisations will have no more places than its own at their turn. The jobs are read at intervals
+    (`update`), because no request may read all of them.
     """
 
     def __init__(self, pool: str) -> None:
@@ -84,7 +84,7 @@ class JobQueue:
         self._next_turns: Counter[tuple[str, str]] = Counter()
 
     async def update(self, model: ReadModel) -> None:
-        """Read the jobs that wait now, and what those that run hold."""
+        """Read the waiting jobs, and the places of the running jobs."""
         waiting: defaultdict[str, list[JobRow]] = defaultdict(list)
         turns: Counter[tuple[str, str]] = Counter()
         async for page in live_jobs(model):
@@ -105,11 +105,11 @@ class JobQueue:
         self._read = True
 
     def check(self) -> str | None:
-        """Return why places are not known yet; None when they are."""
+        """Return why places are not known yet; None if they are known."""
         return None if self._read else "the queue of jobs is not read yet"
 
     def place(self, row: JobRow) -> Waiting | None:
-        """What a job waits for; None for one that does not wait. A new one is its organisation's last."""
+        """Return a job's place in the queue; None if it does not wait. A new job is its organisation's last."""
         need = missing_service(row)
         if need is None:
             return None
@@ -119,6 +119,6 @@ class JobQueue:
         return Waiting(need=need, pool=self.pool, position=position, since=row.state_since)
 
     def show(self, row: JobRow) -> Job:
-        """The job with its place."""
+        """Return the job with its place."""
         waiting = self.place(row)
         return row.job if waiting is None else msgspec.structs.replace(row.job, waiting=waiting)

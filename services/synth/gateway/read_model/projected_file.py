@@ -1,9 +1,9 @@
-"""A file that is projected from the log: whether it can be gone on with, and where it stands.
+"""A file that is projected from the log: whether it can be continued, and its position.
 
-Invariants. A file of another log (its stream was made at another time, is shorter, or has another event where the
-file's last one was), of another version of the schema, or that does not hold what was written into it, is thrown away;
-its snapshot takes its place where that is sound (`synth.gateway.read_model.snapshot`).
-A commit says from where to where it goes, so two processes cannot write one file.
+Invariants. A file of another log (the stream was created at another time, is shorter, or has another event in the place
+of the file's last one), of another version of the schema, or with changed content is deleted; its snapshot replaces it
+if the snapshot is sound (`synth.gateway.read_model.snapshot`). A commit checks its start position and sets its end
+position, so two processes cannot write one file.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ CREATE TABLE cursor (
 
 
 class Mark(NamedTuple):
-    """The newest event in the model that stays in the log for ever; the log that has it is the model's own.
+    """The newest event in the model that stays in the log for ever; a log with this event is the model's own.
 
-    sign: what tells it from another event of the same sequence.
+    sign: distinguishes it from another event of the same sequence.
     """
 
     seq: int
@@ -38,7 +38,7 @@ class Mark(NamedTuple):
 
 
 class ProjectedFile:
-    """One SQLite file, and where in the log it stands."""
+    """One SQLite file, and its position in the log."""
 
     def __init__(self, path: Path, *, version: int, schema: str, tables: Sequence[str]) -> None:
         self._path = path
@@ -49,7 +49,7 @@ class ProjectedFile:
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
             self._db = database_file.connect(path)
-            # What is no database says so at the first read.
+            # A file that is no database raises at its first read.
             self._db.execute("PRAGMA user_version")
         except database_file.ReadError as error:
             if not database_file.is_damage(error):
@@ -57,35 +57,35 @@ class ProjectedFile:
             log.warning("read model is damaged, projecting again", path=str(path), error=str(error))
             database_file.delete(path)
             self._db = database_file.connect(path)
-        # Of a process that was killed.
+        # A killed process may have left this file.
         database_file.delete(self.unfinished_snapshot)
         self.applied = 0
         """The sequence up to which the log is in the model."""
         self.emptied = 0
-        """How often the file was begun anew."""
+        """How often the file was started again."""
         self._leftovers = True
         self.deletions = 0
-        """How often something was deleted that no copy of the file may hold."""
+        """How many items were deleted that no copy of the file may contain."""
         self.snapshot_applied: int | None = None
-        """The sequence up to which the snapshot goes that this process made; None where it made none that is left."""
+        """The last sequence of this process's snapshot; None if there is no such snapshot."""
 
     @property
     def path(self) -> Path:
-        """Of the file."""
+        """Return the path of the file."""
         return self._path
 
     @property
     def snapshot_path(self) -> Path:
-        """Where a copy of the file is, or would be."""
+        """Return the path of the file's snapshot, even if there is none."""
         return Path(f"{self._path}.snapshot")
 
     @property
     def unfinished_snapshot(self) -> Path:
-        """Where the next snapshot is while it is made."""
+        """Return the path of the next snapshot during its creation."""
         return Path(f"{self.snapshot_path}.new")
 
     def mark(self) -> Mark | None:
-        """Where the model stands in its log; None in a new file, and in one that cannot say it."""
+        """Return the model's mark in its log; None for a new file, and for a damaged file."""
         try:
             known = self._known(self._db)
         except database_file.ReadError as error:
@@ -95,7 +95,7 @@ class ProjectedFile:
         return Mark(known[2], known[3]) if known is not None and known[2] else None
 
     def snapshot_mark(self) -> Mark | None:
-        """Where the snapshot stands in its log; None where there is none, or none that can say it."""
+        """Return the snapshot's mark in its log; None without a snapshot, and for a damaged one."""
         if not self.snapshot_path.exists():
             return None
         db = sqlite3.connect(self.snapshot_path)
@@ -110,11 +110,11 @@ class ProjectedFile:
     def prepare(
         self, *, stream: str, last_seq: int, mark_holds: bool = True, snapshot_mark_holds: bool = False
     ) -> None:
-        """Go on with the file when it is sound and of this log, else with its snapshot, else empty it.
+        """Continue with the file if it is sound and of this log, else with its snapshot, else empty it.
 
-        stream: what tells one log from another; last_seq: the log's last sequence now; mark_holds: whether the log has
-        the event of `mark`; snapshot_mark_holds: that of `snapshot_mark`. Goes on behind that event: what came after it
-        expires, so it may be another log's.
+        stream: identifies the log; last_seq: the log's last sequence now; mark_holds: whether the log has the event of
+        `mark`; snapshot_mark_holds: whether it has the event of `snapshot_mark`. Projection continues after that event:
+        later events expire, so they may be another log's.
         """
         self._stream = stream
         database_file.set_stream(self._db, stream)
@@ -129,20 +129,20 @@ class ProjectedFile:
 
     @property
     def stream(self) -> str:
-        """What tells this model's log from another one."""
+        """Return the identity of this model's log."""
         return self._stream
 
     def find_damage(self, path: Path | None = None) -> str | None:
-        """What is wrong with the file, or with a copy at `path`; None when nothing is.
+        """Return the damage of the file, or of a copy at `path`; None if there is none.
 
-        Reads all of it; may be called on another thread.
+        Reads the whole file; may be called on another thread.
         """
         return database_file.find_damage(
             path or self._path, stream=self._stream, schema=self._schema, tables=self._tables
         )
 
     def empty(self, *, from_snapshot: bool = False) -> None:
-        """Begin with a new file: the whole log is to be projected; from the snapshot, what came after it."""
+        """Begin a new file, which needs the whole log, or continue from the snapshot, which needs the later events."""
         self._db.close()
         database_file.delete(self._path)
         self.emptied += 1
@@ -167,16 +167,16 @@ class ProjectedFile:
 
     @property
     def db(self) -> sqlite3.Connection:
-        """The file, for the modules beside this one."""
+        """Return the connection to the file, for the modules of this package."""
         return self._db
 
     def remove_leftovers(self) -> None:
-        """Have nothing of what was deleted lie beside the file; while it is read, the next call does it."""
+        """Remove deleted content from the log beside the file; if the file is read now, the next call removes it."""
         if self._leftovers:
             self._leftovers = not database_file.empty_log(self._db)
 
     def note_deletion(self) -> None:
-        """Have no copy hold what is being deleted."""
+        """Note a deletion, and remove the snapshot, which contains the deleted content."""
         self._leftovers = True
         self.deletions += 1
         self.snapshot_applied = None
@@ -191,13 +191,13 @@ class ProjectedFile:
         self.applied = self._db.execute("SELECT applied FROM cursor").fetchone()[0]
 
     def _sees_all(self) -> bool:
-        """Whether this version has projected all of the file's events that it can read."""
+        """Return whether this version has projected every event of the file that it can read."""
         return True
 
     def _move(self, reached: int, newest: Recorded | None) -> None:
-        """Note how far the log is applied. newest: the last event of these that the log keeps for ever.
+        """Note the position up to which the log is applied. newest: the last new event that the log keeps for ever.
 
-        Raises `Permanent` when another process writes this file.
+        Raises `Permanent` if another process writes this file.
         """
         moved = self._db.execute("UPDATE cursor SET applied = ? WHERE applied = ?", (reached, self.applied))
         if moved.rowcount != 1:
@@ -206,13 +206,13 @@ class ProjectedFile:
             self._db.execute("UPDATE cursor SET mark_seq = ?, mark = ?", (newest.seq, newest.sign))
 
     def _known(self, db: sqlite3.Connection) -> tuple[int, str, int, str] | None:
-        """(applied, stream, mark) of a file of this version; None for a new file."""
+        """Return (applied, stream, mark) of a file of this version; None for a new file."""
         if db.execute("PRAGMA user_version").fetchone()[0] != self._version:
             return None
         return db.execute("SELECT applied, stream, mark_seq, mark FROM cursor").fetchone()
 
     def _why_not(self, stream: str, last_seq: int, mark_holds: bool) -> str | None:
-        """Why the file cannot be gone on with; "" for a new one, None when it can."""
+        """Return why the file cannot be continued; "" for a new file, None if it can."""
         try:
             known = self._known(self._db)
         except database_file.ReadError as error:

@@ -1,7 +1,7 @@
-"""What the API shows of jobs and files: pure functions from one more event to the next view.
+"""The API's views of jobs and files: pure functions from a view and one more event to the next view.
 
-A view is disposable: replaying the log from the start gives the same one. An event that cannot follow (a newer
-writer's, or a damaged log's) leaves the view as it is.
+A view is disposable: a replay of the log from the start gives the same view. An event that cannot follow (from a newer
+writer or a damaged log) leaves the view unchanged.
 """
 
 from __future__ import annotations
@@ -52,13 +52,13 @@ from synth.jobs.lifecycle import TERMINAL, TRANSITIONS, State
 
 
 class JobRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A job, and what only the gateway needs to know of it.
+    """A job, with the data that only the gateway needs.
 
     state_since: the time of its last lifecycle fact. last_shown_at: the time of its last event that is shown.
-    clock: how long it was queued and ran. waiting: what was said of its place in the queue, since its last other fact.
+    clock: how long it was queued and ran. waiting: its last announced place in the queue, since its last other fact.
     data_uris: the blobs of the files that it was verified with. source_trees: the manifests of the model that it was
-    verified with, and of those below it. continued_tree: the manifest of the checkpoint that it goes on from.
-    log_bytes: of the stored logs of services about it. event_bytes: of its events in the log.
+    verified with, and of that model's bases. continued_tree: the manifest of the checkpoint that it continues from.
+    log_bytes: of the services' stored logs about it. event_bytes: of its events in the log.
     """
 
     job: Job
@@ -78,13 +78,15 @@ class JobRow(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def kept(self) -> dict[str, int]:
-        """What it adds to the totals of its organisation (`tables.org_totals`)."""
+        """Return the job's part of its organisation's totals (`tables.org_totals`)."""
         return {"log_bytes": self.log_bytes, "event_bytes": self.event_bytes}
 
 
 class FileRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A file and where its bytes are. rewritten: its rows as they are trained on; created_seq: of its upload.
-    event_bytes: of its events in the log.
+    """A file and the blobs of its bytes.
+
+    rewritten: its rows in the form for training. created_seq: the sequence of its upload. event_bytes: of its events in
+    the log.
     """
 
     file: File
@@ -96,21 +98,21 @@ class FileRow(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def uris(self) -> list[str]:
-        """The blobs that belong to this file alone."""
+        """Return the blobs that belong only to this file."""
         return [self.blob.uri, *([self.rewritten.uri] if self.rewritten else [])]
 
     @property
     def kept(self) -> dict[str, int]:
-        """What it adds to the totals of its organisation (`tables.org_totals`)."""
+        """Return the file's part of its organisation's totals (`tables.org_totals`)."""
         pending = int(self.file.status == "processing")
         return {"file_bytes": self.file.bytes, "files_pending": pending, "event_bytes": self.event_bytes}
 
 
 class Trash(msgspec.Struct, frozen=True, kw_only=True):
-    """The blobs of what was deleted, to be removed once nothing needs them that was there before the deletion.
+    """The blobs of a deleted item, to be removed when nothing from before the deletion needs them any more.
 
-    uris: of a file. tree: of a model, the manifest. folder: of a job, where all that it made lies. spared: the
-    manifests in the folder that something still needed when the rest was removed.
+    uris: the blobs of a file. tree: the manifest of a model. folder: the folder of a job's output. spared: the
+    manifests in the folder that were still needed when the rest was removed.
     """
 
     uris: list[str] = []
@@ -122,7 +124,7 @@ class Trash(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def apply_to_job(row: JobRow | None, recorded: Recorded) -> JobRow | None:
-    """The job after one more of its events; None for an event of a job that was never created."""
+    """Return the job after one more of its events; None for an event of a job that was never created."""
     event, time = recorded.event, recorded.time
     if isinstance(event, JobCreated):
         return row or _create_row(event, recorded)
@@ -169,7 +171,7 @@ _COUNTS = (
 
 
 def apply_to_file(row: FileRow | None, recorded: Recorded) -> FileRow | None:
-    """The file after one more of its events; None when it is not there, or was deleted."""
+    """Return the file after one more of its events; None if it does not exist, or was deleted."""
     event = recorded.event
     if isinstance(event, FileUploaded):
         file = File(
@@ -243,12 +245,12 @@ def _transition(row: JobRow, recorded: Recorded) -> JobRow:
 
 
 def _facts(job: Job, recorded: Recorded) -> dict[str, Any]:
-    """The fields of the job that an event changes, except its state."""
+    """Return the fields of the job that an event changes, except its state."""
     match recorded.event:
         case JobValidated() as e:
             source = e.job.get("model", job.source_model)
             kind, tags = e.job.get("kind"), e.job.get("tags") or {}
-            # Those of a graded job stand beside its grader.
+            # A graded job has its files beside its grader.
             named_in = e.job.get("graded") or e.job
             files = {name: named_in.get(name) for name in ("training_file", "validation_file")}
             named = {"name": e.name or job.name, "label": e.job.get("label"), "tags": tags}
@@ -260,7 +262,7 @@ def _facts(job: Job, recorded: Recorded) -> dict[str, Any]:
         case JobRefused() as e:
             return {"problems": e.problems, "code": "refused"}
         case JobStarted() as e:
-            # What an earlier attempt had trained beyond its last checkpoint is gone with it.
+            # The steps of an earlier attempt after its last checkpoint are lost.
             return {"attempt": e.attempt, "started_at": job.started_at or recorded.time, "provisional_step": None}
         case JobPaused():
             return {"provisional_step": None}

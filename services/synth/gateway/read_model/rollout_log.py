@@ -1,7 +1,7 @@
-"""Reads a job's rollouts from the log: pages of them, and one with all that the log says of it.
+"""Reads of a job's rollouts from the log: pages, and single rollouts with all of their data in the log.
 
-A job may have half a million. So what is read is as little as the question allows (an iteration lies behind its
-request), it is read page by page, and no more is kept than the answer holds.
+A job may have half a million rollouts. So as little as possible is read (an iteration's rollouts follow its request),
+page by page, and only the rollouts of the result are kept.
 """
 
 from __future__ import annotations
@@ -25,9 +25,10 @@ _Key = tuple[float, int]
 
 @dataclass(frozen=True)
 class RolloutQuery:
-    """Which rollouts are asked for. failed: only those that failed, by the environment or by the policy, or were late.
+    """The requested rollouts. failed: only rollouts that failed, in the environment or in the policy, or were late.
 
-    after: the key of the last one of the page before: its reward as it is sorted (0 where it is not), and its sequence.
+    after: the key of the last rollout of the previous page: its reward in the order (0 if the order does not use it),
+    and its sequence.
     """
 
     sort: RolloutSort = "newest"
@@ -39,7 +40,7 @@ class RolloutQuery:
     after: _Key | None = None
 
     def wants(self, rollout: RolloutSummary) -> bool:
-        """Whether it is one of those, on any page."""
+        """Return whether a rollout matches the query, on any page."""
         return (
             self.mode in (None, rollout.mode)
             and self.iteration in (None, rollout.iteration)
@@ -49,7 +50,7 @@ class RolloutQuery:
         )
 
     def key(self, rollout: RolloutSummary) -> _Key:
-        """Its place in the order: the smaller one comes first."""
+        """Return a rollout's key in the order: the smaller key comes first."""
         reward = rollout.reward or 0.0
         match self.sort:
             case "newest":
@@ -64,7 +65,7 @@ class RolloutQuery:
 
 @dataclass(frozen=True)
 class RequestMark:
-    """Where the rollouts of one request begin in the log. size: how many it asked for, without refills."""
+    """The start of one request's rollouts in the log. size: its number of rollouts, without refills."""
 
     seq: int
     mode: str
@@ -92,7 +93,7 @@ class FoundRollout:
 async def read_rollouts(
     bus: Connection, org: str, job_id: str, query: RolloutQuery, rewards: JudgedRewards
 ) -> RolloutPage:
-    """One page of a job's rollouts. Raises `Transient` when the bus does not answer."""
+    """Return one page of a job's rollouts. Raises `Transient` if the bus does not answer."""
     found = _Smallest(query.limit + 1, query, rewards)
     marks = await _read_marks(bus, org, job_id)
     if query.iteration is not None:
@@ -114,7 +115,7 @@ async def read_rollouts(
 async def find_rollout(
     bus: Connection, org: str, job_id: str, rewards: JudgedRewards, *, mode: str, iteration: int, index: int
 ) -> FoundRollout:
-    """One rollout, its group and its batch. Raises `LookupError` where it is not in the log (yet)."""
+    """Find one rollout, its group and its batch. Raises `LookupError` if it is not in the log (yet)."""
     marks = await _read_marks(bus, org, job_id)
     request = next((m for m in marks if (m.mode, m.iteration) == (mode, iteration)), None)
     if request is None and marks:
@@ -133,7 +134,7 @@ async def find_rollout(
         ):
             continue
         before = members[event.group].get(event.index)
-        # A collector that did not know yet that it was replaced may have abandoned what another one completed.
+        # A collector that did not know yet that it was replaced may have abandoned a rollout that another completed.
         if before is None or (before.outcome in ("failed", "late") and isinstance(event, RolloutCompleted)):
             members[event.group][event.index] = rollout_view(recorded, rewards.reward(event))
             found = recorded if event.index == index else found
@@ -148,18 +149,18 @@ async def find_rollout(
 
 
 def parse_cursor(text: str) -> _Key:
-    """The key that a page's `next` spells. Raises `ValueError` for any other text."""
+    """Parse a page's `next` into its key. Raises `ValueError` for any other text."""
     reward, _, seq = text.rpartition(":")
     return float(reward), int(seq)
 
 
 def _cursor(key: _Key) -> str:
-    # The repr of a float is the shortest text that gives that very float again.
+    # The repr of a float is the shortest text that gives exactly this float again.
     return f"{key[0]!r}:{key[1]}"
 
 
 class _Smallest:
-    """The first `size` rollouts of a query's order, of all that are added. Each rollout counts once."""
+    """The first `size` of the added rollouts, in a query's order. Each rollout counts once."""
 
     def __init__(self, size: int, query: RolloutQuery, rewards: JudgedRewards) -> None:
         self._size = size
@@ -175,7 +176,7 @@ class _Smallest:
         return len(self._heap) >= self._size
 
     def add(self, recorded: Recorded) -> None:
-        """Take in an event; one that is no rollout, or not asked for, changes nothing."""
+        """Add an event; an event that is no rollout, or does not match the query, changes nothing."""
         event = recorded.event
         if not isinstance(event, RolloutCompleted | RolloutFailed):
             return
@@ -208,7 +209,7 @@ class _Smallest:
 async def _read_iteration(
     bus: Connection, org: str, job_id: str, query: RolloutQuery, marks: list[RequestMark], found: _Smallest
 ) -> None:
-    """Read what lies between the requests of an iteration and their ends."""
+    """Read the events between the requests of an iteration and their ends."""
     wanted = [m for m in marks if m.iteration == query.iteration and query.mode in (None, m.mode)]
     if marks and not wanted:
         return
@@ -219,7 +220,7 @@ async def _read_iteration(
     async for recorded in _scan(bus, org, job_id, start=start):
         found.add(recorded)
         event = recorded.event
-        # A batch ends what is trained; an evaluation has no refills, and ends with its last rollout.
+        # A batch ends the rollouts for training; an evaluation has no refills, and ends with its last rollout.
         if isinstance(event, RolloutBatched):
             if event.iteration == query.iteration:
                 open_modes.discard("train")
@@ -235,7 +236,7 @@ async def _read_iteration(
 async def _read_backwards(
     bus: Connection, org: str, job_id: str, query: RolloutQuery, marks: list[RequestMark], found: _Smallest
 ) -> None:
-    """Read the log from its end, in stretches that begin at a request and grow, until there is enough."""
+    """Read the log from its end, in growing stretches that begin at a request, until there are enough rollouts."""
     starts = [m.seq for m in marks]
     end = -query.after[1] if query.after else None
     last, stretch = len(starts), 1
@@ -251,7 +252,7 @@ async def _read_backwards(
 
 
 async def _read_marks(bus: Connection, org: str, job_id: str) -> list[RequestMark]:
-    """Where the requests of a job are, in their order; none in an evaluation job, which asks by itself."""
+    """Return the marks of a job's requests, in order; none for an evaluation job, which has no request events."""
     marks: list[RequestMark] = []
     async for recorded in _read(bus, f"rollout.requested.{org}.{job_id}", start=0):
         if isinstance(recorded.event, RolloutRequested):
@@ -266,7 +267,7 @@ def _mark(seq: int, e: RolloutRequested) -> RequestMark:
 
 
 def _scan(bus: Connection, org: str, job_id: str, *, start: int, end: int | None = None) -> AsyncIterator[Recorded]:
-    """Every event of a job's rollouts from a sequence up to another."""
+    """Yield every event of a job's rollouts from one sequence up to another."""
     return _read(bus, f"rollout.*.{org}.{job_id}", start=start, before=lambda seq: end is None or seq < end)
 
 

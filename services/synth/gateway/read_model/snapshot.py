@@ -1,8 +1,8 @@
-"""A copy of the read model's file, so that a damaged one is made anew from it and from what the log has got since.
+"""A copy of the read model's file, from which, with the log's later events, a damaged file is rebuilt.
 
-Invariants. A copy is whole, and holds what was written into the model, or it is not there: it is compared before it is
-renamed into its place, so that no damaged one takes the place of a sound one. It holds nothing that was deleted since
-it was made: a deletion removes it. It becomes the file only when it is still sound, of this version and of this log.
+Invariants. A copy is whole and as it was written, or it does not exist: it is checked before it is renamed into its
+place, so that no damaged copy replaces a sound one. It contains nothing that was deleted later, because a deletion
+removes it. It becomes the file only if it is still sound, of this version and of this log.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from synth.runtime import logs
 log = logs.get("read model")
 
 _LOOK_S = 1.0
-#: Of the time, at most, in which copies are made: with many deletions each of them would ask for one.
+#: The largest part of the time for making copies: each of many deletions would otherwise cause a new copy.
 _COPYING_SHARE = 0.05
 
 
 async def keep_snapshot(model: ProjectedFile, complete: Callable[[], bool], *, every: int) -> None:
-    """Copy the file whenever `every` events have come since the last copy, for ever; never when `every` is 0.
+    """Copy the file after every `every` events since the last copy, for ever; never if `every` is 0.
 
-    complete: whether the model has the whole log; one that is only under way is not copied.
+    complete: whether the model has the whole log; a model that is still being projected is not copied.
     """
     not_before = 0.0
     while True:
@@ -46,9 +46,9 @@ async def keep_snapshot(model: ProjectedFile, complete: Callable[[], bool], *, e
 
 
 async def take_snapshot(model: ProjectedFile) -> None:
-    """Copy the file as it is at one moment. Nothing is kept where something was deleted meanwhile, or is damaged.
+    """Copy the file's state at one moment. The copy is dropped if it is damaged, or after a deletion during the copy.
 
-    Raises `sqlite3.Error` and `OSError` when it cannot be written.
+    Raises `sqlite3.Error` and `OSError` if the copy cannot be written.
     """
     begun, path = model.deletions, model.unfinished_snapshot
     try:
@@ -64,9 +64,9 @@ async def take_snapshot(model: ProjectedFile) -> None:
 
 
 async def begin_anew(bus: Connection, model: ProjectedFile) -> None:
-    """Replace a damaged file by its snapshot where that can be gone on with, else by an empty one.
+    """Replace a damaged file by its snapshot if that is usable, else by an empty file.
 
-    Raises `Transient` when the bus does not answer.
+    Raises `Transient` if the bus does not answer.
     """
     usable = await holds_snapshot_of(bus, model)
     if usable:
@@ -75,6 +75,6 @@ async def begin_anew(bus: Connection, model: ProjectedFile) -> None:
 
 
 async def holds_snapshot_of(bus: Connection, model: ProjectedFile) -> bool:
-    """Whether there is a snapshot, and the log has its last event. Raises `Transient` when the bus does not answer."""
+    """Return whether there is a snapshot, and the log has its last event. Raises `Transient` without an answer."""
     mark = model.snapshot_mark()
     return mark is not None and await has_event(bus, mark)

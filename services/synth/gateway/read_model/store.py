@@ -1,8 +1,7 @@
-"""The read model: what the API answers from, in SQLite, projected from the log.
+"""The read model: the API's data in SQLite, projected from the log.
 
-Invariants. The events of a batch and the sequence that they reach are committed together, so a process killed at any
-moment goes on where its file says (`projected_file`). A file that lacks an event which this version can read is made
-anew.
+Invariants. The events of a batch and their last sequence are committed together, so a process killed at any moment
+continues from its file's position (`projected_file`). A file that lacks an event that this version can read is rebuilt.
 """
 
 from __future__ import annotations
@@ -80,9 +79,9 @@ _TABLES = ("jobs", "texts", "files", "deleted", "trash", "models", "newer", *_OF
 
 
 class JobTexts(NamedTuple):
-    """A job's long texts, kept apart from what changes at every event. validated: `job` and `origins`.
+    """A job's long texts, kept apart from the fields that change at every event. validated: `job` and `origins`.
 
-    config_blob: where its configuration is, if it is not in the log.
+    config_blob: the blob of its configuration, if it is not in the log.
     """
 
     config: str
@@ -92,13 +91,13 @@ class JobTexts(NamedTuple):
 
 
 class ReadModel(ProjectedFile):
-    """One SQLite file. Reads and commits take microseconds, so they run on the event loop."""
+    """The read model's SQLite file. Reads and commits take microseconds, so they run on the event loop."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path, version=_VERSION, schema=_SCHEMA, tables=_TABLES)
 
     def apply(self, events: Iterable[Recorded]) -> None:
-        """Project a batch of events in one transaction. Raises `Permanent` when another process writes this file."""
+        """Project a batch of events in one transaction. Raises `Permanent` if another process writes this file."""
         batch, reached, newest = Batch(self.db, self.find), self.applied, None
         self._db.execute("BEGIN IMMEDIATE")
         try:
@@ -111,24 +110,24 @@ class ReadModel(ProjectedFile):
             self._move(reached, newest)
             self._db.execute("COMMIT")
         except BaseException:
-            # After some errors SQLite has done so by itself.
+            # After some errors SQLite has already rolled back.
             if self._db.in_transaction:
                 self._db.execute("ROLLBACK")
             raise
         self.applied = reached
 
     def find(self, table: str, kind: type[Row], id: str) -> Row | None:
-        """The row of this id, of any organisation."""
+        """Return the row with this id, of any organisation."""
         found = self._db.execute(f"SELECT row FROM {table} WHERE id = ?", (id,)).fetchone()
         return msgspec.json.decode(found[0], type=kind) if found else None
 
     def job(self, org: str, id: str) -> JobRow | None:
-        """A job of this organisation."""
+        """Return a job of this organisation."""
         row = self.find("jobs", JobRow, id)
         return row if row and row.org == org else None
 
     def texts(self, id: str) -> JobTexts | None:
-        """A job's configuration as sent, and as validated."""
+        """Return a job's configuration as sent, and as validated."""
         query = "SELECT config, config_blob, body_sha256, validated FROM texts WHERE id = ?"
         row = self._db.execute(query, (id,)).fetchone()
         if not row:
@@ -138,20 +137,20 @@ class ReadModel(ProjectedFile):
         return JobTexts(config, blob, digest, msgspec.json.decode(validated) if validated else None)
 
     def jobs(self, org: str, *, limit: int, wanted: JobFilter, before: int | None = None) -> list[JobRow]:
-        """Jobs of this organisation, newest first. before: only those created before this sequence."""
+        """Return jobs of this organisation, newest first. before: only jobs created before this sequence."""
         condition, values = wanted.sql_condition(org)
         return _page(self._db, "jobs", JobRow, f"org = ? AND {condition}", [org, *values], limit=limit, before=before)
 
     def jobs_within(
         self, seconds: float, org: str, *, limit: int, wanted: JobFilter, before: int | None
     ) -> list[JobRow]:
-        """As `jobs`, on a connection of its own, for another thread. Raises `TimeoutError`."""
+        """Do the same as `jobs` on a separate connection, for another thread. Raises `TimeoutError`."""
         condition, values = wanted.sql_condition(org)
         with database_file.reading(self._path, seconds) as db:
             return _page(db, "jobs", JobRow, f"org = ? AND {condition}", [org, *values], limit=limit, before=before)
 
     def first_equal(self, org: str, id: str, *, within_s: float) -> str | None:
-        """The first job of this organisation with the submission of job `id`, of those of the seconds before it."""
+        """Return the first job of this organisation with the submission of job `id`, within the seconds before it."""
         job, texts = self.job(org, id), self.texts(id)
         if job is None or texts is None:
             return None
@@ -161,7 +160,7 @@ class ReadModel(ProjectedFile):
             "WHERE org = ? AND created < ? ORDER BY created DESC"
         )
         first = None
-        # Read row by row, from the newest, as far as the time goes.
+        # Read row by row, from the newest, back to the start of that time.
         for other, created_at, digest in self._db.execute(query, (org, job.created_seq)):
             if created_at < since:
                 break
@@ -170,7 +169,7 @@ class ReadModel(ProjectedFile):
         return first
 
     def file(self, org: str, id: str) -> FileRow | None:
-        """A file of this organisation."""
+        """Return a file of this organisation."""
         row = self.find("files", FileRow, id)
         return row if row and row.org == org else None
 
@@ -183,31 +182,31 @@ class ReadModel(ProjectedFile):
         before: int | None = None,
         after: int | None = None,
     ) -> list[FileRow]:
-        """Files of this organisation, newest first; with `after`, those uploaded after it, oldest first."""
+        """Return files of this organisation, newest first; with `after`, the files uploaded after it, oldest first."""
         where, values = ("org = ?", [org]) if purpose is None else ("org = ? AND purpose = ?", [org, purpose])
         return _page(self._db, "files", FileRow, where, values, limit=limit, before=before, after=after)
 
     def is_deleted(self, org: str, id: str) -> bool:
-        """Whether a job or a model of this organisation was there and was deleted."""
+        """Return whether a job or a model of this organisation existed and was deleted."""
         found = self._db.execute("SELECT org FROM deleted WHERE id = ?", (id.lower(),)).fetchone()
         return found is not None and found[0] == org
 
     def trash(self) -> list[Trash]:
-        """What was deleted and may still be in the blob store, as far as this process knows."""
+        """Return the deleted items whose blobs may still be in the blob store, as far as this process knows."""
         found = self._db.execute("SELECT row FROM trash ORDER BY deleted").fetchall()
         return [msgspec.json.decode(row, type=Trash) for (row,) in found]
 
     def put_trash(self, trash: Trash) -> None:
-        """Note what was deleted, or what is left of it."""
+        """Note the blobs of a deleted item, or the rest of them."""
         row = msgspec.json.encode(trash)
         self._db.execute("INSERT OR REPLACE INTO trash VALUES (?, ?)", (trash.deleted_seq, row))
 
     def delete_trash(self, trash: Trash) -> None:
-        """Forget what was deleted: its blobs are removed."""
+        """Forget a deleted item whose blobs are removed."""
         self._db.execute("DELETE FROM trash WHERE deleted = ?", (trash.deleted_seq,))
 
     def kept_trees(self, org: str) -> set[str]:
-        """The manifests of every model and checkpoint of an organisation, and of the models that these lie over."""
+        """Return the manifests of every model and checkpoint of an organisation, and of their base models."""
         rows = self._db.execute("SELECT row FROM models WHERE org = ?", (org,)).fetchall()
         kept = {tree for (row,) in rows for tree in msgspec.json.decode(row, type=ModelRow).trees}
         saved = "SELECT row FROM checkpoints WHERE job IN (SELECT id FROM jobs WHERE org = ?)"
@@ -215,14 +214,14 @@ class ReadModel(ProjectedFile):
         return kept | {tree for (row,) in rows for tree in msgspec.json.decode(row, type=CheckpointRow).trees}
 
     def model(self, org: str, id: str) -> ModelRow | None:
-        """A model that a job of this organisation made."""
+        """Return a model that a job of this organisation made."""
         row = self.find("models", ModelRow, id)
         return row if row and row.org == org else None
 
     def models(
         self, org: str, *, limit: int, before: int | None = None, base: str | None = None, prefix: str | None = None
     ) -> list[ModelRow]:
-        """Models that jobs of this organisation made, newest first. base, prefix: only those whose ids bear them."""
+        """Return models that jobs of this organisation made, newest first. base, prefix: only ids that contain them."""
         where, values = "org = ?", [org]
         for column, wanted in (("base", base), ("prefix", prefix)):
             if wanted is not None:
@@ -230,7 +229,7 @@ class ReadModel(ProjectedFile):
         return _page(self._db, "models", ModelRow, where, values, limit=limit, before=before)
 
     def checkpoints(self, job_id: str) -> list[Checkpoint]:
-        """The checkpoints of a job that are still there, newest first, each with the values of its step."""
+        """Return the existing checkpoints of a job, newest first, each with the values of its step."""
         found = self._db.execute("SELECT row FROM checkpoints WHERE job = ? ORDER BY step DESC", (job_id,)).fetchall()
         rows = [msgspec.json.decode(row, type=CheckpointRow).checkpoint for (row,) in found]
         values = "SELECT name, value FROM metrics WHERE job = ? AND step = ?"
@@ -239,7 +238,7 @@ class ReadModel(ProjectedFile):
         ]
 
     def checkpoints_of_failed(self, *, before: float, limit: int) -> list[tuple[str, str, CheckpointRow]]:
-        """Checkpoints of jobs that failed before this moment (Unix time), with their organisations and jobs."""
+        """Return checkpoints of jobs that failed before this Unix time, with their organisations and jobs."""
         found = self._db.execute(
             "SELECT jobs.org, jobs.id, checkpoints.row FROM checkpoints JOIN jobs ON jobs.id = checkpoints.job "
             "WHERE state = ? AND unixepoch(json_extract(CAST(jobs.row AS TEXT), '$.job.ended_at')) < ? LIMIT ?",
@@ -248,7 +247,7 @@ class ReadModel(ProjectedFile):
         return [(org, job, msgspec.json.decode(row, type=CheckpointRow)) for org, job, row in found]
 
     def checkpoint(self, org: str, model: str) -> CheckpointRow | None:
-        """The checkpoint of a job of this organisation that serves under this id."""
+        """Return the checkpoint of this organisation that serves under this id."""
         named = parse_finetuned(model)
         if named is None or named.checkpoint is None:
             return None
@@ -258,11 +257,11 @@ class ReadModel(ProjectedFile):
         return checkpoint if checkpoint and checkpoint.org == org else None
 
     def points(self, job_id: str, *, after_step: int, name: str | None, steps: int) -> tuple[list[Point], bool]:
-        """`job_metrics.measured_points`: a job's metrics by the step that they were measured at."""
+        """Call `job_metrics.measured_points`: return a job's metrics by the step of their measurement."""
         return job_metrics.measured_points(self._db, job_id, after_step=after_step, name=name, steps=steps)
 
     def metric_names(self, job_id: str) -> list[str]:
-        """The names of a job's metrics, sorted."""
+        """Return the names of a job's metrics, sorted."""
         return job_metrics.metric_names(self._db, job_id)
 
     def published_points(
@@ -275,7 +274,7 @@ class ReadModel(ProjectedFile):
         since: datetime | None = None,
         until: datetime | None = None,
     ) -> list[job_metrics.PublishedPoint]:
-        """`job_metrics.published_points`: the same by the step that they became known at."""
+        """Call `job_metrics.published_points`: return a job's metrics by the step of their publication."""
         return job_metrics.published_points(
             self._db, job_id, after_step=after_step, name=name, steps=steps, since=since, until=until
         )
@@ -284,14 +283,14 @@ class ReadModel(ProjectedFile):
         return not newer_events.can_read_more(self._db)
 
     def first_left_out(self) -> int | None:
-        """`newer_events.first_left_out`; None also in a new file, and in one that cannot say it."""
+        """Call `newer_events.first_left_out`; return None also for a new file, and for a damaged file."""
         try:
             return newer_events.first_left_out(self._db)
         except database_file.ReadError:
             return None
 
     def newer_problem(self) -> str | None:
-        """`newer_events.problem`: what this version leaves out."""
+        """Call `newer_events.problem`: return the events that this version leaves out."""
         return newer_events.problem(self._db)
 
     def _apply(self, batch: Batch, event: Recorded) -> None:
@@ -311,7 +310,7 @@ class ReadModel(ProjectedFile):
         if row is None:
             batch.count_absent(None, event)
             if isinstance(event.event, Logged):
-                # It was written while the job was deleted.
+                # The log was written during the job's deletion.
                 self.put_trash(Trash(folder=f"jobs/{event.key}", org=event.org, deleted_seq=event.seq))
             return
         batch.jobs[event.key] = row = add_size(row, event)
@@ -352,9 +351,9 @@ class ReadModel(ProjectedFile):
         judged_rewards.record_scores(self._db, event)
 
     def _delete_job(self, batch: Batch, event: Recorded) -> None:
-        """Drop a job with all that it made; a model of it is then deleted too."""
+        """Delete a job with its output, including its models."""
         self.note_deletion()
-        # What it adds to the totals of its organisation is taken away.
+        # Subtract the job's part of its organisation's totals.
         batch.count_absent(batch.job(event.key), event)
         made = "org = ? AND json_extract(CAST(row AS TEXT), '$.model.job_id') = ?"
         models = self._db.execute(f"SELECT id FROM models WHERE {made}", (event.org, event.key)).fetchall()

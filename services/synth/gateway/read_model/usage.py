@@ -1,4 +1,4 @@
-"""What an organisation has, counted for its limits."""
+"""The counts of an organisation's stored items and running jobs, for its limits."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _QUEUED = (State.CREATED, State.VALIDATED, State.VERIFIED)
 
 
 class JobCounts(NamedTuple):
-    """Jobs that have not ended, and those of them that nobody has started."""
+    """The numbers of jobs that have not ended, and of jobs among them that have not started."""
 
     live: int
     queued: int
@@ -26,12 +26,12 @@ def count_jobs(model: ReadModel, org: str) -> JobCounts:
 
 
 def stored_bytes(model: ReadModel, org: str) -> int:
-    """`org_totals.stored_bytes`: bytes of an organisation's files and of the stored logs of its jobs."""
+    """Call `org_totals.stored_bytes`: return the bytes of an organisation's files and of its jobs' stored logs."""
     return org_totals.stored_bytes(model.db, org)
 
 
 def event_bytes(model: ReadModel, org: str) -> int:
-    """`org_totals.event_bytes`: bytes of an organisation's events in the log."""
+    """Call `org_totals.event_bytes`: return the bytes of an organisation's events in the log."""
     return org_totals.event_bytes(model.db, org)
 
 
@@ -42,15 +42,15 @@ def count_unvalidated(model: ReadModel, org: str) -> int:
 
 
 def pending_files(model: ReadModel, org: str) -> int:
-    """`org_totals.pending_files`: how many of an organisation's files are not checked yet."""
+    """Call `org_totals.pending_files`: count an organisation's files that are not checked yet."""
     return org_totals.pending_files(model.db, org)
 
 
 def gpu_seconds(model: ReadModel, org: str, *, now: float, days: int) -> float:
-    """`device_time.device_seconds`: devices × seconds that an organisation's jobs have held. now: Unix time."""
+    """Call `device_time.device_seconds`: return the devices × seconds of an organisation's jobs. now: Unix time."""
     return device_time.device_seconds(model.db, org, now=now, days=days)
 
 
 def orgs_with_devices(model: ReadModel) -> list[str]:
-    """The organisations whose jobs hold devices now."""
+    """Return the organisations whose jobs hold devices now."""
     return device_time.holding_orgs(model.db)

@@ -1,8 +1,8 @@
 """A feed: the events of a job or of an organisation, read and encoded once for all their watchers.
 
-Invariants. A reader gets each event behind its position once, in order. The newest events are kept in memory; a reader
-that is behind them reads the log, in blocks that the readers at the same place share. What all feeds keep is bounded by
-bytes, however many readers there are: none has a queue of its own, and none waits for another.
+Invariants. A reader gets each event after its position once, in order. The newest events are kept in memory; a reader
+that is behind them reads the log, in blocks that readers at the same place share. The memory of all feeds is bounded by
+bytes for any number of readers: no reader has its own queue or waits for another.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from synth.gateway import metrics
 from synth.gateway.streams.memory import StreamMemory
 from synth.jobs.lifecycle import TERMINAL_FACTS
 
-#: Encodes an event; b"" for one that its watchers are not shown.
+#: A function that encodes an event; b"" for an event that its watchers do not see.
 Encode = Callable[[Recorded], bytes]
-#: Reads the log behind a sequence, up to what the read model has: events, and whether there are more.
+#: A function that reads the log after a sequence, up to the read model's position: events, and whether there are more.
 ReadLog = Callable[[int], Awaitable[tuple[list[Recorded], bool]]]
 
 
 class Frame(NamedTuple):
-    """An event as it goes over the wire. ends: it is its job's terminal fact."""
+    """An encoded event. ends: whether it is its job's terminal fact."""
 
     seq: int
     time: datetime
@@ -36,7 +36,7 @@ class Frame(NamedTuple):
 
 @dataclass(frozen=True)
 class _Block:
-    """Each event behind `after`, up to `until`."""
+    """Every event after `after`, up to `until`."""
 
     after: int
     until: int
@@ -44,10 +44,10 @@ class _Block:
 
 
 class EventFeed:
-    """The newest events, and the blocks of the past that are being read."""
+    """The newest events, and blocks of past events."""
 
     def __init__(self, read_log: ReadLog, encode: Encode, memory: StreamMemory, *, after: int) -> None:
-        """after: the sequence up to which the hub has passed on every event."""
+        """Create an empty feed. after: the sequence up to which the hub has fanned out every event."""
         self.after = after
         self.closed = False
         self.readers = 0
@@ -80,7 +80,7 @@ class EventFeed:
         return bool(self._frames) and self._frames[-1].seq > position
 
     def newer(self, position: int) -> list[Frame]:
-        """Return the newest events behind a position, which is not before `after`."""
+        """Return the newest events after a position, which is not before `after`."""
         frames: list[Frame] = []
         for frame in reversed(self._frames):
             if frame.seq <= position:
@@ -94,9 +94,9 @@ class EventFeed:
             await self._appended.wait()
 
     async def past(self, position: int, timeout: float) -> tuple[list[Frame], int]:
-        """Return events of the log behind a position, and the position behind them.
+        """Return events of the log after a position, and the position after them.
 
-        Raises `TimeoutError`, after which the read goes on, and `Transient`.
+        Raises `TimeoutError`, after which the read continues, and `Transient`.
         """
         block = next((block for block in self._blocks if block.after <= position < block.until), None)
         if block is None:
@@ -114,7 +114,7 @@ class EventFeed:
         frames = [self._to_frame(event) for event in events]
         until = frames[-1].seq if frames else position
         if not more:
-            # What the log lacks now was passed on before, or will be.
+            # The log has no more events now: the feed has every event after `passed_on`, or will get it.
             until = max(until, passed_on)
         return _Block(position, until, frames)
 
@@ -143,7 +143,7 @@ class EventFeed:
 
 
 class Reader:
-    """One watcher's place in a feed. position: the sequence behind which it reads on."""
+    """One watcher's place in a feed. position: the sequence after which it continues."""
 
     def __init__(self, feed: EventFeed, position: int) -> None:
         self.position = position
@@ -152,16 +152,16 @@ class Reader:
 
     @property
     def closed(self) -> bool:
-        """Whether the feed has ended."""
+        """Return whether the feed has ended."""
         return self._feed.closed
 
     @property
     def at_present(self) -> bool:
-        """Whether it has read what the log holds, and only the newest events of the feed may follow."""
+        """Return whether it has read the log's events, so that only the newest events of the feed may follow."""
         return self.position >= self._feed.after
 
     async def read(self, timeout: float) -> Sequence[Frame] | None:
-        """Return the next events; none where the log had none, and None where none came in time. Raises `Transient`."""
+        """Return the next events; empty if the log had none, None if none arrived in time. Raises `Transient`."""
         try:
             if not self.at_present:
                 if self._was_at_present:

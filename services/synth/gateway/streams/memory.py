@@ -1,4 +1,4 @@
-"""What event streams keep in memory: events that may be read again, and what the allocator keeps of ended streams."""
+"""The memory of event streams: events that may be read again, and freed memory of ended streams."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ import gc
 from collections import deque
 from collections.abc import Callable
 
-#: Of Python's objects for an event, beside its bytes.
+#: The bytes of Python's objects for an event, in addition to its own bytes.
 _ENTRY_BYTES = 256
-#: So many streams have ended before their memory is worth a collection.
+#: The number of ended streams after which a collection is worthwhile.
 _MANY = 100
 _QUIET_S = 5.0
 
 
 class StreamMemory:
-    """Bytes of events that all feeds keep. The oldest are dropped for newer ones: whoever needs them reads the log."""
+    """The bytes of events that all feeds keep. Newer events replace the oldest, which remain in the log."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -24,7 +24,7 @@ class StreamMemory:
         self._kept: deque[tuple[int, Callable[[], None]]] = deque()
 
     def keep(self, size: int, drop: Callable[[], None]) -> None:
-        """Count what was kept just now. drop: removes it, called after `drop` of all that was kept before."""
+        """Count a kept item. drop: removes it; called after the `drop` of every earlier item."""
         self._kept.append((size + _ENTRY_BYTES, drop))
         self._total += size + _ENTRY_BYTES
         while self._total > self._limit and self._kept:
@@ -34,19 +34,19 @@ class StreamMemory:
 
 
 class EndedStreams:
-    """Streams that have ended since their memory was returned to the system."""
+    """The streams that have ended since memory was last returned to the system."""
 
     def __init__(self) -> None:
         self._count = 0
 
     def note(self) -> None:
-        """Count one."""
+        """Count one ended stream."""
         self._count += 1
 
     async def return_memory(self) -> None:
-        """After the end of many streams, return to the system what they took, for ever.
+        """Return memory to the system each time that many streams have ended, for ever.
 
-        What a request holds is freed by a collection, and glibc keeps what is freed.
+        A collection frees a request's memory, and glibc keeps freed memory.
         """
         while True:
             before = self._count

@@ -1,8 +1,8 @@
-"""The ends of bus keys: when one has come, the key's feeds are ended.
+"""The ends of bus keys, at which their feeds are ended.
 
-A revocation ends them by itself; an end that was set before, by a rotation with a grace or when the key was made, has
-nobody who asks. Every gateway looks, and ending a feed twice changes nothing. Invariant: no feed outlives its key by
-more than `SYNTH_BUS_END_CHECK_S` while the log and a gateway are there.
+The request of a revocation ends the feeds itself. An end that was set earlier, by a rotation with a grace period or at
+the key's creation, has no request. Every gateway checks for ends, and ending a feed twice changes nothing. Invariant:
+no feed outlives its key by more than `SYNTH_BUS_END_CHECK_S` while the log and a gateway are available.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ log = logs.get("bus key ends")
 
 
 def watched_s(settings: SubscriberSettings) -> float:
-    """Return for how many seconds after a key's end its feeds are looked for.
+    """Return for how many seconds after a key's end its feeds are searched for.
 
-    No session that began before the end is longer, and without a listener the server removes a feed itself.
+    No session that began before the end lasts longer, and the server itself removes a feed without a listener.
     """
     return settings.bus_session_s + settings.bus_feed_idle_s + settings.bus_end_check_s
 
 
 async def watch_ends(bus: Connection, keys: ApiKeyCache, settings: SubscriberSettings) -> None:
-    """End the feeds of every bus key whose end has come, until cancelled."""
+    """End the feeds of every bus key that has ended, until cancelled."""
     lasts = timedelta(seconds=watched_s(settings))
     done: dict[str, datetime] = {}
     while True:

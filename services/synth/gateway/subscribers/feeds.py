@@ -1,12 +1,12 @@
 """Feeds: consumers of the log that deliver one organisation's events to a bus key's own subject.
 
-The gateway makes them, so that a subscriber needs to publish nothing: whoever may ask JetStream for a message names the
-subject that it is delivered to, and that subject may be anybody's (decision 43). A feed keeps no place: its subscriber
-does, and asks for a new one behind it. Invariant: a key has as many feeds as it may, whatever it asks for, since they
-have their names and the server refuses a second one of a name; one without a listener is removed by the server.
+The gateway creates them, so that a subscriber need not publish: a client that may request messages from JetStream also
+chooses the subject of their delivery, which may be another client's (decision 43). A feed stores no position: its
+subscriber does, and requests a new feed after it. Invariant: no request gives a key more feeds than its limit, since
+feeds have fixed names and the server refuses a name twice; the server removes a feed without a listener.
 """
 
-# nats-py annotates parts of itself not at all.
+# Parts of nats-py have no type annotations.
 # pyright: reportUnknownMemberType=false
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ from synth.gateway.subscribers.settings import MOST_FEEDS, SubscriberSettings
 _REQUEST_S = 5.0
 #: No organisation has this id.
 _NOTHING = "*.*.ended.>"
-# JetStream's error codes. The second one is said of an update.
+# JetStream's error codes for a missing consumer. An update returns the second one.
 _GONE = (10014, 10149)
 _EXISTS = 10148
 
 
 def subjects_of(key: ApiKey) -> str:
-    """The subjects that a bus key may listen to."""
+    """Return the subjects that a bus key may listen to."""
     return f"outside.{key.org}.{key.key_id}.>"
 
 
 async def open_feed(bus: Connection, key: ApiKey, *, after: int, settings: SubscriberSettings) -> Feed | None:
-    """A feed of the events behind the sequence `after`; None where the key has as many as it may.
+    """Open a feed of the events after the sequence `after`; return None if the key has reached its limit of feeds.
 
-    Raises `Transient` while the log is away.
+    Raises `Transient` while the log is unavailable.
     """
     subject = subjects_of(key).removesuffix(">") + secrets.token_hex(8)
     config: dict[str, object] = {
@@ -66,11 +66,11 @@ async def open_feed(bus: Connection, key: ApiKey, *, after: int, settings: Subsc
 
 
 async def end_feeds(bus: Connection, key: ApiKey) -> None:
-    """Let the feeds of a key deliver nothing from now on; the server removes them with their listener's session.
+    """Stop all deliveries of a key's feeds; the server removes the feeds with their listener's session.
 
-    Also those that it has from when `SYNTH_BUS_FEEDS` was higher. Raises `Transient` while the log is away.
+    This includes feeds from a time when `SYNTH_BUS_FEEDS` was higher. Raises `Transient` while the log is unavailable.
     """
-    # Each by itself: one may lie on a server that is away.
+    # End each feed separately, because one may be on a server that is unavailable.
     ends = [_end(bus, _name(key, slot)) for slot in range(MOST_FEEDS)]
     failed = [error for error in await asyncio.gather(*ends, return_exceptions=True) if error is not None]
     if failed:
@@ -86,7 +86,7 @@ async def _end(bus: Connection, name: str) -> None:
 
 
 def _name(key: ApiKey, slot: int) -> str:
-    # Nobody else can guess the digest: a service that could name a feed could change it.
+    # Nobody else can guess the digest. A service that knew the name of a feed could change the feed.
     return f"outside-{key.digest}-{slot}"
 
 

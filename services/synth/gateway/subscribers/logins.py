@@ -1,11 +1,11 @@
-"""Who may come in on the bus beside the services: nats-server asks, the gateways answer (its auth callout).
+"""The log-ins of bus keys: nats-server's auth callout sends each connection that is no service's to the gateways.
 
-A bus key may listen below its own subject and publish nothing, for one session. Invariant: what is let in ends by
-itself, at the end of the session or of the key, and a session's logins are counted, so that a key has a bounded number
-of connections.
+A bus key may listen below its own subject and publish nothing, for one session. Invariant: an accepted connection ends
+by itself, at the end of the session or of the key, and the log-ins within a session's time are counted, so that a key
+has a bounded number of connections.
 """
 
-# nats-py annotates parts of itself not at all.
+# Parts of nats-py have no type annotations.
 # pyright: reportUnknownMemberType=false
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ from synth.runtime import logs
 
 log = logs.get("logins")
 
-# The server gives a login up after two seconds: what waits longer than these would be answered in vain.
+# The server gives up a log-in after two seconds: an answer to more waiting log-ins than these would come too late.
 _MAX_WAITING = 1000
 _MAX_KEYS = 10_000
-#: Subscriptions of one connection: its feeds, and a few that are on their way out.
+#: Subscriptions of one connection: its feeds, and a few that are ending.
 _MAX_SUBSCRIPTIONS = 64
-#: Nothing may be published, so nothing need be taken.
+#: A bus key may not publish, so no payload is needed.
 _MAX_PAYLOAD_BYTES = 1024
 
 
@@ -56,7 +56,7 @@ class _ClientInfo(msgspec.Struct, frozen=True):
 
 
 class _Request(msgspec.Struct, frozen=True):
-    """What the server tells of a connection that asks to come in."""
+    """The server's description of a connection that logs in."""
 
     server_id: _AskingServer
     user_nkey: str
@@ -65,7 +65,7 @@ class _Request(msgspec.Struct, frozen=True):
 
 
 class Logins:
-    """Answers the server for every connection that is no service's."""
+    """The responder to the server for every connection that is no service's."""
 
     def __init__(
         self,
@@ -83,7 +83,7 @@ class Logins:
         self._sessions: dict[str, deque[float]] = {}
 
     async def serve(self) -> None:
-        """Answer until cancelled; the gateways share the questions."""
+        """Answer log-ins until cancelled; the gateways share them."""
         subscription = await self._bus.nc.subscribe(
             LOGINS, queue=self._bus.service, cb=self._answer, pending_msgs_limit=_MAX_WAITING
         )
@@ -106,7 +106,7 @@ class Logins:
         try:
             key, reason = await self._find(password)
         except ApiError as error:
-            # The bus is away: nothing is known of the key.
+            # The bus is unavailable, so the key's record is unknown.
             key, reason = None, str(error)
         else:
             if reason and password:
@@ -125,7 +125,7 @@ class Logins:
         )
 
     async def _find(self, password: str) -> tuple[ApiKey | None, str]:
-        """The bus key that this password is, and why it is not let in; an empty reason where it is."""
+        """Return the bus key with this password, and why it is refused; an empty reason if it is accepted."""
         if not is_bus_key(password) or mistyped(password):
             return None, "the password is no key of `synthctl keys create --bus`"
         key = await self._keys.find(password)
@@ -138,7 +138,7 @@ class Logins:
         return key, ""
 
     def _count(self, key: ApiKey) -> bool:
-        """Count a login; False where the key has as many sessions as it may."""
+        """Count a log-in; return False if the key has reached its limit of sessions."""
         now = time.monotonic()
         if key.digest not in self._sessions and len(self._sessions) >= _MAX_KEYS:
             self._sessions = {digest: ends for digest, ends in self._sessions.items() if ends[-1] > now}
@@ -163,7 +163,7 @@ class Logins:
             "subs": _MAX_SUBSCRIPTIONS,
             "data": -1,
             "payload": _MAX_PAYLOAD_BYTES,
-            # Neither a leaf node, which has many clients behind it, nor MQTT, which keeps sessions in streams.
+            # Refuse leaf nodes, which have many clients behind them, and MQTT, which keeps sessions in streams.
             "allowed_connection_types": ["STANDARD", "WEBSOCKET"],
         }
         claims = {"sub": user_nkey, "aud": OUTSIDE_ACCOUNT, "name": key.key_id, "exp": int(ends), "nats": may}

@@ -1,4 +1,4 @@
-"""What subscribers from outside may take of the bus."""
+"""The settings of subscribers from outside the cluster."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pydantic import Field, SecretStr
 
 from synth.settings import Settings
 
-#: A key's feeds are ended by their names, so that these must be few whatever the setting once was.
+#: A key's feeds are ended by their names, so there must be few names for every value that the setting may have had.
 MOST_FEEDS = 16
 
 
@@ -19,30 +19,30 @@ class SubscriberSettings(Settings):
     it."""
 
     bus_session_s: float = Field(default=300.0, ge=1)
-    """For how many seconds a connection by a bus key is let in; then it has to log in again. A key that was revoked
-    hears nothing from that moment on, and its connections end after this at the latest."""
+    """For how many seconds a connection by a bus key is valid; then it has to log in again. A revoked key gets no
+    events from that moment on, and its connections end after this time at the latest."""
 
     bus_logins: int = Field(default=20, ge=1)
     """How often one bus key may log in within `SYNTH_BUS_SESSION_S` at this gateway, and so how many connections it
     may have."""
 
     bus_feeds: int = Field(default=4, ge=1, le=MOST_FEEDS)
-    """Feeds that one bus key may have at a time. Each is a consumer of the log; one that nobody listens to any more
-    counts until it is removed."""
+    """Feeds that one bus key may have at a time. Each is a consumer of the log; a feed without a listener counts until
+    it is removed."""
 
     bus_feeds_share: float = Field(default=0.5, ge=0, le=1)
-    """The share of the consumers which the log may have at all (10,000) above which no feed is opened, whoever asks:
-    the rest is for the services, none of which could follow the log without it. Theirs count too."""
+    """The share of the log's consumers (10,000 at most) above which no feed is opened for any key: the rest is for the
+    services, none of which could follow the log without it. The services' consumers count too."""
 
     bus_end_check_s: float = Field(default=1.0, gt=0)
-    """Every how many seconds the gateway looks for bus keys whose end has come, and ends their feeds: so much longer
-    one may hear."""
+    """The interval in seconds at which the gateway checks for ended bus keys, and ends their feeds: a feed may get
+    events for this much longer."""
 
     bus_feed_bytes_per_s: int = Field(default=1 << 20, ge=1024)
-    """How fast a feed delivers at most: it reads the past as well, and must not slow what runs."""
+    """The most bytes per second that a feed delivers: it also reads past events, and must not slow running work."""
 
     bus_feed_idle_s: float = Field(default=10.0, ge=1)
     """After how many seconds without a listener a feed is removed."""
 
     bus_feed_heartbeat_s: float = Field(default=5.0, ge=0.1)
-    """How often a feed without events says that it lives."""
+    """The interval in seconds of the heartbeats of a feed without events."""

@@ -67,7 +67,7 @@ async def all_events(request: Request, caller: CurrentKey, gateway: GatewayDep, 
 
 
 class FeedBody(BaseModel):
-    """The place where a feed begins."""
+    """The start of a feed."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 

@@ -81,7 +81,7 @@ async def chat_completions(request: Request, gateway: GatewayDep) -> Response:
     """Forward the request to a replica that serves the body's `model`. A rollout's `?cid=` is itself a credential.
 
     Without a bearer, an environment key of your organisation in `X-API-Key` authenticates the request. Below
-    `/keys/{url_key}/v1` only the URL key authenticates it, whichever other credentials it has.
+    `/keys/{url_key}/v1` only the URL key authenticates it, and other credentials are ignored.
     """
     if url_key := request.path_params.get("url_key"):
         return await _chat_by_url(request, gateway, await authenticate_url_key(request, url_key))

@@ -135,7 +135,7 @@ def parse_sft_job(body: Table) -> JobRequest:
 
 
 def _rl_config(data: Table, place: str) -> Table:
-    """Return the configuration, sent parsed or as text; empty without one, and the validator reports what it lacks."""
+    """Return the configuration, sent parsed or as text; empty without one, which the validator then rejects."""
     if data.get("config") is not None:
         return dict(_table(data, "config", place))
     text = _text(data, "config_toml", place)

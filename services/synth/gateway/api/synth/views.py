@@ -201,7 +201,7 @@ def runs_view(row: JobRow) -> list[SynthRun]:
 def _run_status(run: Run, job: Job) -> str:
     if run.ended_at is None:
         return "running"
-    # An attempt ends with the next attempt, a pause, or the end of the job, whichever comes first.
+    # An attempt ends with the first of these: the next attempt, a pause, or the end of the job.
     return STATUS[job.state].synth if run.ended_at == job.ended_at else "interrupted"
 
 

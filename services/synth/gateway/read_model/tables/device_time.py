@@ -1,10 +1,10 @@
-"""How long the jobs of each organisation have held devices, by UTC day.
+"""The device time of each organisation's jobs, by UTC day.
 
 A trainer's devices are held from `job.started` until its attempt ends, an engine's from the first policy of a job that
-it has loaded until the job is over or paused. What holds them is *seen* with each fact that it makes: a trainer with
-its own, an engine with those of the job's policies and rollouts. An attempt that died held its devices until it was
-seen last, and an engine that is not seen for `UNSEEN_S` is not counted for the time after that. What a deleted job has
-held stays counted.
+it has loaded until the job is over or paused. A holder is *seen* with each event that it causes: a trainer with its own
+events, an engine with the events of the job's policies and rollouts. An attempt that died held its devices until it was
+last seen, and an engine that is not seen for `UNSEEN_S` is not counted after that time. The device time of a deleted
+job stays counted.
 """
 
 from __future__ import annotations
@@ -42,28 +42,28 @@ CREATE TABLE device_days (
 ) WITHOUT ROWID;
 """
 DAY_S = 86_400
-#: Longer than a job lies silent that goes on: one long rollout, or one long step.
+#: Longer than the longest silence of a running job: one long rollout, or one long step.
 UNSEEN_S = 3600.0
 _TRAINER = "trainer"
 _ENGINE = "engine "
 _OVER = JobPaused | JobParked | JobSucceeded | JobFailed | JobCancelled | JobWithdrawn
 _CHANGES = JobStarted | TrainHandedBack | PolicyLoaded | _OVER
-#: In these no engine holds a device for the job, also where it has said so late.
+#: In these states no engine holds a device for the job, even if it reported that late.
 _LET_GO = TERMINAL | {State.PAUSED}
-#: Facts that nobody makes without an engine.
+#: Facts that need an engine.
 _OF_ENGINES = RolloutCompleted | RolloutBatched | EvalCompleted
 _ADD = "INSERT INTO device_days VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET seconds = seconds + excluded.seconds"
 
 
 class Sightings:
-    """The facts of a batch of events by which holders were seen, entered together: most events are such facts."""
+    """The sightings of holders in a batch of events, written together because most events are sightings."""
 
     def __init__(self, db: sqlite3.Connection) -> None:
         self._db = db
         self._spans: dict[tuple[str, bool], tuple[float, float]] = {}
 
     def note(self, job: str, at: float, *, engines: bool) -> None:
-        """The trainer of a job was seen, or its engines."""
+        """Note that the trainer of a job was seen, or its engines."""
         key = (job, engines)
         first, last = self._spans.get(key, (at, at))
         if at - last > UNSEEN_S:
@@ -72,7 +72,7 @@ class Sightings:
         self._spans[key] = (first, at)
 
     def enter(self, job: str | None = None) -> None:
-        """Write what was noted, of this job or of all."""
+        """Write the sightings of this job, or of all jobs."""
         for key in [key for key in self._spans if job in (None, key[0])]:
             self._enter(key)
 
@@ -83,7 +83,7 @@ class Sightings:
 
 
 def record_holding(db: sqlite3.Connection, recorded: Recorded, sightings: Sightings, *, state: State) -> None:
-    """Note who holds devices for a job, and what was held. state: of the job, with this fact."""
+    """Record the holders of devices for a job, and their device time. state: the job's state after this event."""
     event, job, at = recorded.event, recorded.key, recorded.time.timestamp()
     if isinstance(event, _OF_ENGINES):
         sightings.note(job, at, engines=True)
@@ -96,7 +96,7 @@ def record_holding(db: sqlite3.Connection, recorded: Recorded, sightings: Sighti
         return
     sightings.enter(job)
     if isinstance(event, JobStarted):
-        # The attempt before has ended without a word, or has said that it ends.
+        # The previous attempt has ended, with or without a report.
         _let_go(db, job, at, _TRAINER, died=True)
         _hold(db, recorded, _TRAINER, event.devices)
     elif isinstance(event, TrainHandedBack):
@@ -106,14 +106,14 @@ def record_holding(db: sqlite3.Connection, recorded: Recorded, sightings: Sighti
         _let_go(db, job, at)
     elif state not in _LET_GO:
         _see(db, job, at, engines=True)
-        # An engine computes on one device, and one that takes over the task has its place.
+        # An engine uses one device, and an engine that takes over the task replaces it.
         _hold(db, recorded, f"{_ENGINE}{event.index}", 1)
 
 
 def device_seconds(db: sqlite3.Connection, org: str, *, now: float, days: int) -> float:
-    """What an organisation's jobs have held in the last `days` UTC days, today included, and hold now.
+    """Return the device time of an organisation's jobs in the last `days` UTC days, including today's and open spans.
 
-    now: Unix time. In devices × seconds.
+    now: Unix time. The result is in devices × seconds.
     """
     first = int(now // DAY_S) - days + 1
     held = db.execute("SELECT COALESCE(SUM(seconds), 0) FROM device_days WHERE org = ? AND day >= ?", (org, first))
@@ -126,7 +126,7 @@ def device_seconds(db: sqlite3.Connection, org: str, *, now: float, days: int) -
 
 
 def holding_orgs(db: sqlite3.Connection) -> list[str]:
-    """The organisations whose jobs hold devices now."""
+    """Return the organisations whose jobs hold devices now."""
     return [org for (org,) in db.execute("SELECT DISTINCT org FROM device_time WHERE devices")]
 
 
@@ -137,7 +137,7 @@ def _hold(db: sqlite3.Connection, recorded: Recorded, holder: str, devices: int)
 
 
 def _see(db: sqlite3.Connection, job: str, at: float, *, engines: bool) -> None:
-    """Those that hold devices for a job are there: its trainer, or its engines."""
+    """Set the time at which a job's trainer, or its engines, were last seen."""
     if engines:
         gone = "SELECT holder FROM device_time WHERE job = ? AND holder <> ? AND seen < ?"
         for (holder,) in db.execute(gone, (job, _TRAINER, at - UNSEEN_S)).fetchall():
@@ -148,7 +148,7 @@ def _see(db: sqlite3.Connection, job: str, at: float, *, engines: bool) -> None:
 
 
 def _let_go(db: sqlite3.Connection, job: str, at: float, holder: str | None = None, *, died: bool = False) -> None:
-    """died: nobody knows what it held after it was seen last."""
+    """End the holdings of a job. died: the time after the holder was last seen is unknown, and does not count."""
     which = "job = ? AND holder = coalesce(?, holder)"
     for (name,) in db.execute(f"SELECT holder FROM device_time WHERE {which}", (job, holder)).fetchall():
         _book(db, job, name, until=None if died else at)
@@ -156,7 +156,7 @@ def _let_go(db: sqlite3.Connection, job: str, at: float, holder: str | None = No
 
 
 def _book(db: sqlite3.Connection, job: str, holder: str, *, until: float | None) -> None:
-    """Enter what was held into the days; None: until it was seen last."""
+    """Add a holder's device time to the days. until: None for the time at which it was last seen."""
     found = "SELECT org, devices, since, seen FROM device_time WHERE job = ? AND holder = ?"
     for org, devices, since, seen in db.execute(found, (job, holder)).fetchall():
         spans = _by_day(since, seen if until is None else until)
@@ -164,7 +164,7 @@ def _book(db: sqlite3.Connection, job: str, holder: str, *, until: float | None)
 
 
 def _by_day(since: float, until: float) -> Iterator[tuple[int, float]]:
-    """The UTC days between two moments, and the seconds of each that lie between them."""
+    """Yield the UTC days between two times, and the seconds of each day between them."""
     while since < until:
         day = int(since // DAY_S)
         end = min(until, (day + 1) * DAY_S)

@@ -1,8 +1,8 @@
-"""The metrics of jobs in the read model, by the step that they were measured at and by the one they are published at.
+"""The metrics of jobs in the read model, by the step of their measurement and by the step of their publication.
 
-A client that follows a job asks for what is beyond the last step that it has seen. So what is measured late (an
-evaluation of version 5 that ends during step 7) is held, and published together with the next step, or after the last
-one when the job ends: no point ever appears at a step that was already published.
+A client that follows a job requests the points after the last step that it has seen. So a late measurement (an
+evaluation of version 5 that ends during step 7) is held, and published with the next step, or after the last step at
+the job's end: no point ever appears at a step that was already published.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _RECORD = (
 
 
 class PublishedPoint(msgspec.Struct, frozen=True, kw_only=True):
-    """A point as a follower sees it. step: where it is published; measured: where it was measured."""
+    """A point as a follower sees it. step: the step of its publication; measured: the step of its measurement."""
 
     name: str
     step: int
@@ -44,7 +44,7 @@ class PublishedPoint(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def record_event(db: sqlite3.Connection, recorded: Recorded, *, ended: bool) -> None:
-    """Record the metrics of an event, and publish what is due. ended: the job ended with this event or before."""
+    """Record the metrics of an event, and publish due metrics. ended: the job ended with this event or before."""
     job, event = recorded.key, recorded.event
     if isinstance(event, TrainStep) and event.step > _last_published(db, job):
         _release(db, job, at=event.step)
@@ -60,7 +60,7 @@ def record_event(db: sqlite3.Connection, recorded: Recorded, *, ended: bool) -> 
 def measured_points(
     db: sqlite3.Connection, job: str, *, after_step: int, name: str | None, steps: int
 ) -> tuple[list[Point], bool]:
-    """A job's points of the first `steps` steps after `after_step`, ascending; and whether there are more."""
+    """Return a job's points of the first `steps` steps after `after_step`, ascending; and whether there are more."""
     found = db.execute(
         "SELECT DISTINCT step FROM metrics WHERE job = ?1 AND step > ?2 AND name = coalesce(?3, name)"
         " ORDER BY step LIMIT ?4",
@@ -78,7 +78,7 @@ def measured_points(
 
 
 def metric_names(db: sqlite3.Connection, job: str) -> list[str]:
-    """The names of a job's metrics, sorted."""
+    """Return the names of a job's metrics, sorted."""
     return [name for (name,) in db.execute("SELECT DISTINCT name FROM metrics WHERE job = ? ORDER BY name", (job,))]
 
 
@@ -92,9 +92,9 @@ def published_points(
     since: datetime | None = None,
     until: datetime | None = None,
 ) -> list[PublishedPoint]:
-    """The points of the first `steps` published steps after `after_step`, or of the latest ones; ascending.
+    """Return the points of the first `steps` published steps after `after_step`, or of the latest ones; ascending.
 
-    Without a name, the headline ones. since, until: only those measured from one moment on and before the other.
+    name: None for the headline metrics. since, until: only points measured from `since` on and before `until`.
     """
     names = [name] if name is not None else list(HEADLINE_METRICS)
     among = ", ".join("?" for _ in names)
@@ -125,7 +125,10 @@ def _last_published(db: sqlite3.Connection, job: str) -> int:
 
 
 def _release(db: sqlite3.Connection, job: str, *, at: int) -> bool:
-    """Publish the oldest held evaluation; False when there is none. One at a time: a name has one value a step."""
+    """Publish the oldest held evaluation; return False if there is none.
+
+    Only one is published at a step, because a name has one value for each step.
+    """
     oldest = db.execute("SELECT min(step) FROM metrics WHERE job = ? AND published IS NULL", (job,)).fetchone()[0]
     if oldest is None:
         return False

@@ -1,4 +1,4 @@
-"""What jobs are found by: their metadata, tags and names, an indexed row each."""
+"""The index of jobs by their metadata, tags and names, each of which has a row."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ HAS_PAIR = (
 
 
 def record_pairs(db: sqlite3.Connection, org: str, job: Job, event: Event) -> None:
-    """Enter what a job is found by, once it is created, and again once it is validated."""
+    """Record a job's metadata, tags and names after its creation, and again after its validation."""
     if not isinstance(event, JobCreated | JobValidated):
         return
     db.execute("DELETE FROM pairs WHERE job = ?", (job.id,))
@@ -37,7 +37,7 @@ def record_pairs(db: sqlite3.Connection, org: str, job: Job, event: Event) -> No
 
 
 def _names(job: Job) -> list[str]:
-    """The job's name and label; of a path, each of its ends that follows a slash too."""
+    """Return the job's name and label; for a path, also each of its ends after a slash."""
     name = job.name or ""
     ends = [name[i + 1 :] for i, character in enumerate(name) if character == "/"]
     return [each for each in (name, *ends, job.label) if each]

@@ -1,4 +1,4 @@
-"""What the judges made of each rollout's reward, a row each: the log says it in another event than the rollout's."""
+"""The reward of each rollout after judging, a row each, because the log has it in a separate event."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CREATE TABLE judged (
 
 
 def record_scores(db: sqlite3.Connection, recorded: Recorded) -> None:
-    """Enter what the judges said of a rollout; of what was said twice, the first stays."""
+    """Record the judges' reward of a rollout; of two records of one rollout, the first stays."""
     event = recorded.event
     if isinstance(event, RolloutJudged):
         values = (recorded.key, event.mode, event.iteration, event.index, event.reward)
@@ -34,13 +34,13 @@ class JudgedRewards:
 
     @classmethod
     def of(cls, db: sqlite3.Connection, job: str) -> JudgedRewards:
-        """Of the job with this id."""
+        """Return the rewards of the job with this id."""
         query = "SELECT json_extract(CAST(validated AS TEXT), '$.job.rewards.scores') FROM texts WHERE id = ?"
         found = db.execute(query, (job,)).fetchone()
         return cls(db, job, found is not None and found[0] in ("judges", "grader"))
 
     def reward(self, event: RolloutCompleted | RolloutFailed) -> float | None:
-        """What is trained and reported of a rollout: None where it failed, or has no scores (yet)."""
+        """Return the reward that is trained and reported: None if the rollout failed, or has no scores (yet)."""
         if isinstance(event, RolloutFailed):
             return None
         if not self.is_judged:

@@ -1,8 +1,8 @@
-"""The events that the read model was given and could not read, because a newer version wrote them.
+"""The events that the read model could not read, because a newer version wrote them.
 
-The model goes on without what they say, since an API that stands still would be worse, and the gateway says so. The
-first version that opens the file and can read one of them projects the log again, and so does one that finds such an
-event no longer in the log: it has expired, or `synthd bus newer --drop` took it out.
+The model continues without their content, since an API that stands still would be worse, and the gateway reports them.
+The first version that opens the file and can read one of them projects the log again. So does a version that finds that
+the log no longer has such an event: it has expired, or `synthd bus newer --drop` removed it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ CREATE TABLE newer (
 
 
 def note(db: sqlite3.Connection, recorded: Recorded) -> None:
-    """Remember an event that a newer version wrote; any other one is left alone."""
+    """Record an event that a newer version wrote, and ignore any other event."""
     event: object = recorded.event
     if not (isinstance(event, UnknownEvent) and event.newer):
         return
@@ -38,24 +38,24 @@ def note(db: sqlite3.Connection, recorded: Recorded) -> None:
 
 
 def can_read_more(db: sqlite3.Connection) -> bool:
-    """Whether this version can read an event that the one before it left out."""
+    """Return whether this version can read an event that an earlier version left out."""
     found = db.execute("SELECT type, version FROM newer").fetchall()
     return any(type in CATALOGUE and version <= CATALOGUE[type].version for type, version in found)
 
 
 def first_left_out(db: sqlite3.Connection) -> int | None:
-    """The sequence of the first event that was left out; None when the model has all of the log."""
+    """Return the sequence of the first event that was left out; None if the model has the whole log."""
     (first,) = db.execute("SELECT MIN(first) FROM newer").fetchone()
     return first
 
 
 def problem(db: sqlite3.Connection) -> str | None:
-    """What is left out, for `/healthz`; None when the model has all of the log."""
+    """Return the events that are left out, for `/healthz`; None if the model has the whole log."""
     (kinds,) = db.execute("SELECT COUNT(*) FROM newer").fetchone()
     if not kinds:
         return None
     found = db.execute("SELECT type, version, first FROM newer ORDER BY first LIMIT ?", (_SHOWN,)).fetchall()
-    # A release may have many new kinds.
+    # Show only some kinds, because a release may have many new ones.
     shown = ", ".join(f"{type} (schema {version}, since {first})" for type, version, first in found)
     more = f" and {kinds - len(found)} more kinds" if kinds > len(found) else ""
     return (

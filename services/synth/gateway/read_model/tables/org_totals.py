@@ -1,6 +1,6 @@
-"""What an organisation keeps, added up as it changes, because a limit is compared before each upload.
+"""The totals of an organisation's stored items, updated at each change, because each upload is checked against a limit.
 
-Invariant. The bytes of events are those that are in the log: what was deleted counts until it is erased there.
+Invariant. The bytes of events are the bytes in the log: deleted items count until they are erased there.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ def add(
     log_bytes: int = 0,
     event_bytes: int = 0,
 ) -> None:
-    """Add to an organisation's totals; a negative number takes away."""
+    """Add to an organisation's totals; a negative number subtracts."""
     if file_bytes or files_pending or log_bytes or event_bytes:
         db.execute(_ADD, (org, file_bytes, files_pending, log_bytes, event_bytes))
-        # The file is the same, however the log is cut into batches.
+        # Delete empty rows, so that the file does not depend on how the log is split into batches.
         db.execute(_DELETE_EMPTY, (org,))
 
 
@@ -61,30 +61,30 @@ def pending_files(db: sqlite3.Connection, org: str) -> int:
 
 
 def event_bytes(db: sqlite3.Connection, org: str) -> int:
-    """Return the bytes of an organisation's events in the log, what is deleted and not erased included."""
+    """Return the bytes of an organisation's events in the log, with deleted items that are not erased yet."""
     kept = db.execute("SELECT event_bytes FROM org_totals WHERE org = ?", (org,)).fetchone()
     deleted = db.execute("SELECT COALESCE(SUM(bytes), 0) FROM unerased WHERE org = ?", (org,)).fetchone()
     return (kept[0] if kept else 0) + deleted[0]
 
 
 def add_unerased(db: sqlite3.Connection, org: str, id: str, *, size: int) -> None:
-    """Count bytes in the log of a job or a file that is not there."""
+    """Count bytes in the log of a job or a file that does not exist."""
     if size:
         db.execute(_ADD_UNERASED, (id, org, size))
 
 
 def note_deleted(db: sqlite3.Connection, id: str, seq: int) -> None:
-    """Note the sequence of the deletion before which all of a job's or a file's events are to be erased."""
+    """Note the sequence of a deletion, before which all events of the job or file will be erased."""
     db.execute("UPDATE unerased SET deleted = ? WHERE id = ?", (seq, id))
 
 
 def unerased(db: sqlite3.Connection, *, limit: int) -> list[tuple[str, str, int]]:
-    """Some of the deleted jobs and files with bytes in the log: organisation, id, the sequence of the deletion."""
-    # Any of them: the first may have to wait for long.
+    """Return some deleted jobs and files with bytes in the log: organisation, id, sequence of the deletion."""
+    # Choose them at random, because the first ones may have to wait for long.
     query = "SELECT org, id, deleted FROM unerased WHERE deleted > 0 ORDER BY random() LIMIT ?"
     return db.execute(query, (limit,)).fetchall()
 
 
 def note_erased(db: sqlite3.Connection, id: str, *, deleted: int) -> None:
-    """Count nothing for a deleted job or file any longer, unless it was deleted again since."""
+    """Stop counting a deleted job or file, unless it was deleted again since."""
     db.execute("DELETE FROM unerased WHERE id = ? AND deleted = ?", (id, deleted))

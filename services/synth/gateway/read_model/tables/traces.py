@@ -1,7 +1,7 @@
 """The traces of all organisations in the read model: a row each, so that a page of them needs no scan of the log.
 
-An evaluation may have half a million. So a page looks at a bounded stretch of them by an index, and says where the next
-one goes on.
+An evaluation may have half a million traces. So a page reads a bounded stretch of them by an index, and returns the
+start of the next page.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ CREATE INDEX traces_of_org ON traces (org, expired, seq);
 CREATE INDEX traces_of_job ON traces (job, expired, seq);
 CREATE INDEX traces_by_time ON traces (expired, time);
 """
-#: Traces that one page looks at: some milliseconds.
+#: Traces that one page reads, which takes some milliseconds.
 _STRETCH = 5_000
-#: As `julianday` counts.
+#: The Unix epoch in the days of `julianday`.
 _UNIX_EPOCH = 2440587.5
-#: What SQLite holds in an integer.
+#: The range of SQLite's integers.
 _INTEGERS = range(-(1 << 63), 1 << 63)
 
 
 class TraceRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A trace and where it lies. review: of the judges, None where there is none."""
+    """A trace and its blobs. review: of the judges, None if there is none."""
 
     trace: TraceSummary
     transcript: BlobRef
@@ -47,7 +47,7 @@ class TraceRow(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, kw_only=True)
 class TraceFilter:
-    """A trace passes when all conditions hold; None is no condition. Rewards and times: the bounds belong to it."""
+    """The conditions that a trace must pass, all of them; None is no condition. Bounds are inclusive."""
 
     jobs: Collection[str] | None = None
     mode: RolloutMode | None = None
@@ -60,7 +60,7 @@ class TraceFilter:
     until: datetime | None = None
 
     def sql_condition(self) -> tuple[str, list[Any]]:
-        """The condition as SQL over the columns of `traces`, and its parameters."""
+        """Return the condition as SQL over the columns of `traces`, and its parameters."""
         parts, values = ["TRUE"], list[Any]()
         for comparison, value in (
             ("mode =", self.mode),
@@ -83,14 +83,14 @@ class TraceFilter:
 
 @dataclass(frozen=True)
 class TraceRows:
-    """A page. next: the sequence behind which there may be more; None at the end."""
+    """A page of traces. next: the sequence after which there may be more; None at the end."""
 
     rows: list[TraceRow]
     next: int | None
 
 
 def record_trace(db: sqlite3.Connection, recorded: Recorded, job: Job) -> None:
-    """Enter a rollout that was kept whole, or what its judges said. Of a rollout that came twice, the first stays."""
+    """Record a rollout that was kept whole, or its judges' scores. Of two records of a rollout, the first stays."""
     event = recorded.event
     if isinstance(event, RolloutJudged):
         _record_scores(db, event)
@@ -104,7 +104,7 @@ def record_trace(db: sqlite3.Connection, recorded: Recorded, job: Job) -> None:
 
 
 def find_trace(db: sqlite3.Connection, org: str, id: str) -> TraceRow | None:
-    """A trace of this organisation with its `env_config`, also one that has expired."""
+    """Find a trace of this organisation with its `env_config`, even if it has expired."""
     found = db.execute("SELECT row, expired FROM traces WHERE id = ? AND org = ?", (id, org)).fetchone()
     if found is None:
         return None
@@ -118,16 +118,16 @@ def find_trace(db: sqlite3.Connection, org: str, id: str) -> TraceRow | None:
 def page_of_traces(
     db: sqlite3.Connection, org: str, wanted: TraceFilter, *, sort: TraceSort, limit: int, after: int | None
 ) -> TraceRows:
-    """Traces of this organisation that are kept. after: goes on behind this sequence."""
+    """Return stored traces of this organisation. after: continue after this sequence."""
     order, comparison = ("DESC", "<") if sort == "newest" else ("ASC", ">")
     scope, values = "org = ?", list[Any]([org])
     if wanted.jobs is not None and len(wanted.jobs) == 1:
-        # The unary plus takes the column from the index of the organisation: that of the job is the shorter way.
+        # The unary plus keeps SQLite from the organisation's index, because the job's index is faster.
         scope, values = "job = ? AND +org = ?", list[Any]([*wanted.jobs, org])
     if after is not None:
         scope = f"{scope} AND seq {comparison} ?"
         values.append(after)
-    # Without the rows, which are large: only those of the page are read.
+    # Leave out the rows, which are large: only the page's rows are read.
     columns = "seq, job, mode, model, env, seed, reward, time"
     stretch = f"SELECT {columns} FROM traces WHERE {scope} AND expired = 0 ORDER BY seq {order} LIMIT {_STRETCH}"
     condition, more = wanted.sql_condition()
@@ -148,10 +148,10 @@ def page_of_traces(
 def traces_to_expire(
     db: sqlite3.Connection, *, before: float | None, per_job: int | None, per_org: int | None, limit: int
 ) -> list[tuple[int, TraceRow]]:
-    """The oldest traces that are kept for too long or are too many, of jobs that have ended; with their sequences.
+    """Return the oldest traces that are too old or too many, of jobs that have ended; with their sequences.
 
-    before: unix seconds, of the ends of their jobs. per_job, per_org: how many are kept, the newest ones. None is no
-    limit.
+    before: unix seconds; traces of jobs that ended earlier are too old. per_job, per_org: how many of the newest traces
+    are kept. None is no limit.
     """
     ended = "expired = 0 AND job NOT IN (SELECT id FROM jobs WHERE live)"
     found: dict[int, bytes] = {}
@@ -173,7 +173,7 @@ def traces_to_expire(
 
 
 def mark_expired(db: sqlite3.Connection, seqs: Collection[int]) -> None:
-    """Note that these are not kept any more."""
+    """Note that these traces are not kept any more."""
     db.executemany("UPDATE traces SET expired = 1 WHERE seq = ?", [(seq,) for seq in seqs])
 
 
@@ -194,7 +194,7 @@ def _row_of(
         group=event.group,
         seed=event.seed,
         outcome=cast(RolloutOutcome, event.outcome),
-        # Of a judged job the judges' scores are not in it yet.
+        # In a judged job the reward lacks the judges' scores yet.
         reward=None if scores in ("judges", "grader") else event.reward,
         environment=event.reward,
         completion_tokens=event.completion_tokens,
@@ -210,7 +210,7 @@ def _row_of(
 
 
 def _of_job(db: sqlite3.Connection, job: str, *paths: str) -> list[Any]:
-    """What a job's resolved settings say at these places; None where they say nothing."""
+    """Return the values of a job's resolved settings at these paths; None for a missing value."""
     places = ", ".join(f"'$.job.{path}'" for path in paths)
     query = f"SELECT json_extract(CAST(validated AS TEXT), {places}) FROM texts WHERE id = ?"
     found = db.execute(query, (job,)).fetchone()
@@ -218,7 +218,7 @@ def _of_job(db: sqlite3.Connection, job: str, *paths: str) -> list[Any]:
 
 
 def _env_config(db: sqlite3.Connection, trace: TraceSummary) -> dict[str, Any]:
-    """What the environment was given. It is as large as a user makes it, so it is the job's and in no row."""
+    """Return the environment's config. A user may make it large, so it is read from the job and is in no row."""
     config, of_evaluation = _of_job(db, trace.job_id, "rollout.env_config", "rollout.evaluation_env_config")
     return (config or {}) | ((of_evaluation or {}) if trace.mode == "eval" else {})
 
