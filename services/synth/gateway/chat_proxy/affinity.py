@@ -16,7 +16,7 @@ from synth.bus.kv.replicas import Replica
 
 #: A conversation moves if its replica has more than twice the requests of the least busy replica plus this number.
 _IMBALANCE_SLACK = 8
-#: When this many requests wait at each replica that has the model, a replica that must load it first is tried.
+#: When this many requests wait at each replica that has the model, a replica that must first load it is tried.
 _QUEUE_LIMIT = 16
 #: The most messages that identify a conversation: up to the user's first message.
 _MAX_OPENING_MESSAGES = 8

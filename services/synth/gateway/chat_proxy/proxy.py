@@ -124,7 +124,7 @@ class InferenceProxy:
     async def refusal_of(self, cid: str, pinned: Cid, replica: Replica) -> Response | None:
         """Return the recorder's refusal of a credential that is expired by our clock; None if it may make a call.
 
-        Time in which the credential had no policy does not count, and only the recorder knows that time.
+        Time in which its policy was not available does not count, and only the recorder knows that time.
         """
         if pinned.expires > time.time():
             return None

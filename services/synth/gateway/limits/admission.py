@@ -25,7 +25,7 @@ _MAX_BUCKETS = 10_000
 def limit_reached(
     what: str, *, setting: str, quota: int, policy: str, retry_after: int, fix: str = "", wait: bool = True
 ) -> ApiError:
-    """Return the 429 of a limit. wait: whether a later retry can succeed; else the published clients do not retry."""
+    """Return the 429 of a limit. wait: whether waiting alone helps; else the published clients do not retry it."""
     limit = f"at most {quota:,} ({setting})"
     problem = Problem(what=what, expected=limit, fix=fix or "wait, or have the operator raise the limit")
     headers = limit_headers({policy: Left(quota, 0, reset_s=retry_after)})

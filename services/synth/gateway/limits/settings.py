@@ -54,18 +54,18 @@ class LimitSettings(Settings):
     submissions that arrive at several gateways in the same moment may exceed it by their number."""
 
     org_jobs_queued: int = Field(default=2000, ge=0)
-    """The jobs of one organisation that no trainer has started yet."""
+    """Jobs of one organisation that have not started yet."""
 
     org_file_bytes: int = Field(default=1 << 40, ge=0)
     """Bytes of the files that one organisation has uploaded and not deleted, and of stored logs of its jobs. Checked
     before an upload, so that uploads at the same time may exceed it by their sizes."""
 
     org_log_bytes: int | None = Field(default=None, ge=0)
-    """Bytes of the event log that the events of one organisation may take: beyond it, no job is submitted or resumed
+    """Bytes of the event log that the events of one organisation may take: at the limit, no job is submitted or resumed
     and no file is uploaded. A job that runs is not limited. Deleted jobs and files count until their events are erased,
     a few seconds later. A job that is not validated yet counts with the bytes that its validation may add: 1 MB, or an
-    eighth of this limit. Unset: half of `SYNTH_LOG_MAX_BYTES` without `SYNTH_LOG_RESERVE`, so that one organisation
-    cannot take the reserve; any number if the log has no limit. Counted as jobs are."""
+    eighth of this limit. Unset: half of the bytes that `SYNTH_LOG_RESERVE` leaves of `SYNTH_LOG_MAX_BYTES`, so that one
+    organisation cannot take the reserve; any number if the log has no limit. Counted as jobs are."""
 
     org_files_pending: int = Field(default=500, ge=0)
     """Files of one organisation that are uploaded and not checked yet. The files service takes 5,000 files of all

@@ -2,8 +2,8 @@
 
 Invariants. An event reaches a subscriber only after the read model has it, and once: a model that is rebuilt from its
 snapshot or the log, because its file was damaged, sends nothing until it has its old position again. The watchers of a
-job share one feed: a slow one reads the log again from its own position, so no other waits for it and it misses nothing. A
-thousand watchers cost the bus one consumer, and one read of each part of the log that they begin with.
+job share one feed: a slow one reads the log again from its own position, so no other waits for it and it misses
+nothing. A thousand watchers cost the bus one consumer, and one read of each part of the log that they begin with.
 """
 
 from __future__ import annotations

@@ -167,7 +167,7 @@ class _Smallest:
         self._query = query
         self._rewards = rewards
         self._heap: list[tuple[float, int, RolloutSummary]] = []
-        # By mode and iteration, a bit for each index: a collector that was replaced may have announced a rollout too.
+        # A bit for each index, by mode and iteration: a collector that was replaced may have announced a rollout too.
         self._completed: defaultdict[tuple[str, int], int] = defaultdict(int)
         self._failed: defaultdict[tuple[str, int], int] = defaultdict(int)
 

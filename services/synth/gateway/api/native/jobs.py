@@ -136,8 +136,8 @@ async def job_logs(
 ) -> Response:
     """Return log lines of trainer, rollouts and inference, oldest first, without secrets.
 
-    The lines of a running job arrive a few seconds late. Each process stores its last lines about the
-    job (`SYNTH_JOB_LOG_BYTES`).
+    The lines of a running job arrive a few seconds late. Each process stores its last lines about the job
+    (`SYNTH_JOB_LOG_BYTES`).
     """
     row = await gateway.job(caller.org, job_id)
     return list_response(await read_lines(gateway.blobs, row.job.id, since and since.astimezone(UTC)))

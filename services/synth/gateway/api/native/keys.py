@@ -143,7 +143,7 @@ async def list_organisations(caller: CurrentKey, gateway: GatewayDep) -> Respons
 async def add_organisation(
     body: OrganisationBody, caller: CurrentKey, gateway: GatewayDep, passage: PassageDep
 ) -> Response:
-    """Create an organisation with a first key, which has all of its scopes and is shown only here."""
+    """Create an organisation with a first key that may do everything in it, and that is shown only here."""
     made = await gateway.secrets.add_organisation(body.name)
     log.info("organisation made", org=made.id, by=caller.key_id)
     first = await _create_key(gateway, caller, made.id, KeyBody(name="first", scopes=list(ORGANISATION_SCOPES)))

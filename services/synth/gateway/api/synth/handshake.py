@@ -71,7 +71,7 @@ class ApprovalBody(BaseModel):
 
 @router.post(f"{_PATH}/init", summary="Request keys for this machine")
 async def init(request: Request, gateway: GatewayDep) -> Response:
-    """Start a handshake without a key. Open `verification_uri`, and poll `token` until the code is approved."""
+    """Start a handshake without a key. Open `verification_uri`; poll `token` with `device_code` until its approval."""
     code = new_device_code(_keyring(gateway))
     page = request.url.replace(path=HANDSHAKE_PATH, query=f"code={code.user_code}")
     return json_response(
