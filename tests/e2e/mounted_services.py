@@ -65,7 +65,8 @@ def mounts(service: str) -> list[tuple[str, str, str]]:
 
 def mounted(plan: ClusterPlan) -> ClusterPlan:
     """Return the plan with each service in a namespace that has the mounts of its container."""
-    return dataclasses.replace(plan, services=[_mounted(plan.data, spec) for spec in plan.services])
+    services = [_mounted(plan.data, spec) for spec in plan.services]
+    return dataclasses.replace(plan, services=services, blobs=plan.data / "volumes")
 
 
 def _mounted(data: Path, spec: ProcessSpec) -> ProcessSpec:

@@ -12,12 +12,12 @@ from synth.erasure.sweep import Sweeper
 from synth.runtime import logs
 
 
-async def erase_deleted(state: ClusterState, data: Path) -> NoReturn:
-    """Erase for ever what is deleted. data: the folder of the cluster, which runs."""
-    # The supervisor shows the user what happens; this says no more than what is wrong.
+async def erase_deleted(state: ClusterState, blobs: Path) -> NoReturn:
+    """Erase deleted jobs and files, for ever. blobs: the folder of the blob store of the cluster, which runs."""
+    # The supervisor shows the user what happens. Only errors are logged here.
     logs.configure("sweep", level="error")
     bus = await connect_as_bus(state, next(p.port for p in state.processes if p.name == "nats"))
     try:
-        await Sweeper(bus, BlobStore.open(f"file:{data / 'blobs'}")).run()
+        await Sweeper(bus, BlobStore.open(f"file:{blobs}")).run()
     finally:
         await bus.close()

@@ -50,10 +50,12 @@ class ProcessSpec:
 class ClusterPlan:
     """The processes of a cluster in the order of their start: the bus, what provisions it, the services.
 
-    data: the cluster's folder. parents_env: the environment of the processes whose forks the services are.
+    data: the cluster's folder. blobs: that of its blob store. parents_env: the environment of the processes whose forks
+    the services are.
     """
 
     data: Path
+    blobs: Path
     parents_env: dict[str, str]
     nats: ProcessSpec
     nats_config: Path
@@ -152,6 +154,7 @@ def make_plan(
 
     return ClusterPlan(
         data=data,
+        blobs=data / "blobs",
         parents_env=_parents_environment(environment),
         nats=nats,
         nats_config=config,

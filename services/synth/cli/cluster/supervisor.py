@@ -179,7 +179,7 @@ class Supervisor:
 
         while True:
             try:
-                await erase_deleted(self.state, self.plan.data)
+                await erase_deleted(self.state, self.plan.blobs)
             except Exception as error:  # noqa: BLE001 - whatever it is, the services go on without it
                 self.report(f"what is deleted cannot be erased now: {error!r}")
                 await asyncio.sleep(_LAST_DELAY_S)
