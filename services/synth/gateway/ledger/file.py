@@ -84,10 +84,6 @@ class LedgerFile:
             self._db.execute("DELETE FROM blocks")
         self._db.execute("COMMIT")
 
-    def last_block(self) -> int:
-        """Return the first sequence of the last block of the log; -1 without any."""
-        return self._db.execute("SELECT coalesce(max(first), -1) FROM blocks").fetchone()[0]
-
     def block(self, first: int) -> array[int]:
         """Return the digests of a block of the log."""
         row = self._db.execute("SELECT digests FROM blocks WHERE first = ?", (first,)).fetchone()

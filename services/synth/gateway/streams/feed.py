@@ -63,7 +63,7 @@ class EventFeed:
         """Add an event, and wake the readers."""
         frame = self._to_frame(event)
         self._frames.append(frame)
-        self._memory.keep(len(frame.data), self._drop_frame)
+        self._memory.keep(self, len(frame.data), self._drop_frame)
         self._wake()
 
     def close(self) -> None:
@@ -73,6 +73,7 @@ class EventFeed:
             read.cancel()
         self._frames.clear()
         self._blocks.clear()
+        self._memory.forget(self)
         self._wake()
 
     def has_newer(self, position: int) -> bool:
@@ -124,7 +125,7 @@ class EventFeed:
             return
         block = task.result()
         self._blocks.append(block)
-        self._memory.keep(sum(len(frame.data) for frame in block.frames), self._drop_block)
+        self._memory.keep(self, sum(len(frame.data) for frame in block.frames), self._drop_block)
 
     def _drop_frame(self) -> None:
         if self._frames:
