@@ -17,6 +17,7 @@ from synth.api.schemas import EventView
 from synth.cli.api.client import Client
 from synth.cli.api.stream import EventFollower
 from synth.cli.config import Config, ConfigValue
+from synth.cli.errors import TimedOut
 from synth.cli.tui.json_fields import to_json_data
 from synth.cli.tui.progress import exit_code
 from synth.runtime.environment.env_file import read_env_file
@@ -71,10 +72,22 @@ class Platform:
     def outcome(self, job: str, *, timeout: float = JOB_S) -> tuple[int, dict[str, Any]]:
         """Follow a job to its end: the exit code of `jobs watch`, and the job as it is then. Raises `TimedOut`."""
         deadline = time.monotonic() + timeout
-        for _ in EventFollower(self.client, job, after=self.client.job(job).last_seq, deadline=deadline).events():
-            pass
+        try:
+            for _ in EventFollower(self.client, job, after=self.client.job(job).last_seq, deadline=deadline).events():
+                pass
+        except TimedOut as error:
+            error.add_note(self._progress(job))
+            raise
         found = self.job(job)
         return exit_code(found["state"]), found
+
+    def _progress(self, job: str) -> str:
+        """Return a job's last events and the end of each service's log, for the report of the failed test."""
+        events = [event for event in self.log(job) if event.type != "watch.heartbeat"]
+        lines = [f"{event.time} {event.type} {str(event.data)[:300]}" for event in events[-30:]]
+        for file in sorted((self.shell.folder / ".synth" / "logs").glob("*.log")):
+            lines += [f"--- {file.name}", *file.read_text(errors="replace").splitlines()[-15:]]
+        return "\n".join(lines)
 
     def succeeded(self, job: str) -> dict[str, Any]:
         """The job, which must succeed."""
