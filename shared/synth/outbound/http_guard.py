@@ -142,7 +142,7 @@ def guarded_client(
     """Return a client that reaches only addresses of the policy; others raise `AddressRefused`. timeout: seconds a
     phase; None if the caller bounds the whole."""
     return _GuardedClient(
-        transport=_GuardedTransport(policy, max_connections),
+        transport=_ProxiedTransport(policy, max_connections) if policy.proxy else _direct(policy, max_connections),
         headers=headers,
         timeout=timeout,
         follow_redirects=False,
@@ -194,11 +194,7 @@ class _GuardedBackend(httpcore.AsyncNetworkBackend):
         local_address: str | None = None,
         socket_options: Iterable[Any] | None = None,
     ) -> httpcore.AsyncNetworkStream:
-        addresses = await _resolve(host, port, timeout)
-        admitted = [a for a in addresses if self._policy.admits(a)]
-        if not admitted:
-            raise AddressRefused(host, addresses[0])
-        *others, last = admitted
+        *others, last = _admitted(self._policy, host, await _resolve(host, port, timeout))
         for address in others:
             # A name such as localhost stands for an IPv6 and an IPv4 address, and often only one of them listens.
             with contextlib.suppress(httpcore.ConnectError, httpcore.ProxyError):
@@ -261,7 +257,34 @@ class _GuardedClient(httpx.AsyncClient):
             raise httpx.RemoteProtocolError(f"a redirect to no URL: {error}", request=request) from error
 
 
-class _GuardedTransport(httpx.AsyncHTTPTransport):
+def _direct(policy: GuardPolicy, max_connections: int) -> httpx.AsyncBaseTransport:
+    """Return a transport that connects to admitted addresses only, without a proxy."""
+    from synth.outbound.aiohttp_transport import AiohttpTransport  # the client runs without aiohttp
+
+    async def resolve(host: str, port: int) -> list[str]:
+        try:
+            addresses = await name_lookups().addresses(host, port)
+        except (OSError, UnicodeError) as error:
+            raise httpx.ConnectError(f"{host} cannot be resolved: {error}") from error
+        return _admitted(policy, host, addresses)
+
+    def check(address: str) -> None:
+        _admitted(policy, address, [address])
+
+    return AiohttpTransport(max_connections=max_connections, resolve=resolve, check_address=check)
+
+
+def _admitted(policy: GuardPolicy, host: str, addresses: list[str]) -> list[str]:
+    """Return the addresses of a host that the policy admits. Raises `AddressRefused` if it admits none."""
+    admitted = [a for a in addresses if policy.admits(a)]
+    if not admitted:
+        raise AddressRefused(host, addresses[0])
+    return admitted
+
+
+class _ProxiedTransport(httpx.AsyncHTTPTransport):
+    """The operator's proxy is given the checked address. aiohttp would give it the name."""
+
     def __init__(self, policy: GuardPolicy, max_connections: int) -> None:
         super().__init__(verify=_tls(), trust_env=False)
         # httpx has no argument for the network backend of its pool.

@@ -5,15 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-import ssl
 from dataclasses import dataclass
 from typing import Any, cast
 from urllib.parse import urlsplit, urlunsplit
 
 import httpx
 
-# Above this, httpx spends four times the CPU on a call.
-_IN_FLIGHT = 8
+from synth.outbound.aiohttp_transport import AiohttpTransport
+
 _BUSY = {429, 500, 502, 503, 504}
 _LONGEST_PAUSE = 10.0
 
@@ -92,7 +91,7 @@ def completions_url(inference_url: str) -> str:
 
 
 class ChatClients:
-    """HTTP connections to the model, shared by all rollouts: several clients with at most 8 concurrent calls each."""
+    """HTTP connections to the model, shared by all rollouts."""
 
     def __init__(
         self,
@@ -100,12 +99,9 @@ class ChatClients:
         max_in_flight: int = 512,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
-        """Make the clients. max_in_flight: concurrent calls; further ones wait for their turn."""
-        self._transport = transport
+        """Make the connections. max_in_flight: concurrent calls; further ones wait."""
         self._free = asyncio.Semaphore(max_in_flight)
-        self._clients: list[httpx.AsyncClient] = []
-        self._load: list[int] = []
-        self._ssl: ssl.SSLContext | None = None
+        self._http = httpx.AsyncClient(transport=transport or AiohttpTransport(), trust_env=False)
 
     async def chat(
         self, url: str, body: dict[str, Any], *, within: float, headers: dict[str, str] | None = None
@@ -136,43 +132,18 @@ class ChatClients:
 
     async def close(self) -> None:
         """Close every connection."""
-        clients, self._clients, self._load = self._clients, [], []
-        for client in clients:
-            await client.aclose()
+        await self._http.aclose()
 
     async def _post(
         self, url: str, body: dict[str, Any], headers: dict[str, str] | None, left: float
     ) -> httpx.Response:
         async with asyncio.timeout(left), self._free:
-            index = self._least_loaded()
-            self._load[index] += 1
-            try:
-                return await self._clients[index].post(
-                    url,
-                    content=json.dumps(body).encode(),
-                    headers={"content-type": "application/json", **(headers or {})},
-                    timeout=left,
-                )
-            finally:
-                self._load[index] -= 1
-
-    def _least_loaded(self) -> int:
-        # The first with room, not the least loaded of all: few busy connections stay warm.
-        for index, load in enumerate(self._load):
-            if load < _IN_FLIGHT:
-                return index
-        # One TLS context for all: building one costs 10 ms.
-        self._ssl = self._ssl or httpx.create_ssl_context(trust_env=False)
-        self._clients.append(
-            httpx.AsyncClient(
-                transport=self._transport,
-                verify=self._ssl,
-                trust_env=False,
-                limits=httpx.Limits(max_connections=_IN_FLIGHT, max_keepalive_connections=_IN_FLIGHT),
+            return await self._http.post(
+                url,
+                content=json.dumps(body).encode(),
+                headers={"content-type": "application/json", **(headers or {})},
+                timeout=left,
             )
-        )
-        self._load.append(0)
-        return len(self._clients) - 1
 
 
 def _reply(response: httpx.Response) -> Reply:

@@ -11,6 +11,7 @@ ROOT = Path(__file__).parents[3]
 OTHERS = {
     "shared/synth/bus/connection.py": "the bus, at the operator's address",
     "shared/synth/bus/server/embedded.py": "the nats-server that it has started",
+    "shared/synth/outbound/aiohttp_transport.py": "what the modules with a client call; the guard checks each address",
     "shared/synth/taskapp/llm.py": "the model that a task app was given; it runs in the task app",
     "shared/synth/weights/local_model.py": "the model hub, by a model's name, where the operator allows it",
     "services/synth/gateway/chat_proxy/proxy.py": "an inference replica, at the address that it announced on the bus",
@@ -43,6 +44,7 @@ _MAKERS = {
 _CLIENTS = {
     *("aiohttp", "anthropic", "botocore", "fsspec", "ftplib", "http.client", "huggingface_hub", "modal", "openai"),
     *("pycurl", "requests", "smtplib", "urllib.request", "urllib3", "websockets", "websocket"),
+    "synth.outbound.aiohttp_transport",
 }
 
 
@@ -82,6 +84,7 @@ def test_every_client_is_the_guards_or_calls_what_no_user_names():
     assert guarded == {
         *("httpx.AsyncClient", "httpx.AsyncHTTPTransport"),
         *("httpcore.AnyIOBackend", "httpcore.AsyncConnectionPool"),
+        *("synth.outbound.aiohttp_transport", "synth.outbound.aiohttp_transport.AiohttpTransport"),
     }
     unknown = {name: found for name, found in making.items() if name not in OTHERS}
     assert not unknown, f"these open connections beside synth.outbound.http_guard: {unknown}"

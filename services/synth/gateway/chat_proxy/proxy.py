@@ -7,11 +7,9 @@ replica, which frees its place in the batch. A call without a response is tried 
 from __future__ import annotations
 
 import asyncio
-import socket
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
 
 import httpx
 from starlette.requests import Request
@@ -25,6 +23,7 @@ from synth.gateway.chat_proxy.affinity import ChatRoute, rank_replicas
 from synth.gateway.chat_proxy.paths import RESPONSES, called_api
 from synth.gateway.errors import ApiError, unavailable
 from synth.keys import Cid, read_cid
+from synth.outbound.aiohttp_transport import AiohttpTransport
 from synth.outbound.service_calls import CallSigner
 from synth.runtime import logs
 from synth.service_secrets import Purpose, ServiceSecrets
@@ -33,22 +32,8 @@ log = logs.get("inference proxy")
 
 _REQUEST_HEADERS = ("content-type", "accept", "traceparent")
 _RESPONSE_HEADERS = ("content-type", "retry-after", "cache-control", "x-accel-buffering", "x-should-retry")
-# A replica whose host is gone sends no packet, not even a reset: TCP keepalive detects it within half a minute.
-_KEEPALIVE = [(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)] + [
-    (socket.IPPROTO_TCP, getattr(socket, name), seconds)
-    for name, seconds in (("TCP_KEEPIDLE", 15), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3))
-    if hasattr(socket, name)
-]
-# One httpx client with 32 requests in flight costs four times the CPU of one with 8.
-_REQUESTS_PER_CLIENT = 8
 #: The timeout of the check of a credential at its recorder.
 _ASK_S = 5.0
-
-
-@dataclass
-class _Client:
-    http: httpx.AsyncClient
-    in_flight: int = 0
 
 
 class _NoAnswer(Exception):
@@ -71,13 +56,12 @@ class InferenceProxy:
         self._credentials = secrets[Purpose.CREDENTIALS]
         self._calls = calls
         self._silent_s = timeout_s
-        self._clients: list[_Client] = []
+        self._http = httpx.AsyncClient(transport=AiohttpTransport(), trust_env=False)
         self._in_flight: Counter[str] = Counter()
 
     async def close(self) -> None:
         """Drop the connections."""
-        for client in self._clients:
-            await client.http.aclose()
+        await self._http.aclose()
 
     async def forward(self, request: Request, body: bytes, *, org: str, route: ChatRoute) -> Response:
         """Forward a chat to the conversation's replica for this model. Raises a 503 when no replica answers."""
@@ -128,9 +112,8 @@ class InferenceProxy:
         """
         if pinned.expires > time.time():
             return None
-        client = self._client()
         try:
-            answer = await client.http.get(
+            answer = await self._http.get(
                 f"{replica.url}/internal/rollouts/credential", params={"cid": cid}, timeout=_ASK_S
             )
         except httpx.HTTPError as error:
@@ -167,10 +150,9 @@ class InferenceProxy:
         silent_s: how long it may send nothing; None for a rollout, whose job has its own limit. Raises `_NoAnswer` if
         it does not answer; with retry_when_busy, for a 503 too.
         """
-        client = self._client()
         api = called_api(request.scope["path"], request.url.query)
         passed = {name: value for name in _REQUEST_HEADERS if (value := request.headers.get(name))}
-        outgoing = client.http.build_request(
+        outgoing = self._http.build_request(
             "POST",
             f"{replica.url}/v1/{api}{query}",
             content=body,
@@ -179,12 +161,10 @@ class InferenceProxy:
         )
 
         def done() -> None:
-            client.in_flight -= 1
             self._in_flight[replica.id] -= 1
 
-        client.in_flight += 1
         self._in_flight[replica.id] += 1
-        sending = asyncio.create_task(client.http.send(outgoing, stream=True))
+        sending = asyncio.create_task(self._http.send(outgoing, stream=True))
         leaving = asyncio.create_task(_wait_for_disconnect(request))
         answering = False
         try:
@@ -212,14 +192,6 @@ class InferenceProxy:
                 done()
         kept = {name: value for name in _RESPONSE_HEADERS if (value := upstream.headers.get(name))}
         return _RelayedResponse(upstream, headers=kept, done=done, cut=_cut_event(api))
-
-    def _client(self) -> _Client:
-        free = next((c for c in self._clients if c.in_flight < _REQUESTS_PER_CLIENT), None)
-        if free is None:
-            transport = httpx.AsyncHTTPTransport(socket_options=_KEEPALIVE)
-            free = _Client(httpx.AsyncClient(transport=transport, trust_env=False))
-            self._clients.append(free)
-        return free
 
 
 async def _wait_for_disconnect(request: Request) -> None:

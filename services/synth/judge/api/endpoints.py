@@ -22,6 +22,7 @@ from synth.judge.api.limits import ApiLimits
 from synth.judge.failures import away, refused
 from synth.judge.settings import SYNTH, JudgeSettings
 from synth.judging.settings import JudgeModel
+from synth.outbound.aiohttp_transport import AiohttpTransport
 from synth.outbound.http_guard import names_allowed_address, origin_of, read_url
 from synth.outbound.service_calls import CallSigner
 
@@ -118,8 +119,7 @@ class Endpoints:
         self._calls = calls
         self._replica = replica
         self._apis: dict[str, JudgeApi] = {}
-        limits = httpx.Limits(max_connections=None, max_keepalive_connections=64)
-        self._inside = httpx.AsyncClient(timeout=None, limits=limits, trust_env=False, follow_redirects=False)
+        self._inside = httpx.AsyncClient(transport=AiohttpTransport(), timeout=None, trust_env=False)
         self._guarded = OrgConnections(settings.guard, at_once=settings.judge_org_connections)
 
     async def close(self) -> None:

@@ -13,6 +13,7 @@ import msgspec
 
 from synth.bus.kv.replicas import Replica
 from synth.errors import Transient
+from synth.outbound.aiohttp_transport import AiohttpTransport
 from synth.outbound.service_calls import CallSigner
 from synth.trajectories import ClosedRollout, CompletionRecord, closed_from_bytes, records_from_bytes
 
@@ -33,7 +34,7 @@ class RecorderClient:
         """job_id: the job of all credentials. timeout_s: the limit of one request to a replica."""
         self._calls = calls
         self._job_id = job_id
-        self._http = httpx.AsyncClient(timeout=timeout_s, trust_env=False, transport=transport)
+        self._http = httpx.AsyncClient(timeout=timeout_s, trust_env=False, transport=transport or AiohttpTransport())
         self._pending: dict[_Process, list[_PendingClose]] = {}
         self._senders: dict[_Process, asyncio.Task[None]] = {}
 

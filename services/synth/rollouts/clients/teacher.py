@@ -8,6 +8,7 @@ import numpy as np
 
 from synth.bus.kv.replicas import Replica
 from synth.errors import Problem, Transient, UserError
+from synth.outbound.aiohttp_transport import AiohttpTransport
 from synth.outbound.service_calls import CallSigner
 from synth.trajectories.packing import Float32, Int32
 
@@ -20,7 +21,7 @@ class TeacherClient:
     ) -> None:
         """timeout_s: the limit of scoring one sequence."""
         self._calls = calls
-        self._http = httpx.AsyncClient(timeout=timeout_s, trust_env=False, transport=transport)
+        self._http = httpx.AsyncClient(timeout=timeout_s, trust_env=False, transport=transport or AiohttpTransport())
 
     async def score(self, replica: Replica, job_id: str, tokens: Int32) -> Float32:
         """Return float32 [T]: the teacher's log-probability of each token given the earlier ones (nats, temperature 1).
