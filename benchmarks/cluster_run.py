@@ -23,8 +23,8 @@ from benchmarks.workload import Workload
 from synth.bus.connection import Connection, connect
 from synth.bus.replay import follow
 from synth.bus.server.embedded import free_port
-from synth.cli.cluster.state import ClusterState, StateFile
 from synth.events import JobFailed, JobStarted, TrainStep
+from synth.local.cluster.state import ClusterState, StateFile
 from synth.runtime.settings import ServiceSettings
 
 ROOT = Path(__file__).parents[1]

@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.table import Table
 
 from synth.blobs import BlobStore
-from synth.cli.tiny_models.qwen3 import make_tiny_qwen3
+from synth.local.tiny_models.qwen3 import make_tiny_qwen3
 from synth.trainer.config import RlTrainConfig
 from synth.trainer.learner import rng
 from synth.trainer.learner.checkpoint.background_writer import BackgroundWriter

@@ -106,7 +106,7 @@ def make_model(folder: Path, rows: Path, vocabulary: int) -> Path:
     """Make a tiny model with a byte-pair tokenizer of so many tokens, learnt from these rows."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    from synth.cli.tiny_models.qwen3 import make_tiny_qwen3
+    from synth.local.tiny_models.qwen3 import make_tiny_qwen3
 
     make_tiny_qwen3(folder)
     texts = [m["content"] for line in rows.read_text().splitlines() for m in json.loads(line)["messages"]]

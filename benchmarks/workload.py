@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from synth.cli.tiny_models.qwen3 import make_tiny_qwen3
 from synth.jobs.parse.toml import read_toml
 from synth.jobs.resolve.job import Overrides, resolve_job
 from synth.jobs.resolved import RlJob
+from synth.local.tiny_models.qwen3 import make_tiny_qwen3
 from synth.models import Registry
 
 

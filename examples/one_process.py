@@ -33,13 +33,13 @@ import msgspec
 import numpy as np
 
 from synth.chat.messages import TrainingRow
-from synth.cli.tiny_models.qwen3 import make_tiny_qwen3
 from synth.demo.math.dataset import rows
 from synth.demo.math.problems import HELD_OUT_FROM, is_exact, operands, question
 from synth.inference.engines.protocol import SamplingParams
 from synth.inference.engines.sampling_time import SamplingTime
 from synth.inference.engines.settings import EngineSettings
 from synth.inference.engines.transformers import TransformersEngine
+from synth.local.tiny_models.qwen3 import make_tiny_qwen3
 from synth.rollouts.collection.batching import CreditRules, ScoredRollout, build_batch
 from synth.trainer.config import RlTrainConfig, SftTrainConfig
 from synth.trainer.learner import rng

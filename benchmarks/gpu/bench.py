@@ -15,11 +15,11 @@ import torch
 from transformers import Qwen3ForCausalLM
 
 from benchmarks.gpu.shapes import FORWARD, FULL, LORA, Cost, Load, Shape
-from synth.cli.tiny_models.qwen3 import make_tiny_qwen3
 from synth.inference.engines.protocol import SamplingParams
 from synth.inference.engines.sampling_time import SamplingTime
 from synth.inference.engines.settings import EngineSettings
 from synth.inference.engines.transformers import TransformersEngine
+from synth.local.tiny_models.qwen3 import make_tiny_qwen3
 from synth.trainer.config import AdapterConfig, RlTrainConfig, SftTrainConfig
 from synth.trainer.learner.data.packing import Sequences
 from synth.trainer.learner.data.sft_dataset import SftDataset

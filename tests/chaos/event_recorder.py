@@ -15,8 +15,8 @@ from synth.bus.connection import Connection
 from synth.bus.recorded import Recorded
 from synth.bus.replay import follow, replay_messages
 from synth.bus.server.topology import DEAD
-from synth.cli.cluster.control import inspect_cluster
-from synth.cli.cluster.state import StateFile
+from synth.local.cluster.control import inspect_cluster
+from synth.local.cluster.state import StateFile
 from tests.e2e.cli.conftest import Shell, eventually
 
 ENDINGS = ("job.succeeded", "job.failed", "job.cancelled", "job.withdrawn", "job.rejected", "job.refused")

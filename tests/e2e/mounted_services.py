@@ -16,10 +16,10 @@ from typing import Any
 
 import yaml
 
-from synth.cli.cluster.plan import ClusterPlan, ProcessSpec, make_plan
-from synth.cli.cluster.state import StateFile
-from synth.cli.cluster.supervisor import Supervisor
 from synth.events.catalogue import SERVICES
+from synth.local.cluster.plan import ClusterPlan, ProcessSpec, make_plan
+from synth.local.cluster.state import StateFile
+from synth.local.cluster.supervisor import Supervisor
 
 ROOT = Path(__file__).parents[2]
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from synth.cli.cluster.control import prepare_cluster
-from synth.cli.cluster.state import StateFile
-from synth.cli.devices.plan import DevicePlan
 from synth.events.catalogue import SERVICES
+from synth.local.cluster.control import prepare_cluster
+from synth.local.cluster.state import StateFile
+from synth.local.devices.plan import DevicePlan
 from tests.e2e.cli.conftest import Shell, eventually
 from tests.e2e.mounted_services import can_mount, mounts
 from tests.e2e.platform import Platform, rl, sft

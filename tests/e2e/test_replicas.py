@@ -12,8 +12,8 @@ import psutil
 import pytest
 
 from synth.bus.server.embedded import free_port
-from synth.cli.cluster.plan import make_plan
-from synth.cli.cluster.state import StateFile
+from synth.local.cluster.plan import make_plan
+from synth.local.cluster.state import StateFile
 from tests.e2e.cli.conftest import Shell, eventually
 from tests.e2e.platform import Platform, rl
 from tests.e2e.task_apps import KEY, Served

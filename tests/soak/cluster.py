@@ -24,8 +24,8 @@ from synth.bus.kv.reseal import Resealer
 from synth.bus.server.embedded import free_port, new_users
 from synth.bus.server.provision import provision
 from synth.bus.server.topology import topology
-from synth.cli.tiny_models.qwen3 import make_tiny_qwen3
 from synth.events.catalogue import SERVICES
+from synth.local.tiny_models.qwen3 import make_tiny_qwen3
 from synth.runtime.settings import ServiceSettings
 from synth.service_secrets import ServiceSecrets
 from tests.judge_server import JudgeCall, JudgeServer, scored

@@ -13,7 +13,7 @@ from pathlib import Path
 import httpx
 
 from synth.bus.server.embedded import free_port
-from synth.cli.processes import end_group
+from synth.local.processes.running import end_group
 from tests.soak.shim import Control
 from tests.soak.tcp_proxy import Link, TcpProxy
 from tests.soak.waiting import until

@@ -12,10 +12,10 @@ import pytest
 from synth.bus.access.nkeys import NkeyKind, UserKey, is_public, new_seed
 from synth.bus.server.deployed import ServerTls, deployed_config, read_nkeys, read_tls
 from synth.bus.server.topology import DEFAULT_POOL
-from synth.cli.cluster.plan import choose_ports, make_plan
-from synth.cli.cluster.state import ClusterState
 from synth.errors import UserError
 from synth.events.catalogue import SERVICES
+from synth.local.cluster.plan import choose_ports, make_plan
+from synth.local.cluster.state import ClusterState
 
 
 def synthd(*arguments: str, **settings: str) -> subprocess.CompletedProcess[str]:

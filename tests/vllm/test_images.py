@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from synth.cli.tiny_models.qwen3_vl import make_tiny_qwen3_vl
 from synth.inference.engines.protocol import Delta, SamplingParams
 from synth.inference.engines.sampling_time import SamplingTime
 from synth.inference.engines.vllm.engine import VllmEngine
 from synth.inference.engines.vllm.host import VllmHost
+from synth.local.tiny_models.qwen3_vl import make_tiny_qwen3_vl
 from synth.weights.peft_compat import LoraConfig, get_peft_model
 from tests.unit.inference.engines.image_contract import *  # noqa: F403
 from tests.unit.inference.engines.image_contract import TARGETS, TOLERANCE, Asked

@@ -105,12 +105,12 @@ def _env_files(files: tuple[Path, ...]) -> CheckResult:
 def _gpus(data: Path) -> CheckResult:
     if importlib.util.find_spec("psutil") is None or importlib.util.find_spec("nats") is None:
         return CheckResult(check="GPUs", result="ok", found="only the client is installed")
-    from synth.cli.cluster.gpu_report import report_gpus, running_plan
-    from synth.cli.cluster.state import StateFile
-    from synth.cli.cluster.vllm_env import find_vllm_python
-    from synth.cli.devices.plan import plan_devices
-    from synth.cli.devices.probe import read_gpus, read_inventory
-    from synth.cli.devices.wishes import read_wishes
+    from synth.local.cluster.gpu_report import report_gpus, running_plan
+    from synth.local.cluster.state import StateFile
+    from synth.local.cluster.vllm_env import find_vllm_python
+    from synth.local.devices.plan import plan_devices
+    from synth.local.devices.probe import read_gpus, read_inventory
+    from synth.local.devices.wishes import read_wishes
 
     listed = read_gpus()
     try:
@@ -138,9 +138,9 @@ def _gpus(data: Path) -> CheckResult:
 def _cluster(data: Path, port: int | None) -> CheckResult:
     if importlib.util.find_spec("psutil") is None or importlib.util.find_spec("nats") is None:
         return CheckResult(check="cluster", result="ok", found="only the client is installed")
-    from synth.cli.cluster.control import inspect_cluster
-    from synth.cli.cluster.plan import gateway_port, is_free
-    from synth.cli.cluster.state import StateFile
+    from synth.local.cluster.control import inspect_cluster
+    from synth.local.cluster.plan import gateway_port, is_free
+    from synth.local.cluster.state import StateFile
 
     try:
         report = inspect_cluster(StateFile(data), with_gpus=False)

@@ -22,8 +22,8 @@ import psutil
 import pytest
 
 from synth.bus.server.embedded import free_port
-from synth.cli.cluster.control import inspect_cluster
-from synth.cli.cluster.state import StateFile
+from synth.local.cluster.control import inspect_cluster
+from synth.local.cluster.state import StateFile
 from tests.forked_cli import forked_cli
 
 #: The folder with the model tiny-qwen3 of this process. Each one that is made is the same.

@@ -11,8 +11,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from synth.cli.cluster.plan import ProcessSpec
-from synth.cli.cluster.service_processes import ServiceProcesses
+from synth.local.cluster.plan import ProcessSpec
+from synth.local.cluster.service_processes import ServiceProcesses
 from tests.e2e.cli.conftest import Shell, eventually
 
 FEW = ("--service", "gateway", "--service", "files")

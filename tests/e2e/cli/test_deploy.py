@@ -16,7 +16,7 @@ import httpx
 import pytest
 
 from synth.bus.server.embedded import free_port
-from synth.cli.processes import start_of
+from synth.local.processes.running import start_of
 from synth.runtime.environment.env_file import read_env_file
 from tests.e2e.cli.conftest import eventually
 from tests.unit.cli.test_command_line import CLEAN, synthctl

@@ -13,13 +13,13 @@ from synth.bus.connection import connect
 from synth.bus.kv.secrets import SecretStore
 from synth.bus.server.provision import provision
 from synth.bus.server.topology import DEFAULT_POOL, topology
-from synth.cli.cluster.backup import _bus_alone, back_up, restore
-from synth.cli.cluster.control import prepare_cluster
-from synth.cli.cluster.plan import choose_ports, make_plan
-from synth.cli.cluster.state import ClusterState, StateFile
-from synth.cli.devices.plan import DevicePlan
 from synth.cli.errors import CliError
 from synth.events.catalogue import SERVICES
+from synth.local.cluster.backup import _bus_alone, back_up, restore
+from synth.local.cluster.control import prepare_cluster
+from synth.local.cluster.plan import choose_ports, make_plan
+from synth.local.cluster.state import ClusterState, StateFile
+from synth.local.devices.plan import DevicePlan
 from synth.runtime.settings import ServiceSettings
 from tests.keyrings import secrets_of
 
@@ -65,7 +65,7 @@ async def test_a_restore_that_is_killed_leaves_a_cluster_that_starts_only_when_i
         raise asyncio.CancelledError
 
     with monkeypatch.context() as patch:
-        patch.setattr("synth.cli.cluster.backup.load_cluster", killed)
+        patch.setattr("synth.local.cluster.backup.load_cluster", killed)
         with pytest.raises(asyncio.CancelledError):
             await restore(new, copied, pools=(DEFAULT_POOL,), report=print)
 

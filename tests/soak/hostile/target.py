@@ -20,10 +20,10 @@ from synth.bus.kv.secrets import SecretStore
 from synth.bus.recorded import Recorded
 from synth.bus.replay import follow
 from synth.bus.server.embedded import free_port
-from synth.cli.tiny_models.qwen3 import make_tiny_qwen3
-from synth.cli.tiny_models.qwen3_vl import make_tiny_qwen3_vl
 from synth.jobs.lifecycle import TERMINAL_FACTS
 from synth.keys import new_api_key
+from synth.local.tiny_models.qwen3 import make_tiny_qwen3
+from synth.local.tiny_models.qwen3_vl import make_tiny_qwen3_vl
 from tests.service.own_bus import Bus, provisioned
 from tests.service.process import environment
 from tests.soak.hostile.servers import ALLOWED

@@ -13,12 +13,12 @@ import pytest
 
 from synth.chat.messages import TrainingRow, image_parts
 from synth.chat.template import ChatTemplate
-from synth.cli.tiny_models.qwen3_vl import make_tiny_qwen3_vl
 from synth.files.image_rows import draft_row, fill_slot
 from synth.images.prompt_image import expand_image_tokens
 from synth.inference.chat.prompts import ChatFormat, TokenHistory
 from synth.inference.engines.protocol import EngineImage
 from synth.inference.tokenizers import load_tokenizer
+from synth.local.tiny_models.qwen3_vl import make_tiny_qwen3_vl
 from synth.trainer.learner.data import sft_dataset
 from synth.trainer.learner.data.images import ImageLoader
 from synth.trainer.learner.data.sft_images import SftImages

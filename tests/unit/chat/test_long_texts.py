@@ -15,8 +15,8 @@ from synth.chat import json_text, literals
 from synth.chat.literals import Literals
 from synth.chat.messages import Conversation, Message
 from synth.chat.template import ChatTemplate, TooManyTokens
-from synth.cli.tiny_models.tokenizer import make_tokenizer
 from synth.inference.token_length import most_characters_per_token
+from synth.local.tiny_models.tokenizer import make_tokenizer
 
 
 @pytest.mark.parametrize("start", ["{", '{"a": [', '{"a": NaN, ', '{"a": 1} x', '{"a": ' + "[" * 2000, ""])

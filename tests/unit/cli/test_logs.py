@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from synth.cli.cluster.log_lines import find_logs, follow_logs, read_logs
+from synth.local.cluster.log_lines import find_logs, follow_logs, read_logs
 from tests.unit.cli.test_command_line import synthctl
 
 JOB = "job_0123456789abcdef"

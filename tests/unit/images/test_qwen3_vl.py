@@ -11,11 +11,11 @@ import pytest
 import torch
 from PIL import Image
 
-from synth.cli.tiny_models.qwen3_vl import make_tiny_qwen3_vl
 from synth.images.positions import mrope_positions
 from synth.images.processor import ImageProcessor
 from synth.images.prompt_image import PromptImage, expand_image_tokens
 from synth.images.qwen3_vl import ImagePatches, hidden_states
+from synth.local.tiny_models.qwen3_vl import make_tiny_qwen3_vl
 
 
 @pytest.fixture(scope="module")

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from synth.cli.tiny_models.qwen3_vl import make_tiny_qwen3_vl
 from synth.inference.engines.settings import EngineSettings
 from synth.inference.engines.transformers import TransformersEngine
+from synth.local.tiny_models.qwen3_vl import make_tiny_qwen3_vl
 from tests.unit.inference.memorised_replies import teach
 from tests.unit.inference.tiny_model import plain_model, save_tiny_model
 

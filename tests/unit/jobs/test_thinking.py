@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from synth.cli.tiny_models.tokenizer import chat_template
 from synth.errors import UserError
 from synth.jobs.parse.toml import read_toml
 from synth.jobs.resolve.job import Overrides, resolve_job
 from synth.jobs.resolved import EvalJob, RlJob
+from synth.local.tiny_models.tokenizer import chat_template
 from synth.models import Registry
 
 RL = """

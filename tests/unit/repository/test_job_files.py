@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from contracts.memory_tables import CARDS, SHARE
-from synth.cli.devices.memory import job_memory
 from synth.cli.job_files import Flags, LenientRegistry, read_config, validate_text
 from synth.jobs.plan import JobPlan
 from synth.jobs.resolve.job import ValidationReport
 from synth.jobs.resolved import RlJob, SftJob
+from synth.local.devices.memory import job_memory
 from synth.models.hosted_shapes import known_shape
 from synth.models.memory import GIB, engine_memory
 

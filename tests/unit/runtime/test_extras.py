@@ -22,14 +22,14 @@ def failed_import(missing: str, *importers: str) -> None:
     [
         # The smallest extra that brings it.
         ("starlette", ["synth.cli.task_apps"], "taskapp"),
-        ("psutil", ["synth.cli", "synth.cli.deployments"], "taskapp"),
+        ("psutil", ["synth.cli", "synth.local.deployments"], "taskapp"),
         ("nacl.signing", ["synth.backup"], "bus"),
-        ("torch", ["synth.cli.tiny_models"], "models"),
+        ("torch", ["synth.local.tiny_models"], "models"),
         ("pyarrow", ["synth.cli.checking", "synth.datasets"], "parquet"),
         ("rapidfuzz", ["synth.filtering"], "graders"),
         # The extra that a folder on the way is named by.
         ("nats", ["synth.cli", "synth.cli.commands.cluster", "synth.bus.server"], "cluster"),
-        ("psutil", ["synth.cli.cluster"], "cluster"),
+        ("psutil", ["synth.local.cluster"], "cluster"),
         ("nats", ["synth", "synth.trainer", "synth.bus"], "trainer"),
         ("fastapi", ["synth.gateway"], "gateway"),
         # Not that of a folder whose extra does not bring it.
@@ -52,7 +52,7 @@ def test_one_that_no_extra_knows_is_part_of_a_plain_install() -> None:
 
 def test_a_module_of_python_is_not_installed_by_pip() -> None:
     with pytest.raises(ModuleNotFoundError) as raised:
-        failed_import("fcntl", "synth.cli.cluster")
+        failed_import("fcntl", "synth.local.cluster")
     assert install_command(raised.value) == "a Python that has the module 'fcntl', as on Linux"
 
 

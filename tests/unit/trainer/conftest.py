@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
-from synth.cli.tiny_models.qwen3_vl import make_tiny_qwen3_vl
+from synth.local.tiny_models.qwen3_vl import make_tiny_qwen3_vl
 from synth.trainer.learner.data.images import ImageLoader
 from tests.unit.inference.tiny_model import save_tiny_model
 

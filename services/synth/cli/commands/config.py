@@ -110,9 +110,9 @@ def explain(
     from rich.text import Text
 
     from synth.cli.checking.job_file import examine
-    from synth.cli.devices.memory import describe_memory, job_memory, memory_rows
     from synth.cli.tui.explain import SettingsTable, format_value, settings_of, summary
     from synth.errors import UserError
+    from synth.local.devices.memory import describe_memory, job_memory, memory_rows
 
     override_options(ctx, backend=None, env_files=env_file)
     flags = _flags(

@@ -17,7 +17,7 @@ from synth.cli.tui.completion import complete_models
 from synth.cli.tui.output import Format, Output, Yes
 
 if TYPE_CHECKING:
-    from synth.cli.tiny_models.qwen3 import MadeModel
+    from synth.local.tiny_models.qwen3 import MadeModel
     from synth.models import ModelSpec
 
 app = typer.Typer(help="Models: ls, known, pull, download, rm, make, alias, aliases, unalias.", no_args_is_help=True)
@@ -232,7 +232,7 @@ def make_tiny_qwen3(
 
     def make(folder: Path) -> MadeModel:
         # Imports torch, which takes seconds.
-        from synth.cli.tiny_models.qwen3 import make_tiny_qwen3
+        from synth.local.tiny_models.qwen3 import make_tiny_qwen3
 
         return make_tiny_qwen3(
             folder,
@@ -273,7 +273,7 @@ def make_tiny_qwen3_vl(
     """Make a tiny real Qwen3-VL with its own tokenizer and image processor. Prints its path."""
 
     def make(folder: Path) -> MadeModel:
-        from synth.cli.tiny_models.qwen3_vl import make_tiny_qwen3_vl
+        from synth.local.tiny_models.qwen3_vl import make_tiny_qwen3_vl
 
         return make_tiny_qwen3_vl(
             folder,

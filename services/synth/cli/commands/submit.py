@@ -192,7 +192,7 @@ def submit(
 
 def _serve(ctx: typer.Context, app: str, task_url: str | None, *, data: Path, waits: bool) -> str:
     """Serve the app of `--app`; returns its address."""
-    from synth.cli.deployments.temporary import serve_for_job
+    from synth.local.deployments.temporary import serve_for_job
 
     if task_url is not None:
         what = "--app serves a task app, and --task-url names one that runs"

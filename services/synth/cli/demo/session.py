@@ -15,10 +15,10 @@ from typing import Any
 
 import synth.demo
 from synth.cli.connect import find_default_env_file
-from synth.cli.deployments.temporary import serving
 from synth.cli.errors import CliError
 from synth.cli.task_apps.loading import set_environment
 from synth.cli.tui import output
+from synth.local.deployments.temporary import serving
 
 
 class DemoFailed(Exception):

@@ -88,9 +88,9 @@ def _of_cluster(data: Path) -> tuple[list[SeenService], int | None]:
     """
     import psutil
 
-    from synth.cli.cluster.plan import make_plan
-    from synth.cli.cluster.state import StateFile
-    from synth.cli.processes import is_alive
+    from synth.local.cluster.plan import make_plan
+    from synth.local.cluster.state import StateFile
+    from synth.local.processes.running import is_alive
 
     state = StateFile(data).read()
     if state is None or not is_alive(state.supervisor_pid, state.supervisor_started):

@@ -10,10 +10,10 @@ from pathlib import Path
 from types import ModuleType
 
 from synth.cli.api.client import Client
-from synth.cli.cluster.env_file import merge_env_file
 from synth.cli.config import Config, extend_environment
 from synth.cli.errors import CliError, UsageProblem
 from synth.cli.task_apps.discovery import Maker, choose_app, find_apps, no_such_app
+from synth.local.cluster.env_file import merge_env_file
 from synth.runtime.environment.env_file import new_environment_key, read_env_file
 from synth.taskapp.auth import configured_keys
 from synth.taskapp.faults import fault_of

@@ -11,7 +11,6 @@ import msgspec
 import numpy as np
 import pytest
 
-from synth.cli.tiny_models.qwen3 import make_tiny_qwen3
 from synth.errors import Permanent, Transient, UserError
 from synth.inference.api.app import build_api
 from synth.inference.chat.prompts import ChatFormat
@@ -20,6 +19,7 @@ from synth.inference.recording.recorder import Recorder
 from synth.inference.serving.teacher import check_same_tokenizer
 from synth.inference.tokenizers import load_tokenizer
 from synth.keys import read_cid
+from synth.local.tiny_models.qwen3 import make_tiny_qwen3
 from synth.rollouts.clients.teacher import TeacherClient
 from synth.runtime.off_loop import OffLoop
 from tests.keyrings import calls_of

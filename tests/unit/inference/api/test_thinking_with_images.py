@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 import torch
 
-from synth.cli.tiny_models.qwen3_vl import make_tiny_qwen3_vl
 from synth.inference.api.requests import JobSampling
 from synth.inference.chat.prompts import ChatFormat
 from synth.inference.engines.settings import EngineSettings
 from synth.inference.engines.transformers import TransformersEngine
+from synth.local.tiny_models.qwen3_vl import make_tiny_qwen3_vl
 from synth.trajectories import CompletionRecord, build_branches
 from tests.image_server import data_uri
 from tests.unit.inference.api.test_images import cid, show

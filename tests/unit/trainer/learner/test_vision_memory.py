@@ -20,12 +20,12 @@ from transformers import (
     Qwen3VLMoeForConditionalGeneration,
 )
 
-from synth.cli.tiny_models.qwen3_vl import make_tiny_qwen3_vl
 from synth.images.prompt_image import expand_image_tokens
 from synth.jobs.memory import training_memory
 from synth.jobs.parse.toml import read_toml
 from synth.jobs.resolve.job import Overrides, resolve_job
 from synth.jobs.resolved import RlJob
+from synth.local.tiny_models.qwen3_vl import make_tiny_qwen3_vl
 from synth.models import Registry
 from synth.models.config_shape import read_shape
 from synth.models.shape import ModelShape

@@ -26,7 +26,7 @@ def backup(
     """
     import asyncio
 
-    from synth.cli.cluster.backup import back_up
+    from synth.local.cluster.backup import back_up
 
     manifest = asyncio.run(back_up(data.resolve(), folder.resolve(), report=output.hint))
     if fmt is Format.JSON:
@@ -53,7 +53,7 @@ def restore(
     """
     import asyncio
 
-    from synth.cli.cluster.backup import restore as restore_cluster
+    from synth.local.cluster.backup import restore as restore_cluster
 
     names = tuple(pool.strip() for pool in pools.split(","))
     manifest = asyncio.run(restore_cluster(data.resolve(), folder.resolve(), pools=names, report=output.hint))

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from synth.cli.api.client import Client
-    from synth.cli.cluster.log_lines import LogLine
+    from synth.local.cluster.log_lines import LogLine
 
 _LEVELS = {"error": "bold red", "critical": "bold red", "warning": "yellow", "info": "green", "debug": "dim"}
 #: Seconds between two looks at a job's stored log, and by how much a line may be stored late.
@@ -62,7 +62,7 @@ def logs(
     """
     from collections import deque
 
-    from synth.cli.cluster.log_lines import find_logs, follow_logs, read_logs
+    from synth.local.cluster.log_lines import find_logs, follow_logs, read_logs
 
     job = _job(ctx, what) if what and re.fullmatch(r"@last|job_\w*", what) else None
     after = None if since is None else _moment(since)
@@ -90,7 +90,7 @@ def logs(
 
 def _is_here(data: Path, job: str) -> bool:
     """Return whether a cluster of this folder has written about the job."""
-    from synth.cli.cluster.log_lines import find_logs, read_logs
+    from synth.local.cluster.log_lines import find_logs, read_logs
 
     return (data / "logs").is_dir() and any(line.concerns(job) for line in read_logs(find_logs(data, None)))
 
@@ -127,7 +127,7 @@ def _show_stored(
 
 def _read_stored(client: Client, job: str, *, since: datetime | None) -> list[LogLine]:
     from synth.api.schemas import LoggedLine
-    from synth.cli.cluster.log_lines import from_stored
+    from synth.local.cluster.log_lines import from_stored
 
     params = {"since": since and since.isoformat()}
     return [from_stored(line) for line in client.list_of(f"/jobs/{job}/logs", LoggedLine, params=params)]

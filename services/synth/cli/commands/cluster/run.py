@@ -17,10 +17,10 @@ from synth.cli.tui.output import Format, Output
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from synth.cli.cluster.control import ClusterReport
-    from synth.cli.cluster.gpu_report import GpuReport
-    from synth.cli.cluster.state import StateFile
-    from synth.cli.cluster.supervisor import Supervisor
+    from synth.local.cluster.control import ClusterReport
+    from synth.local.cluster.gpu_report import GpuReport
+    from synth.local.cluster.state import StateFile
+    from synth.local.cluster.supervisor import Supervisor
 
 
 class EngineChoice(StrEnum):
@@ -69,15 +69,15 @@ def up(
     """
     import os
 
-    from synth.cli.cluster.control import inspect_cluster, leads_elsewhere, prepare_cluster, start_detached
-    from synth.cli.cluster.gpu_report import planned_gpus
-    from synth.cli.cluster.state import StateFile
-    from synth.cli.cluster.vllm_env import find_vllm_python, vllm_python
-    from synth.cli.devices.plan import DevicePlan, plan_devices
-    from synth.cli.devices.probe import read_inventory
-    from synth.cli.devices.wishes import read_wishes
     from synth.cli.errors import UsageProblem
     from synth.events.catalogue import SERVICES
+    from synth.local.cluster.control import inspect_cluster, leads_elsewhere, prepare_cluster, start_detached
+    from synth.local.cluster.gpu_report import planned_gpus
+    from synth.local.cluster.state import StateFile
+    from synth.local.cluster.vllm_env import find_vllm_python, vllm_python
+    from synth.local.devices.plan import DevicePlan, plan_devices
+    from synth.local.devices.probe import read_inventory
+    from synth.local.devices.wishes import read_wishes
 
     if fmt is Format.JSON and not detach:
         raise UsageProblem("only --detach returns what JSON could be printed of", fix="add --detach", where="-o json")
@@ -121,8 +121,8 @@ def up(
 def _foreground(file: StateFile, data: Path, services: tuple[str, ...]) -> None:
     import asyncio
 
-    from synth.cli.cluster.plan import make_plan
-    from synth.cli.cluster.supervisor import Supervisor
+    from synth.local.cluster.plan import make_plan
+    from synth.local.cluster.supervisor import Supervisor
 
     state = file.read()
     assert state is not None
@@ -162,8 +162,8 @@ def _live_table(supervisor: Supervisor) -> RenderableType:
 
 def down(data: Data = DEFAULT_DATA) -> None:
     """End the cluster that runs here; its data stays. Does nothing when none runs."""
-    from synth.cli.cluster.control import stop_cluster
-    from synth.cli.cluster.state import StateFile
+    from synth.local.cluster.control import stop_cluster
+    from synth.local.cluster.state import StateFile
 
     with output.status("draining"):
         ran = stop_cluster(StateFile(data.resolve()))
@@ -172,8 +172,8 @@ def down(data: Data = DEFAULT_DATA) -> None:
 
 def status(ctx: typer.Context, data: Data = DEFAULT_DATA, fmt: Output = Format.TABLE) -> None:
     """Show every process of the cluster that runs here. Exit 0 only when all are healthy, 7 when none runs."""
-    from synth.cli.cluster.control import inspect_cluster
-    from synth.cli.cluster.state import StateFile
+    from synth.local.cluster.control import inspect_cluster
+    from synth.local.cluster.state import StateFile
 
     report = inspect_cluster(StateFile(data.resolve()))
     if fmt is Format.JSON:

@@ -216,7 +216,7 @@ def evaluate(
     served_model = models[0] if models else None
     served = app_id is not None and task_url is None
     if app_id is not None and task_url is None:
-        from synth.cli.deployments.temporary import serve_for_job
+        from synth.local.deployments.temporary import serve_for_job
 
         waits = not no_poll and follow is not False
         app_id, task_url = serve_for_job(ctx, app_id, flag="--app-id", data=data, waits=waits)

@@ -18,7 +18,7 @@ from synth.cli.tui.output import Format, Output
 from synth.runtime.lines import split_lines
 
 if TYPE_CHECKING:
-    from synth.cli.deployments.image import ImageFolder
+    from synth.local.deployments.image import ImageFolder
 
 AppId = Annotated[str, typer.Argument(metavar="ID", help="The app's id.", show_default=False)]
 
@@ -141,9 +141,9 @@ def run(
         _to_docker(ctx, app, tag=tag, base=base, requirements=requirements, include=include or [], data=data, fmt=fmt)
         return
     from synth.cli.connections.known_origins import remember
-    from synth.cli.deployments import control
-    from synth.cli.deployments.state import Deployment
     from synth.cli.task_apps.loading import load_task_app, locate, set_environment, store_key
+    from synth.local.deployments import control
+    from synth.local.deployments.state import Deployment
     from synth.runtime.environment.env_file import read_env_file
 
     settings = load_config(ctx, may_be_new=True)
@@ -156,7 +156,7 @@ def run(
     files = Deployment(data.resolve(), loaded.id)
     with output.status("starting") as show:
         if to is Target.MODAL:
-            from synth.cli.deployments import image, modal_app
+            from synth.local.deployments import image, modal_app
 
             modal_app.load_sdk()
             folder = files.folder / "modal"
@@ -225,9 +225,9 @@ def _to_docker(
     import shlex
     import sys
 
-    from synth.cli.deployments import image
-    from synth.cli.deployments.state import Deployment
     from synth.cli.task_apps.loading import load_task_app, locate, read_environment
+    from synth.local.deployments import image
+    from synth.local.deployments.state import Deployment
 
     read_environment(get_env_files(ctx))
     place = locate(app)
@@ -256,8 +256,8 @@ def ls(data: Data = DEFAULT_DATA, fmt: Output = Format.TABLE) -> None:
     """List the deployed task apps. Exit 1 if one is not well."""
     import time
 
-    from synth.cli.deployments.state import find_deployments
     from synth.cli.errors import ExitCode
+    from synth.local.deployments.state import find_deployments
 
     deployments = find_deployments(data.resolve())
     if fmt is Format.JSON:
@@ -294,8 +294,8 @@ def logs(
     """Show the output of a deployed task app since its supervisor was started, and how its processes ended."""
     import time
 
-    from synth.cli.deployments.state import find_deployment
     from synth.cli.errors import UsageProblem
+    from synth.local.deployments.state import find_deployment
 
     files, state = find_deployment(data.resolve(), id)
     if state.modal is not None:
@@ -316,9 +316,9 @@ def logs(
 
 def stop(ctx: typer.Context, id: AppId, env_file: EnvFiles = None, data: Data = DEFAULT_DATA) -> None:
     """End a deployed task app. A process finishes its rollouts first; the app's port and log are kept."""
-    from synth.cli.deployments import control, modal_app
-    from synth.cli.deployments.state import find_deployment
     from synth.cli.task_apps.loading import read_environment
+    from synth.local.deployments import control, modal_app
+    from synth.local.deployments.state import find_deployment
 
     override_options(ctx, backend=None, env_files=env_file)
     files, state = find_deployment(data.resolve(), id)
@@ -333,7 +333,7 @@ def stop(ctx: typer.Context, id: AppId, env_file: EnvFiles = None, data: Data = 
 
 
 def _as_data(files: object, state: object) -> dict[str, object]:
-    from synth.cli.deployments.state import Deployment, DeploymentState
+    from synth.local.deployments.state import Deployment, DeploymentState
 
     assert isinstance(files, Deployment)
     assert isinstance(state, DeploymentState)

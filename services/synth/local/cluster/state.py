@@ -1,0 +1,154 @@
+"""The state of the embedded cluster, in `<data>/cluster.json`: ports, processes, passwords.
+
+Passwords and the cluster's secret outlive a cluster's processes, since stored values were sealed with them. A process
+is identified by its pid and its start time, so that a reused pid is never taken for ours.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import secrets
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+
+from synth.bus.server.account_key import AccountKey
+from synth.bus.server.embedded import new_users
+from synth.cli.errors import CliError
+from synth.keys import new_api_key
+from synth.local.devices.plan import DevicePlan
+from synth.local.processes.running import end_group, is_alive
+from synth.runtime.environment.env_file import new_environment_key
+
+
+class ProcessState(msgspec.Struct, kw_only=True):
+    """One supervised process. pid None: not running. started: unix seconds, of the process itself.
+
+    restarts: since the cluster came up. failing: it has not become healthy in its last five starts.
+    """
+
+    name: str
+    port: int
+    pid: int | None = None
+    started: float | None = None
+    restarts: int = 0
+    failing: bool = False
+
+
+class ClusterState(msgspec.Struct, kw_only=True):
+    """The state of the cluster for a later command or supervisor.
+
+    cluster_secret_earlier: the cluster's secrets from before a rotation. devices: what each process computes on.
+    inference_python: what runs the inference service; "" is the Python of all others. restoring: the backup that is put
+    here, until all of it is; "" at other times.
+    """
+
+    url: str = ""
+    supervisor_pid: int | None = None
+    supervisor_started: float | None = None
+    nats_http_port: int = 0
+    users: dict[str, str] = msgspec.field(default_factory=new_users)
+    cluster_secret: str = msgspec.field(default_factory=lambda: secrets.token_urlsafe(32))
+    cluster_secret_earlier: list[str] = []
+    issuer_seed: str = msgspec.field(default_factory=AccountKey.new_seed)
+    api_key: str = msgspec.field(default_factory=new_api_key)
+    environment_key: str = msgspec.field(default_factory=new_environment_key)
+    devices: DevicePlan = DevicePlan()
+    inference_python: str = ""
+    processes: list[ProcessState] = []
+    restoring: str = ""
+
+    def check_restored(self) -> None:
+        """Raise `CliError` if a restore was begun here and has not ended."""
+        if self.restoring:
+            raise CliError(
+                f"a restore of {self.restoring} was begun here and has not ended",
+                expected="a cluster with all of its data",
+                fix=f"end it: synthctl restore {self.restoring}",
+            )
+
+    def __post_init__(self) -> None:
+        # The file may be of a version that had fewer services.
+        self.users = new_users() | self.users
+
+
+class StateFile:
+    """The file, replaced whole at every change, readable by its owner only."""
+
+    def __init__(self, data: Path) -> None:
+        self.path = data / "cluster.json"
+        self._lock_path = data / "cluster.lock"
+
+    def read(self) -> ClusterState | None:
+        """Return the state; None when there never was a cluster here. Raises `CliError` for a damaged file."""
+        try:
+            return msgspec.json.decode(self.path.read_bytes(), type=ClusterState)
+        except FileNotFoundError:
+            return None
+        except (msgspec.DecodeError, msgspec.ValidationError) as error:
+            fix = "restore it: without its secrets, stored keys cannot be read; or move the whole data folder away"
+            raise CliError(f"not the state of a cluster ({error})", fix=fix, where=str(self.path)) from error
+
+    def write(self, state: ClusterState) -> None:
+        """Replace the file; a reader sees the old one or the new one."""
+        part = self.path.with_suffix(f".{os.getpid()}")
+        body = msgspec.json.format(msgspec.json.encode(state), indent=2)
+        descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(body)
+        part.replace(self.path)
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Hold the lock for starting and stopping processes here; the kernel frees it when this process ends.
+
+        Raises `CliError` naming the cluster that runs.
+        """
+        # Datasets, models and rollouts of every organisation are below it.
+        self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with self._lock_path.open("w") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                state = self.read()
+                pid = state.supervisor_pid if state else None
+                url = f" at {state.url}" if state and state.url else ""
+                raise CliError(
+                    f"a cluster is already running here{url} (supervisor pid {pid})",
+                    fix="use it, or end it with: synthctl down",
+                    where=str(self.path.parent),
+                ) from error
+            yield
+
+
+def end_leftovers(state: ClusterState, *, grace: float = 10.0) -> list[str]:
+    """End the processes that a dead supervisor left behind, the bus last. Returns their names."""
+    ended: list[str] = []
+    for last in (False, True):
+        group = [p for p in state.processes if (p.name == "nats") is last and is_alive(p.pid, p.started)]
+        for p in group:
+            assert p.pid is not None
+            end_group(p.pid, signal.SIGTERM)
+        wait_gone(group, grace)
+        for p in group:
+            assert p.pid is not None
+            if is_alive(p.pid, p.started):
+                end_group(p.pid, signal.SIGKILL)
+        wait_gone(group, grace)
+        ended += [p.name for p in group]
+    return ended
+
+
+def wait_gone(processes: list[ProcessState], timeout: float) -> bool:
+    """Wait until none of the processes runs; return False if the timeout passes first."""
+    deadline = time.monotonic() + timeout
+    while any(is_alive(p.pid, p.started) for p in processes):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.02)
+    return True
