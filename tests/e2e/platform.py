@@ -17,9 +17,9 @@ from synth.api.schemas import EventView
 from synth.cli.api.client import Client
 from synth.cli.api.stream import EventFollower
 from synth.cli.config import Config, ConfigValue
-from synth.cli.errors import TimedOut
 from synth.cli.tui.json_fields import to_json_data
 from synth.cli.tui.progress import exit_code
+from synth.console.errors import TimedOut
 from synth.runtime.environment.env_file import read_env_file
 from tests.e2e.cli.conftest import Shell
 

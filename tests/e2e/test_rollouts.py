@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from synth.cli.errors import NotFound
+from synth.console.errors import NotFound
 from synth.taskapp.sdk import Episode, TaskApp
 from tests.e2e.cli.terminal import synthctl
 from tests.e2e.platform import Platform, rl

@@ -21,9 +21,9 @@ from synth.cli.commands.evaluation import dataset
 from synth.cli.commands.jobs import app as jobs
 from synth.cli.commands.task_app import deploy, listing, play, serve
 from synth.cli.connect import Backend, EnvFiles
-from synth.cli.errors import ExitCode
 from synth.cli.tui.output import warn
 from synth.cli.tui.stdio import end_quietly_without_reader
+from synth.console.errors import ExitCode
 from synth.runtime.environment.unknown_settings import unknown_settings
 from synth.runtime.process_end import run_and_end
 
@@ -242,8 +242,8 @@ def _explain_usage(error: TyperException) -> int:
 
 
 def _explain(error: Exception) -> int:
-    from synth.cli.errors import CliError
     from synth.cli.tui.output import show_problems
+    from synth.console.errors import CliError
     from synth.errors import Problem, UserError
 
     if isinstance(error, CliError):

@@ -17,7 +17,7 @@ import msgspec
 
 from synth.cli.api.client import Client
 from synth.cli.config import Config, ConfigValue
-from synth.cli.errors import CliError, NotAuthorised
+from synth.console.errors import CliError, NotAuthorised
 from synth.runtime.lines import split_lines
 
 _LITTLE_DISK = 5e9

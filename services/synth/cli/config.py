@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from synth.base_url import base_url_fault
-from synth.cli.errors import NotAuthorised, UsageProblem
 from synth.cli.origins import is_loopback
+from synth.console.errors import NotAuthorised, UsageProblem
 from synth.runtime.environment.env_file import read_env_file
 
 #: The origin of a value that a variable of the user's environment has.

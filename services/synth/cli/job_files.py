@@ -9,10 +9,10 @@ import msgspec
 
 from synth.api.limits import MAX_CONFIG_BYTES
 from synth.cli.config import ConfigValue
-from synth.cli.errors import UsageProblem
 from synth.cli.job_text.set_values import Assignment, set_values
 from synth.cli.transfer.local_file import is_regular, open_once
 from synth.cli.transfer.upload import check_readable
+from synth.console.errors import UsageProblem
 from synth.errors import Problem, UserError
 from synth.jobs.parse.toml import Document
 from synth.jobs.resolve.job import Overrides, ValidationReport, validate_job

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from synth.cli.errors import NotFound, UsageProblem
 from synth.cli.tui.output import age
+from synth.console.errors import NotFound, UsageProblem
 
 if TYPE_CHECKING:
     from synth.api.schemas import Job

@@ -14,7 +14,7 @@ from synth.cli.api.client import Client
 from synth.cli.api.task_app import require_address
 from synth.cli.config import DEFAULT_BACKEND, Config, ConfigValue, api_root
 from synth.cli.connections.known_origins import confirm, remember
-from synth.cli.errors import Unreachable, UsageProblem
+from synth.console.errors import Unreachable, UsageProblem
 from synth.local.cluster.env_file import merge_env_file
 from synth.runtime.environment.env_file import new_environment_key, read_env_file
 

@@ -13,7 +13,7 @@ from synth.bus.connection import connect
 from synth.bus.kv.secrets import SecretStore
 from synth.bus.server.provision import provision
 from synth.bus.server.topology import DEFAULT_POOL, topology
-from synth.cli.errors import CliError
+from synth.console.errors import CliError
 from synth.events.catalogue import SERVICES
 from synth.local.cluster.backup import _bus_alone, back_up, restore
 from synth.local.cluster.control import prepare_cluster

@@ -10,7 +10,7 @@ import pytest
 
 from synth.api.schemas import File
 from synth.bus.server.embedded import free_port
-from synth.cli.errors import CliError, NotAuthorised, NotFound, Unreachable, UsageProblem
+from synth.console.errors import CliError, NotAuthorised, NotFound, Unreachable, UsageProblem
 from tests.unit.cli.backend import Answer, backend_that, client_of, job_body
 
 FILE = msgspec.to_builtins(

@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from synth.bus.server.embedded import free_port
+from synth.cli.commands.cluster.run import leads_elsewhere
 from synth.cli.config import ConfigValue, find_env_file, resolve
-from synth.cli.errors import NotAuthorised, UsageProblem
-from synth.local.cluster.control import leads_elsewhere, prepare_cluster
+from synth.console.errors import NotAuthorised, UsageProblem
+from synth.local.cluster.control import prepare_cluster
 from synth.local.cluster.env_file import merge_env_file, write_address
 from synth.local.cluster.state import ClusterState, StateFile
 from synth.runtime.environment.env_file import read_env_file

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from synth.cli.errors import UsageProblem
-from synth.cli.task_apps.discovery import Maker, find_apps
-from synth.cli.task_apps.loading import load_task_app
+from synth.console.errors import UsageProblem
+from synth.local.task_apps.discovery import Maker, find_apps
+from synth.local.task_apps.loading import load_task_app
 from tests.unit.cli.test_command_line import synthctl
 from tests.unit.cli.test_serve import ONE
 

@@ -10,8 +10,8 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from synth.cli.errors import CliError
 from synth.cli.transfer.download import download_model, locate_base
+from synth.console.errors import CliError
 from tests.unit.cli.backend import Answer, Request, backend_that
 
 BASES = {

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from synth.cli.errors import CliError
+from synth.console.errors import CliError
 from synth.datasets.check import FileCheck
 from synth.errors import SynthError
 from synth.events import FileReady

@@ -6,8 +6,8 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from synth.cli.errors import NotFound, UsageProblem
 from synth.cli.job_ids import find_job_id
+from synth.console.errors import NotFound, UsageProblem
 from tests.unit.cli.backend import Answer, Request, backend_that, job_body
 
 IDS = ["job_a1b2c3d4e5f60718", "job_a1ffc3d4e5f60718", "job_77b2c3d4e5f60718"]

@@ -13,7 +13,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from synth.cli.app import app
-from synth.cli.errors import UsageProblem
+from synth.console.errors import UsageProblem
 from tests.unit.cli.backend import Answer, Request, backend_that, job_body
 
 JOBS = [f"job_{n:016d}" for n in range(1, 5)]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from synth.cli.errors import CliError
+from synth.console.errors import CliError
 from tests.unit.cli.backend import Answer, backend_that
 from tests.unit.cli.test_command_line import synthctl
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from synth.cli.config import Config, ConfigValue
-from synth.cli.errors import UsageProblem
 from synth.cli.task_apps.preflight import Seen, look_at, preflight
+from synth.console.errors import UsageProblem
 from tests.unit.cli.backend import Answer, Request, backend_that
 
 WELL = {"/health": Answer(body={"healthy": True}), "/task_info": Answer(body={"taskset": {}})}

@@ -10,10 +10,10 @@ import pytest
 from rich.console import Console
 
 from synth.api.schemas import EventView
-from synth.cli.errors import ExitCode
 from synth.cli.tui.output import duration, number, sparkline
 from synth.cli.tui.progress import Progress, describe, describe_new, exit_code
 from synth.cli.tui.view import JobView
+from synth.console.errors import ExitCode
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 

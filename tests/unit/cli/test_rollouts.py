@@ -11,10 +11,10 @@ from rich.console import Console
 
 from synth.api.rollouts import GroupMember, RolloutDetail, RolloutSummary, RolloutTraining
 from synth.api.schemas import EventView
-from synth.cli.foreign_text.plain_text import printable
 from synth.cli.tui.progress import describe
 from synth.cli.tui.rollout.listing import print_rollouts
 from synth.cli.tui.rollout.transcript import lines, print_rollout
+from synth.console.plain_text import printable
 from synth.errors import Problem
 from synth.events import FailedTries
 from synth.transcripts.transcript import TaskAppAnswer, Transcript, TranscriptStep, TranscriptTurn

@@ -11,8 +11,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from synth.cli.errors import UsageProblem
-from synth.cli.task_apps.loading import load_task_app
+from synth.console.errors import UsageProblem
+from synth.local.task_apps.loading import load_task_app
 from synth.runtime.environment.env_file import read_env_file
 from tests.unit.cli.test_command_line import CLEAN, synthctl
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from synth.cli.errors import UsageProblem
 from synth.cli.job_text.set_values import parse_setting, parse_tag, set_values
+from synth.console.errors import UsageProblem
 from tests.unit.cli.test_command_line import synthctl
 
 RL = (Path(__file__).parents[3] / "configs" / "demo" / "rl.toml").read_text()

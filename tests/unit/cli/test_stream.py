@@ -12,9 +12,9 @@ import pytest
 from synth.api.schemas import JobWithConfig
 from synth.cli.api.stream import EventFollower
 from synth.cli.commands.chat import stream_text
-from synth.cli.errors import NotFound, TimedOut, Unreachable
 from synth.cli.tui.follow import FollowOptions, follow_job, show_outcome
 from synth.cli.tui.output import Format
+from synth.console.errors import NotFound, TimedOut, Unreachable
 from tests.unit.cli.backend import Answer, Request, backend_that, job_body
 
 TYPES = ["job.created", "job.validated", "job.verified", "job.started", "train.step", "train.step", "job.succeeded"]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from synth.cli.errors import CliError
+from synth.console.errors import CliError
 from synth.local.cluster.vllm_env import vllm_python
 
 

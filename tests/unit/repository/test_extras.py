@@ -29,7 +29,10 @@ MODULES = {
     "models": ("synth.local.tiny_models", "synth.cli.transfer.pull"),
     "parquet": ("synth.datasets",),
     "plots": ("synth.cli.figures",),
-    "taskapp": ("synth.taskapp", "synth.cli.task_apps", "synth.local.deployments", "synth.cli.commands.task_app"),
+    "taskapp": (
+        *("synth.taskapp", "synth.local.task_apps", "synth.local.deployments"),
+        *("synth.cli.task_apps", "synth.cli.commands.task_app"),
+    ),
     "tensors": ("synth.trajectories",),
     "vllm": ("synth.inference",),
     "vllm-cpu": ("synth.inference",),

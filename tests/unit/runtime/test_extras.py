@@ -21,7 +21,7 @@ def failed_import(missing: str, *importers: str) -> None:
     ("missing", "importers", "extra"),
     [
         # The smallest extra that brings it.
-        ("starlette", ["synth.cli.task_apps"], "taskapp"),
+        ("starlette", ["synth.local.task_apps"], "taskapp"),
         ("psutil", ["synth.cli", "synth.local.deployments"], "taskapp"),
         ("nacl.signing", ["synth.backup"], "bus"),
         ("torch", ["synth.local.tiny_models"], "models"),

@@ -38,7 +38,7 @@ from synth.cli.api.refusals import error_of, gave_no_score
 from synth.cli.api.retries import backoff, is_refusal, retry_after
 from synth.cli.config import Config
 from synth.cli.connections.clients import open_http
-from synth.cli.errors import NotFound, Unreachable
+from synth.console.errors import NotFound, Unreachable
 
 T = TypeVar("T")
 _Listed = TypeVar("_Listed", JobWithConfig, File)

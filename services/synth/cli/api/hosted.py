@@ -17,7 +17,7 @@ from synth.cli.api.task_app import excerpt
 from synth.cli.config import ENVIRONMENT, ConfigValue, without_password
 from synth.cli.connections.clients import open_http
 from synth.cli.connections.known_origins import confirm, remember
-from synth.cli.errors import CliError, NotAuthorised, NotFound, Unreachable, UsageProblem
+from synth.console.errors import CliError, NotAuthorised, NotFound, Unreachable, UsageProblem
 
 Json = dict[str, Any]
 

@@ -8,7 +8,7 @@ import httpx
 import msgspec
 
 from synth.cli.config import ConfigValue
-from synth.cli.errors import CliError, NotAuthorised, NotFound, Unreachable, UsageProblem
+from synth.console.errors import CliError, NotAuthorised, NotFound, Unreachable, UsageProblem
 from synth.errors import Problem
 
 #: The type of the error of a judge that answered, and gave no score.

@@ -17,7 +17,7 @@ from synth.api.schemas import EventView
 from synth.api.sse import SseEvent, read_sse
 from synth.cli.api.client import Client
 from synth.cli.api.retries import backoff
-from synth.cli.errors import CliError, TimedOut, Unreachable
+from synth.console.errors import CliError, TimedOut, Unreachable
 from synth.jobs.lifecycle import TERMINAL, TERMINAL_FACTS
 
 # A backend pings every 15 s at most (its `ping_s`), so three missing pings are a dead connection.

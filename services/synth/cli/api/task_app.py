@@ -10,7 +10,7 @@ import httpx
 from synth.base_url import base_url_fault
 from synth.cli.config import ConfigValue, without_password
 from synth.cli.connections.clients import open_http
-from synth.cli.errors import CliError, UsageProblem
+from synth.console.errors import CliError, UsageProblem
 
 #: Seconds for a question that takes no rollout.
 _PATIENCE_S = 10.0

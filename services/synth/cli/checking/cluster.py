@@ -11,9 +11,9 @@ from synth.api.schemas import JobCheck
 from synth.cli.api.client import Client
 from synth.cli.config import Config
 from synth.cli.connections.known_origins import UnconfirmedOrigin, require_confirmed
-from synth.cli.errors import CliError, NotAuthorised, Unreachable, UsageProblem
 from synth.cli.submission import CheckedJob, submission_body
 from synth.cli.tui import output
+from synth.console.errors import CliError, NotAuthorised, Unreachable, UsageProblem
 from synth.jobs.resolved import SftJob
 
 #: Characters of a file's id that the API accepts.

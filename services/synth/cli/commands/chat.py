@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from synth.cli.connect import open_client
-from synth.cli.errors import CliError, ExitCode, UsageProblem
 from synth.cli.tui import output
 from synth.cli.tui.completion import complete_models
 from synth.cli.tui.output import Format, Output
+from synth.console.errors import CliError, ExitCode, UsageProblem
 
 if TYPE_CHECKING:
     from synth.cli.api.client import Client

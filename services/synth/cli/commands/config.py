@@ -11,9 +11,9 @@ import typer
 
 from synth.cli.commands.submit import DEFAULT_DATA, AllowExperimental, Data, Set, TaskUrl
 from synth.cli.connect import Backend, EnvFiles, TrustApp, load_config, override_options
-from synth.cli.errors import CliError, ExitCode, UsageProblem
 from synth.cli.tui import output
 from synth.cli.tui.output import Format, Output
+from synth.console.errors import CliError, ExitCode, UsageProblem
 
 if TYPE_CHECKING:
     from synth.cli.checking.cluster import AskedCluster

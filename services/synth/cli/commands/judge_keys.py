@@ -8,9 +8,9 @@ from typing import Annotated
 import typer
 
 from synth.cli.connect import open_client
-from synth.cli.errors import UsageProblem
 from synth.cli.tui import output
 from synth.cli.tui.output import Format, Output
+from synth.console.errors import UsageProblem
 
 app = typer.Typer(help="Keys of judges' APIs, by name: add, ls, rm.", no_args_is_help=True)
 

@@ -9,9 +9,9 @@ import typer
 
 from synth.cli.commands import judge_keys
 from synth.cli.connect import open_client
-from synth.cli.errors import UsageProblem
 from synth.cli.tui import output
 from synth.cli.tui.output import Format, Output
+from synth.console.errors import UsageProblem
 
 if TYPE_CHECKING:
     from synth.api.schemas import Key, MadeKey

@@ -11,10 +11,10 @@ import typer
 
 from synth.cli.commands.submit import DEFAULT_DATA, Data
 from synth.cli.connect import open_client
-from synth.cli.errors import UsageProblem
 from synth.cli.tui import output
 from synth.cli.tui.completion import complete_models
 from synth.cli.tui.output import Format, Output, Yes
+from synth.console.errors import UsageProblem
 
 if TYPE_CHECKING:
     from synth.local.tiny_models.qwen3 import MadeModel

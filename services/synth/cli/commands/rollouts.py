@@ -38,8 +38,8 @@ def ls(
     fmt: Output = Format.TABLE,
 ) -> None:
     """List the rollouts of a job that are over, newest first. `rollouts show` reads one."""
-    from synth.cli.errors import UsageProblem
     from synth.cli.tui.rollout.listing import print_rollouts
+    from synth.console.errors import UsageProblem
 
     if worst and best:
         raise UsageProblem("--worst and --best together", expected="one of them")

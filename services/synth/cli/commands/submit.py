@@ -9,10 +9,10 @@ from typing import Annotated
 import typer
 
 from synth.cli.connect import Backend, EnvFiles, TrustApp, load_config, open_client, override_options
-from synth.cli.errors import UsageProblem
 from synth.cli.tui import output
 from synth.cli.tui.completion import complete_models
 from synth.cli.tui.output import Format, Output
+from synth.console.errors import UsageProblem
 
 TaskUrl = Annotated[
     str | None,
@@ -192,7 +192,7 @@ def submit(
 
 def _serve(ctx: typer.Context, app: str, task_url: str | None, *, data: Path, waits: bool) -> str:
     """Serve the app of `--app`; returns its address."""
-    from synth.local.deployments.temporary import serve_for_job
+    from synth.cli.task_apps.for_job import serve_for_job
 
     if task_url is not None:
         what = "--app serves a task app, and --task-url names one that runs"

@@ -16,13 +16,13 @@ from synth.cli.comparison.paired import Measured
 from synth.cli.comparison.preference import Referee
 from synth.cli.comparison.scoring import Scorer
 from synth.cli.comparison.validity import calls_problem, format_problem
-from synth.cli.errors import CliError
 from synth.cli.sampling.answers import Answer, AnswerFile, answers_of
 from synth.cli.sampling.budget import Price, SpendingLimit
 from synth.cli.sampling.endpoints import ChatEndpoint, SamplingOptions
 from synth.cli.sampling.parallel import map_in_order
 from synth.cli.sampling.rows import PromptFile, PromptRow
 from synth.cli.sampling.run import requests_of, sample_rows
+from synth.console.errors import CliError
 
 Json = dict[str, Any]
 Progress = Callable[[str], None]

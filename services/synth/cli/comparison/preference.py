@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from synth.cli.api.client import Client
-from synth.cli.errors import CliError
 from synth.cli.sampling.rows import PromptRow
+from synth.console.errors import CliError
 
 Json = dict[str, Any]
 

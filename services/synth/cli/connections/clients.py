@@ -15,8 +15,8 @@ import httpx
 from synth.cli.config import ConfigValue
 from synth.cli.connections.known_origins import require_confirmed
 from synth.cli.connections.proxies import Proxy, UnusableProxy, proxy_for
-from synth.cli.errors import UsageProblem
 from synth.cli.origins import join_origin, origin_of
+from synth.console.errors import UsageProblem
 from synth.outbound.failures import reason_of, remedy_of
 
 
@@ -75,7 +75,8 @@ def open_http(
             where=address.label,
         )
     if origin.startswith("http:") and proxy is None:
-        verify = _no_authorities()
+        # To load authorities takes 30 ms of CPU time, and nothing here uses TLS.
+        verify = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     else:
         # The user's own CAs (SSL_CERT_FILE, SSL_CERT_DIR) hold; nothing else of the environment does.
         verify = httpx.create_ssl_context(trust_env=True)
@@ -84,13 +85,3 @@ def open_http(
     return OriginClient(
         origin, proxy, headers=values, timeout=timeout, transport=transport, verify=verify, limits=limits
     )
-
-
-def open_local_http(*, timeout: float) -> httpx.AsyncClient:
-    """Make a client for the processes that this machine runs; it has no key and no proxy."""
-    return httpx.AsyncClient(timeout=timeout, trust_env=False, follow_redirects=False, verify=_no_authorities())
-
-
-def _no_authorities() -> ssl.SSLContext:
-    """Return the TLS settings of a client that connects without TLS. To load authorities takes 30 ms of CPU time."""
-    return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)

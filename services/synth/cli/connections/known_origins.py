@@ -14,9 +14,9 @@ from pathlib import Path
 import typer
 
 from synth.cli.config import ENVIRONMENT, ConfigValue, user_environment
-from synth.cli.errors import UsageProblem
-from synth.cli.foreign_text.plain_text import printable
 from synth.cli.origins import is_loopback, origin_of
+from synth.console.errors import UsageProblem
+from synth.console.plain_text import printable
 
 #: How a script confirms an origin, by key.
 _HOW = {

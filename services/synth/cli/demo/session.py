@@ -15,9 +15,9 @@ from typing import Any
 
 import synth.demo
 from synth.cli.connect import find_default_env_file
-from synth.cli.errors import CliError
-from synth.cli.task_apps.loading import set_environment
+from synth.cli.task_apps.environment import set_environment
 from synth.cli.tui import output
+from synth.console.errors import CliError
 from synth.local.deployments.temporary import serving
 
 

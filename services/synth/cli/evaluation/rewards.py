@@ -7,7 +7,7 @@ from typing import Any, cast
 
 from synth.api.schemas import EventView
 from synth.cli.api.client import Client
-from synth.cli.errors import CliError, UsageProblem
+from synth.console.errors import CliError, UsageProblem
 from synth.estimates.repeated import by_measure, seed_means
 
 _READ = ("rollout.completed", "rollout.judged", "rollout.failed", "eval.completed")

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from synth.api.schemas import Point
-from synth.cli.errors import UsageProblem
 from synth.cli.tui.json_fields import to_json_data
+from synth.console.errors import UsageProblem
 
 SUFFIXES = (".png", ".svg", ".csv", ".json")
 

@@ -15,9 +15,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, cast
 
-from synth.cli.errors import UsageProblem
 from synth.cli.filtering.rules import Candidate, Judged
 from synth.cli.filtering.sources import ReadTrace, Row, without_images
+from synth.console.errors import UsageProblem
 from synth.datasets.token_estimate import tokens_in
 from synth.traces.conversations import CUT_OFF
 from synth.traces.facts import EpisodeFacts, as_object

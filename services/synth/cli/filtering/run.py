@@ -10,10 +10,10 @@ from typing import Any
 
 import msgspec
 
-from synth.cli.errors import CliError
 from synth.cli.filtering.rules import Candidate, Rules, dropped_at_first, dropped_when_read
 from synth.cli.filtering.sources import ReadTrace, Row, Source
 from synth.cli.filtering.spool import Spool
+from synth.console.errors import CliError
 from synth.datasets.conversations import read_line
 from synth.datasets.token_estimate import tokens_in
 

@@ -7,9 +7,9 @@ from synth.api.schemas import Key
 from synth.cli.api.client import Client
 from synth.cli.config import Config
 from synth.cli.connections.known_origins import require_confirmed
-from synth.cli.errors import CliError
 from synth.cli.hardening.deployment import SeenDeployment
 from synth.cli.hardening.findings import Finding
+from synth.console.errors import CliError
 
 _MOST_NAMED = 3
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from synth.cli.errors import CliError
 from synth.cli.hardening.findings import Finding
+from synth.console.errors import CliError
 from synth.runtime.environment.env_file import read_env_file
 
 _VARIABLE = re.compile(r"\$\{(\w+)(?::?([-?])([^}]*))?\}|\$(\w+)")

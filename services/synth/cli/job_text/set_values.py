@@ -17,7 +17,7 @@ import tomlkit
 from tomlkit.exceptions import TOMLKitError
 from tomlkit.items import InlineTable, Item, SingleKey, Table
 
-from synth.cli.errors import UsageProblem
+from synth.console.errors import UsageProblem
 from synth.jobs.parse.toml import Document, Path, read_toml
 
 #: The parts of a dotted key.

@@ -9,7 +9,7 @@ from typing import IO, Any, Protocol, cast
 
 from synth.cli.api.hosted import HostedApi, Json
 from synth.cli.config import ConfigValue
-from synth.cli.errors import NotFound, UsageProblem
+from synth.console.errors import NotFound, UsageProblem
 
 _PAGE = 100
 _PIECE = 1 << 20

@@ -16,9 +16,9 @@ from typing import IO, Any
 
 import msgspec
 
-from synth.cli.errors import CliError, UsageProblem
 from synth.cli.openai_account.account import AccountSource, Json
 from synth.cli.openai_account.bases import Needs
+from synth.console.errors import CliError, UsageProblem
 
 _ID = re.compile(r"[A-Za-z0-9_.:-]{1,200}")
 _SUFFIX = re.compile(r"\.[A-Za-z0-9]{1,8}")

@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from synth.cli.errors import NotFound
 from synth.cli.openai_account.account import AccountSource, Json
 from synth.cli.openai_account.bases import Needs, Proposal, propose_base
 from synth.cli.openai_account.folder import ImportFolder, checked_id, read_needs
 from synth.cli.openai_account.job_files import job_file, method_of
+from synth.console.errors import NotFound
 from synth.errors import UserError
 from synth.models.table import QWEN3
 

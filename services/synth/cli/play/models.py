@@ -19,7 +19,7 @@ from synth.cli.api.client import Client
 from synth.cli.api.hosted import HostedApi, model_endpoint
 from synth.cli.config import Config, ConfigValue
 from synth.cli.connections.known_origins import confirm
-from synth.cli.errors import CliError, UsageProblem
+from synth.console.errors import CliError, UsageProblem
 
 Body = dict[str, Any]
 Answer = Callable[[Body], Body]

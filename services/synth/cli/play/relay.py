@@ -17,8 +17,8 @@ from types import TracebackType
 from typing import Any, cast
 from urllib.parse import unquote, urlsplit
 
-from synth.cli.errors import CliError
 from synth.cli.play.models import Answer, Body, as_stream
+from synth.console.errors import CliError
 from synth.rollout_credential import find_credential
 
 _LARGEST_BODY = 64 << 20

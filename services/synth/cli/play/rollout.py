@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from synth.cli.api.task_app import TaskAppConnection, TaskAppError, excerpt
-from synth.cli.errors import CliError, ExitCode
 from synth.cli.play.models import Body, Typist, completion_of, read_typed
 from synth.cli.play.relay import ModelRelay
+from synth.console.errors import CliError, ExitCode
 from synth.errors import Problem
 from synth.runtime.startup import build_struct_types
 from synth.taskapp.contract import RolloutResponse, Step

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from synth.cli.errors import UsageProblem
+from synth.console.errors import UsageProblem
 
 Json = dict[str, Any]
 

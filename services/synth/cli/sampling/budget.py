@@ -8,8 +8,8 @@ from typing import Any, cast
 
 import msgspec
 
-from synth.cli.errors import UsageProblem
 from synth.cli.sampling.answers import Answer
+from synth.console.errors import UsageProblem
 
 Json = dict[str, Any]
 

@@ -12,9 +12,9 @@ import msgspec
 from synth.cli.api.client import Client
 from synth.cli.api.hosted import HostedApi, Json, NoAnswer, RequestRefused, model_endpoint
 from synth.cli.config import Config, ConfigValue
-from synth.cli.errors import CliError, NotFound, UsageProblem
 from synth.cli.sampling.answers import Answer
 from synth.cli.sampling.rows import PromptRow
+from synth.console.errors import CliError, NotFound, UsageProblem
 
 _NEWER_NAME = "max_completion_tokens"
 

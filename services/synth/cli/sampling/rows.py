@@ -10,8 +10,8 @@ from typing import Any, cast
 import msgspec
 
 from synth.cli.checking.dataset import check_dataset
-from synth.cli.errors import UsageProblem
 from synth.cli.transfer.local_file import local_file
+from synth.console.errors import UsageProblem
 from synth.datasets.conversations import canonical_line
 from synth.datasets.sources import read_pieces, source_files
 from synth.errors import UserError

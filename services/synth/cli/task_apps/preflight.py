@@ -12,9 +12,9 @@ import msgspec
 from synth.cli.api.client import Client
 from synth.cli.api.task_app import TaskAppConnection, TaskAppError, excerpt
 from synth.cli.config import Config, ConfigValue
-from synth.cli.errors import CliError, NotAuthorised, Unreachable, UsageProblem
 from synth.cli.origins import is_loopback
 from synth.cli.tui import output
+from synth.console.errors import CliError, NotAuthorised, Unreachable, UsageProblem
 from synth.taskapp.env_names import env_names, wrong_env_name
 
 #: The statuses with which an app refuses a key.

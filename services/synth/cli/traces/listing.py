@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from synth.api.traces import TraceDetail, TraceSummary
-from synth.cli.foreign_text.plain_text import printable
 from synth.cli.tui.output import age, number, print_table
 from synth.cli.tui.rollout.conversation import versions_text
 from synth.cli.tui.rollout.lines import Line, print_lines
 from synth.cli.tui.rollout.pictures import FetchImage
 from synth.cli.tui.rollout.transcript import transcript_lines
+from synth.console.plain_text import printable
 from synth.judging.contract import Review
 
 _COLUMNS = ("trace", "env", "seed", "reward", "outcome", "tokens", "calls", "age")

@@ -13,8 +13,8 @@ import httpx
 from synth.api.schemas import ModelFile
 from synth.cli.api.client import Client
 from synth.cli.api.retries import backoff
-from synth.cli.errors import CliError, Unreachable
 from synth.cli.tui import output
+from synth.console.errors import CliError, Unreachable
 
 #: The file in which peft looks for the base of an adapter.
 _ADAPTER = "adapter_config.json"

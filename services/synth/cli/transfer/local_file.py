@@ -14,8 +14,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-from synth.cli.errors import UsageProblem
 from synth.cli.tui import output
+from synth.console.errors import UsageProblem
 from synth.datasets.parquet import MAGIC
 
 _PIECE = 1 << 20

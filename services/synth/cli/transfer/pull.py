@@ -21,7 +21,7 @@ from typing import Any, cast
 
 import msgspec
 
-from synth.cli.errors import CliError, NotFound, Unreachable, UsageProblem
+from synth.console.errors import CliError, NotFound, Unreachable, UsageProblem
 from synth.models.architectures import fault_of_config
 from synth.models.table import canonical
 from synth.runtime.lines import split_lines

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from synth.api.schemas import File
 from synth.cli.api.client import Client
-from synth.cli.errors import TimedOut, UsageProblem
 from synth.cli.transfer.local_file import local_file
 from synth.cli.tui import output
+from synth.console.errors import TimedOut, UsageProblem
 from synth.datasets.parquet import ParquetUnreadable
 from synth.datasets.sources import read_pieces, source_files, without_columns
 from synth.errors import Problem, UserError

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from synth.cli.foreign_text.plain_text import printable
+from synth.console.plain_text import printable
 
 if TYPE_CHECKING:
     from synth.cli.api.client import Client

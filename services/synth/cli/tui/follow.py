@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from synth.api.schemas import Job, JobWithConfig
 from synth.cli.api.client import Client
 from synth.cli.api.stream import EventFollower
-from synth.cli.errors import ExitCode
 from synth.cli.tui import output
 from synth.cli.tui.output import Format
 from synth.cli.tui.progress import Progress, describe_new, exit_code, failure
+from synth.console.errors import ExitCode
 from synth.errors import Problem
 from synth.jobs.lifecycle import State
 

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 import typer
 
-from synth.cli.foreign_text.plain_text import printable, printable_json
 from synth.cli.tui.series import averaged
+from synth.console.plain_text import printable, printable_json
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -74,7 +74,7 @@ Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 @cache
 def out() -> Console:
     """Standard output, for data."""
-    from synth.cli.foreign_text.console import SafeConsole
+    from synth.console.safe import SafeConsole
 
     return SafeConsole(highlight=False, emoji=False, **_plain())
 
@@ -82,7 +82,7 @@ def out() -> Console:
 @cache
 def err() -> Console:
     """Standard error, for messages."""
-    from synth.cli.foreign_text.console import SafeConsole
+    from synth.console.safe import SafeConsole
 
     return SafeConsole(stderr=True, highlight=False, emoji=False, **_plain())
 
@@ -116,7 +116,7 @@ def warn(text: str) -> None:
 
 def confirm(question: str, *, yes: bool) -> None:
     """Ask on the terminal before an irreversible action. yes: the answer is already given. Raises `CliError` for no."""
-    from synth.cli.errors import CliError, UsageProblem
+    from synth.console.errors import CliError, UsageProblem
 
     if yes:
         return

@@ -10,9 +10,9 @@ import msgspec
 
 from synth.api.job_clock import TURN_WAIT, JobClock
 from synth.api.schemas import EventView
-from synth.cli.errors import ExitCode
 from synth.cli.tui.output import number
 from synth.cli.tui.series import Series
+from synth.console.errors import ExitCode
 from synth.errors import Problem
 from synth.jobs.lifecycle import TERMINAL, TRANSITIONS, State
 

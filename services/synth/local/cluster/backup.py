@@ -19,7 +19,7 @@ from synth.blobs import BlobStore
 from synth.bus.connection import Connection, connect
 from synth.bus.server.embedded import ServerConfig, free_port, start, wait_healthy
 from synth.bus.server.topology import topology
-from synth.cli.errors import CliError
+from synth.console.errors import CliError
 from synth.local.cluster.state import ClusterState, StateFile
 from synth.local.processes.running import is_alive
 from synth.models.aliases import ALIASES_FILE

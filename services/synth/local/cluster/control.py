@@ -16,9 +16,7 @@ import httpx
 import msgspec
 
 from synth.bus.server.embedded import binary
-from synth.cli.config import ENVIRONMENT, ConfigValue
-from synth.cli.connections.clients import open_local_http
-from synth.cli.errors import CliError
+from synth.console.errors import CliError
 from synth.local.cluster.env_file import ADDRESS, merge_env_file, write_address
 from synth.local.cluster.gpu_report import GpuReport, describe_device, report_gpus
 from synth.local.cluster.plan import HOST, choose_ports, gateway_port, outbound
@@ -26,6 +24,7 @@ from synth.local.cluster.state import ClusterState, ProcessState, StateFile, end
 from synth.local.cluster.supervisor import DAMAGED_AFTER_S, health_problem, is_damage
 from synth.local.devices.plan import DevicePlan
 from synth.local.devices.probe import GpuList, read_gpus
+from synth.local.processes.http import open_local_http
 from synth.local.processes.running import is_alive
 from synth.runtime.environment.env_file import read_env_file
 from synth.runtime.lines import split_lines
@@ -114,18 +113,6 @@ def prepare_cluster(
     allowed = " ".join(f"{name}={value}" for name, value in outbound().items())
     notes.append(f"jobs may call public addresses, and those allowed by {allowed}")
     return PreparedCluster(state, notes)
-
-
-def leads_elsewhere(state: ClusterState, address: ConfigValue) -> str:
-    """Return a warning if the commands of this place reach another address than the cluster's; "" if they reach it."""
-    if address.text in (f"{url}/api" for url in (state.url, state.url.replace(HOST, "localhost"))):
-        return ""
-    how = {"flag": "leave the flag out", ENVIRONMENT: f"unset {address.name}"}
-    remedy = how.get(address.origin, f"remove its line from {address.origin}")
-    return (
-        f"{address.label} is {address.text} and wins: commands here go there, not to this cluster at {state.url}/api; "
-        f"to use this cluster, {remedy}"
-    )
 
 
 def start_detached(

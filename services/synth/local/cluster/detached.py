@@ -7,7 +7,7 @@ import sys
 import time
 from pathlib import Path
 
-from synth.cli.foreign_text.plain_text import printable
+from synth.console.plain_text import printable
 from synth.errors import SynthError
 from synth.local.cluster.plan import make_plan
 from synth.local.cluster.state import StateFile

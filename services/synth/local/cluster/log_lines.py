@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from synth.api.schemas import LoggedLine
-from synth.cli.errors import UsageProblem
+from synth.console.errors import UsageProblem
 from synth.runtime.lines import read_lines, split_lines
 
 #: Seconds between two looks at the files that are followed.

@@ -12,7 +12,7 @@ from pathlib import Path
 from synth.bus.server.account_key import AccountKey
 from synth.bus.server.embedded import ServerConfig, binary, free_port
 from synth.bus.server.topology import DEFAULT_POOL, read_pools
-from synth.cli.errors import CliError
+from synth.console.errors import CliError
 from synth.events.catalogue import SERVICES
 from synth.local.cluster.gpu_report import turn_file
 from synth.local.cluster.state import ClusterState, ProcessState

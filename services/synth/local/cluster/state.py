@@ -19,7 +19,7 @@ import msgspec
 
 from synth.bus.server.account_key import AccountKey
 from synth.bus.server.embedded import new_users
-from synth.cli.errors import CliError
+from synth.console.errors import CliError
 from synth.keys import new_api_key
 from synth.local.devices.plan import DevicePlan
 from synth.local.processes.running import end_group, is_alive

@@ -18,11 +18,11 @@ import httpx
 
 from synth.bus.server.embedded import move_streams_to_their_account
 from synth.bus.server.topology import DAMAGE
-from synth.cli.connections.clients import open_local_http
-from synth.cli.errors import CliError
+from synth.console.errors import CliError
 from synth.local.cluster.plan import GRACE_S, ClusterPlan, ProcessSpec
 from synth.local.cluster.service_processes import ServiceProcesses
 from synth.local.cluster.state import ClusterState, ProcessState, StateFile
+from synth.local.processes.http import open_local_http
 from synth.local.processes.running import end_group, start_of
 from synth.runtime.forking.server import ForkedProcess
 from synth.runtime.lines import split_lines

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from synth.cli.errors import CliError
+from synth.console.errors import CliError
 
 _FOLDER = ".venv-vllm"
 _PROBE_S = 60.0

@@ -11,7 +11,7 @@ import uuid
 from collections.abc import Callable
 from pathlib import Path
 
-from synth.cli.errors import CliError
+from synth.console.errors import CliError
 from synth.local.deployments.state import Deployment, DeploymentState, DeployOrder
 from synth.local.processes.running import end_group, is_alive
 from synth.runtime.lines import split_lines

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from synth.cli.errors import CliError, UsageProblem
+from synth.console.errors import CliError, UsageProblem
 from synth.runtime.lines import split_lines
 from synth.taskapp.faults import is_own
 
@@ -29,7 +29,7 @@ _SDK_PARTS = ("pyproject.toml", "README.md", "LICENSE", "shared", "services/synt
 _LEFT_OUT = shutil.ignore_patterns(".*", "__pycache__", "*.pyc", "node_modules")
 _IGNORED = (".*", "**/.*", "**/__pycache__", "**/*.pyc", "**/*.pem", "**/*.key")
 _LOADS = (
-    "import sys; from synth.cli.task_apps.loading import load_task_app; "
+    "import sys; from synth.local.task_apps.loading import load_task_app; "
     "sys.path[:] = [p for p in sys.path if p]; load_task_app(sys.argv[1]).asgi()"
 )
 _HEALTH = (

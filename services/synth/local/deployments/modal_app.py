@@ -17,7 +17,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from synth.cli.errors import CliError, NotAuthorised, Unreachable, UsageProblem
+from synth.console.errors import CliError, NotAuthorised, Unreachable, UsageProblem
 from synth.local.deployments import modal_entry
 from synth.local.deployments.image import ImageFolder
 from synth.local.deployments.state import AtModal, Deployment, DeploymentState

@@ -6,7 +6,7 @@ import os
 
 from starlette.applications import Starlette
 
-from synth.cli.task_apps.loading import load_task_app
+from synth.local.task_apps.loading import load_task_app
 
 #: The variable that names the app, as `load_task_app` takes it, from the folder that the container begins in.
 PLACE = "SYNTH_TASK_APP"

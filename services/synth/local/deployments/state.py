@@ -16,7 +16,7 @@ from urllib.parse import quote, unquote
 
 import msgspec
 
-from synth.cli.errors import CliError, NotFound
+from synth.console.errors import CliError, NotFound
 from synth.local.processes.running import is_alive
 
 Health = Literal["starting", "healthy", "unhealthy", "restarting", "failed", "stopped", "orphaned", "deployed"]

@@ -20,11 +20,11 @@ from typing import Any
 
 import httpx
 
-from synth.cli.connections.clients import open_local_http
-from synth.cli.errors import CliError
-from synth.cli.foreign_text.plain_text import printable
+from synth.console.errors import CliError
+from synth.console.plain_text import printable
 from synth.errors import UserError
 from synth.local.deployments.state import Deployment, DeploymentState, DeployOrder, Health
+from synth.local.processes.http import open_local_http
 from synth.local.processes.running import end_group, start_of
 from synth.taskapp.server import GRACE_S, listen, url_of
 

@@ -13,10 +13,10 @@ import socket
 import sys
 import threading
 
-from synth.cli.errors import CliError
-from synth.cli.foreign_text.plain_text import printable
-from synth.cli.task_apps.loading import load_task_app
+from synth.console.errors import CliError
+from synth.console.plain_text import printable
 from synth.errors import SynthError, UserError
+from synth.local.task_apps.loading import load_task_app
 from synth.taskapp.server import make_server
 
 #: The option that ends the process together with its parent, which holds the other end of its stdin.

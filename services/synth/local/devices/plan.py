@@ -22,7 +22,7 @@ from typing import Literal
 
 import msgspec
 
-from synth.cli.errors import CliError
+from synth.console.errors import CliError
 from synth.local.devices.inventory import Gpu, Inventory
 from synth.local.devices.wishes import Wishes
 

@@ -7,7 +7,7 @@ from typing import Literal, get_args
 
 import msgspec
 
-from synth.cli.errors import UsageProblem
+from synth.console.errors import UsageProblem
 
 _BOOLEANS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
 _Dtype = Literal["", "fp32", "bf16"]

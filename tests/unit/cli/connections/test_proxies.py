@@ -9,8 +9,8 @@ from synth.bus.server.embedded import free_port
 from synth.cli.config import Config, ConfigValue
 from synth.cli.connections.clients import open_http
 from synth.cli.connections.proxies import UnusableProxy, proxy_for
-from synth.cli.errors import UsageProblem
 from synth.cli.submission import app_max_turns
+from synth.console.errors import UsageProblem
 from tests.unit.cli.backend import Answer, backend_that
 
 A, B = "http://a:3128", "http://b:3128"

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from synth.cli.errors import CliError, UsageProblem
+from synth.console.errors import CliError, UsageProblem
 from synth.local.devices.inventory import Gpu, Inventory
 from synth.local.devices.plan import DevicePlan, plan_devices
 from synth.local.devices.wishes import Wishes, read_wishes

@@ -8,9 +8,9 @@ from typing import Annotated
 import typer
 
 from synth.cli.commands.submit import DEFAULT_DATA, Data
-from synth.cli.errors import ExitCode
 from synth.cli.tui import output
 from synth.cli.tui.output import Format, Output
+from synth.console.errors import ExitCode
 
 
 def backup(

@@ -9,9 +9,9 @@ import typer
 
 from synth.cli.commands.submit import DEFAULT_DATA, Data, TaskUrl
 from synth.cli.connect import TrustApp, get_env_files, load_config
-from synth.cli.errors import ExitCode, UsageProblem
 from synth.cli.tui import output
 from synth.cli.tui.output import Format, Output
+from synth.console.errors import ExitCode, UsageProblem
 
 if TYPE_CHECKING:
     from synth.cli.hardening.findings import Finding

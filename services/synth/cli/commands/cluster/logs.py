@@ -9,10 +9,10 @@ import typer
 
 from synth.cli.commands.submit import DEFAULT_DATA, Data
 from synth.cli.connect import open_client
-from synth.cli.errors import UsageProblem
 from synth.cli.tui import output
 from synth.cli.tui.completion import complete_jobs
 from synth.cli.tui.output import Format, Output
+from synth.console.errors import UsageProblem
 from synth.runtime.lines import split_lines
 
 if TYPE_CHECKING:

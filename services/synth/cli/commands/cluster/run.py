@@ -9,17 +9,18 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from synth.cli.commands.submit import DEFAULT_DATA, Data
+from synth.cli.config import ENVIRONMENT, ConfigValue
 from synth.cli.connect import get_env_files, load_config
-from synth.cli.errors import ExitCode
 from synth.cli.tui import output
 from synth.cli.tui.output import Format, Output
+from synth.console.errors import ExitCode
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from synth.local.cluster.control import ClusterReport
     from synth.local.cluster.gpu_report import GpuReport
-    from synth.local.cluster.state import StateFile
+    from synth.local.cluster.state import ClusterState, StateFile
     from synth.local.cluster.supervisor import Supervisor
 
 
@@ -69,9 +70,9 @@ def up(
     """
     import os
 
-    from synth.cli.errors import UsageProblem
+    from synth.console.errors import UsageProblem
     from synth.events.catalogue import SERVICES
-    from synth.local.cluster.control import inspect_cluster, leads_elsewhere, prepare_cluster, start_detached
+    from synth.local.cluster.control import inspect_cluster, prepare_cluster, start_detached
     from synth.local.cluster.gpu_report import planned_gpus
     from synth.local.cluster.state import StateFile
     from synth.local.cluster.vllm_env import find_vllm_python, vllm_python
@@ -116,6 +117,18 @@ def up(
         return
     output.message(f"the cluster is up: {prepared.state.url}")
     output.hint("look at it: synthctl status · end it: synthctl down")
+
+
+def leads_elsewhere(state: ClusterState, address: ConfigValue) -> str:
+    """Return a warning if the commands of this place reach another address than the cluster's; "" if they reach it."""
+    if address.text in (f"{url}/api" for url in (state.url, state.url.replace("127.0.0.1", "localhost"))):
+        return ""
+    how = {"flag": "leave the flag out", ENVIRONMENT: f"unset {address.name}"}
+    remedy = how.get(address.origin, f"remove its line from {address.origin}")
+    return (
+        f"{address.label} is {address.text} and wins: commands here go there, not to this cluster at {state.url}/api; "
+        f"to use this cluster, {remedy}"
+    )
 
 
 def _foreground(file: StateFile, data: Path, services: tuple[str, ...]) -> None:

@@ -21,10 +21,10 @@ from synth.cli.commands.evaluation.dataset import (
     open_scorer,
 )
 from synth.cli.connect import load_config
-from synth.cli.errors import CliError, UsageProblem
 from synth.cli.tui import output
 from synth.cli.tui.completion import complete_models
 from synth.cli.tui.output import Format, Output
+from synth.console.errors import CliError, UsageProblem
 
 if TYPE_CHECKING:
     from synth.cli.distilling.run import DistillationReport

@@ -123,14 +123,14 @@ def _rules(text: str, name: str, settings: list[Assignment]) -> Rules:
     from synth.errors import UserError
 
     if not text and not settings:
-        from synth.cli.errors import UsageProblem
+        from synth.console.errors import UsageProblem
 
         fix = "for one job: synthctl filter --job @last --min-reward 1 --upload"
         raise UsageProblem("there is nothing to filter", expected="a TOML with [filter], or --job", fix=fix)
     flags = Flags(settings=tuple(settings))
     _, found = validate_text(text, name=name, flags=flags, registry=LenientRegistry())
     if found.kind != "filter":
-        from synth.cli.errors import UsageProblem
+        from synth.console.errors import UsageProblem
 
         what = f"this is a job ({found.kind})" if found.kind else "this is no filter"
         raise UsageProblem(what, expected="a TOML with [filter]", fix="`synthctl submit` runs jobs", where=name)

@@ -10,9 +10,9 @@ import typer
 
 from synth.cli.config import ENVIRONMENT, ConfigValue
 from synth.cli.connect import open_client
-from synth.cli.errors import CliError, NotAuthorised
 from synth.cli.tui import output
 from synth.cli.tui.output import Format, Output
+from synth.console.errors import CliError, NotAuthorised
 
 if TYPE_CHECKING:
     from synth.cli.openai_account.account import AccountSource

@@ -121,8 +121,8 @@ def export(
     fmt: Output = Format.TABLE,
 ) -> None:
     """Write traces to a file, oldest first; prints how many."""
-    from synth.cli.errors import UsageProblem
     from synth.cli.traces.export import export_traces
+    from synth.console.errors import UsageProblem
 
     if out.exists() and not replace:
         raise UsageProblem("there is such a file already", fix="choose another name, or pass --replace", where=str(out))

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from synth.cli.connect import load_config, open_client
-from synth.cli.errors import CliError, UsageProblem
 from synth.cli.tui import output
 from synth.cli.tui.completion import complete_models
 from synth.cli.tui.output import Format, Output
+from synth.console.errors import CliError, UsageProblem
 
 if TYPE_CHECKING:
     from synth.cli.api.client import Client
@@ -211,7 +211,7 @@ def run_comparison(ctx: typer.Context, options: ComparisonOptions, fmt: Format) 
 
 def find_cluster(ctx: typer.Context) -> Client | CliError:
     """Return a client of the cluster, or why there is none: hosted models are compared without a cluster."""
-    from synth.cli.errors import NotAuthorised, Unreachable
+    from synth.console.errors import NotAuthorised, Unreachable
 
     try:
         client = open_client(ctx)

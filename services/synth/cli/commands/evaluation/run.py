@@ -39,10 +39,10 @@ from synth.cli.commands.submit import (
     TaskUrl,
 )
 from synth.cli.connect import Backend, EnvFiles, TrustApp, load_config, open_client, override_options
-from synth.cli.errors import ExitCode, UsageProblem
 from synth.cli.tui import output
 from synth.cli.tui.completion import complete_models
 from synth.cli.tui.output import Format, Output
+from synth.console.errors import ExitCode, UsageProblem
 
 if TYPE_CHECKING:
     from synth.cli.evaluation.rewards import Evaluation
@@ -216,7 +216,7 @@ def evaluate(
     served_model = models[0] if models else None
     served = app_id is not None and task_url is None
     if app_id is not None and task_url is None:
-        from synth.local.deployments.temporary import serve_for_job
+        from synth.cli.task_apps.for_job import serve_for_job
 
         waits = not no_poll and follow is not False
         app_id, task_url = serve_for_job(ctx, app_id, flag="--app-id", data=data, waits=waits)

@@ -8,8 +8,8 @@ import typer
 
 from synth.cli.commands.jobs.options import JobArgument
 from synth.cli.connect import open_client
-from synth.cli.errors import CliError
 from synth.cli.tui import output
+from synth.console.errors import CliError
 
 
 def config(

@@ -12,9 +12,9 @@ import typer
 from synth.cli.commands.jobs.listing import job_name
 from synth.cli.commands.jobs.options import JobArgument
 from synth.cli.connect import open_client
-from synth.cli.errors import UsageProblem
 from synth.cli.tui import output
 from synth.cli.tui.output import Cell, Format, Output
+from synth.console.errors import UsageProblem
 
 if TYPE_CHECKING:
     from synth.api.schemas import Checkpoint, Point

@@ -141,9 +141,10 @@ def run(
         _to_docker(ctx, app, tag=tag, base=base, requirements=requirements, include=include or [], data=data, fmt=fmt)
         return
     from synth.cli.connections.known_origins import remember
-    from synth.cli.task_apps.loading import load_task_app, locate, set_environment, store_key
+    from synth.cli.task_apps.environment import set_environment, store_key
     from synth.local.deployments import control
     from synth.local.deployments.state import Deployment
+    from synth.local.task_apps.loading import load_task_app, locate
     from synth.runtime.environment.env_file import read_env_file
 
     settings = load_config(ctx, may_be_new=True)
@@ -193,7 +194,7 @@ def run(
 
 def _refuse_what_is_not_for(ctx: typer.Context, to: Target) -> None:
     """Refuse options of another target. Raises `UsageProblem`."""
-    from synth.cli.errors import UsageProblem
+    from synth.console.errors import UsageProblem
 
     for name, targets in _TARGETS_OF.items():
         source = ctx.get_parameter_source(name)
@@ -225,9 +226,10 @@ def _to_docker(
     import shlex
     import sys
 
-    from synth.cli.task_apps.loading import load_task_app, locate, read_environment
+    from synth.cli.task_apps.environment import read_environment
     from synth.local.deployments import image
     from synth.local.deployments.state import Deployment
+    from synth.local.task_apps.loading import load_task_app, locate
 
     read_environment(get_env_files(ctx))
     place = locate(app)
@@ -256,7 +258,7 @@ def ls(data: Data = DEFAULT_DATA, fmt: Output = Format.TABLE) -> None:
     """List the deployed task apps. Exit 1 if one is not well."""
     import time
 
-    from synth.cli.errors import ExitCode
+    from synth.console.errors import ExitCode
     from synth.local.deployments.state import find_deployments
 
     deployments = find_deployments(data.resolve())
@@ -294,7 +296,7 @@ def logs(
     """Show the output of a deployed task app since its supervisor was started, and how its processes ended."""
     import time
 
-    from synth.cli.errors import UsageProblem
+    from synth.console.errors import UsageProblem
     from synth.local.deployments.state import find_deployment
 
     files, state = find_deployment(data.resolve(), id)
@@ -316,7 +318,7 @@ def logs(
 
 def stop(ctx: typer.Context, id: AppId, env_file: EnvFiles = None, data: Data = DEFAULT_DATA) -> None:
     """End a deployed task app. A process finishes its rollouts first; the app's port and log are kept."""
-    from synth.cli.task_apps.loading import read_environment
+    from synth.cli.task_apps.environment import read_environment
     from synth.local.deployments import control, modal_app
     from synth.local.deployments.state import find_deployment
 

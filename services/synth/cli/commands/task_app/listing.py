@@ -30,8 +30,8 @@ def ls(
     """
     from collections import Counter
 
-    from synth.cli.errors import ExitCode
-    from synth.cli.task_apps.discovery import find_apps
+    from synth.console.errors import ExitCode
+    from synth.local.task_apps.discovery import find_apps
 
     listing = find_apps(folder)
     counts = Counter((app.id, app.kind) for app in listing.apps if app.id)

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from synth.cli.connect import Backend, EnvFiles, TrustApp, get_env_files, load_config, override_options
-from synth.cli.errors import CliError, UsageProblem
 from synth.cli.tui import output
 from synth.cli.tui.output import Format, Output
+from synth.console.errors import CliError, UsageProblem
 
 if TYPE_CHECKING:
     from synth.cli.config import Config
@@ -183,7 +183,8 @@ def _open_app(app: str, settings: Config, env_files: Any, *, trusted: bool) -> I
         with TaskAppConnection(address, settings.environment_key) as client:
             yield app, client
         return
-    from synth.cli.task_apps.loading import load_task_app, read_environment
+    from synth.cli.task_apps.environment import read_environment
+    from synth.local.task_apps.loading import load_task_app
     from synth.runtime.environment.env_file import new_environment_key
     from synth.taskapp.server import serving
 

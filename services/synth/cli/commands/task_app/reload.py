@@ -18,10 +18,10 @@ from pathlib import Path
 
 from watchfiles import PythonFilter, watch
 
-from synth.cli.errors import UsageProblem
-from synth.cli.task_apps.loading import load_task_app, locate
 from synth.cli.tui import output
+from synth.console.errors import UsageProblem
 from synth.errors import UserError
+from synth.local.task_apps.loading import load_task_app, locate
 from synth.taskapp.faults import is_own
 from synth.taskapp.sdk import TaskApp
 from synth.taskapp.server import listen, make_server, url_of

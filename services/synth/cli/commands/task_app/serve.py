@@ -37,7 +37,8 @@ def serve(
     With `--reload` the port stays, rollouts under way end with an error that a job plays again, and a file that does
     not import is shown: calls wait for the save that mends it.
     """
-    from synth.cli.task_apps.loading import load_task_app, set_environment, store_key
+    from synth.cli.task_apps.environment import set_environment, store_key
+    from synth.local.task_apps.loading import load_task_app
     from synth.taskapp.sdk import serve as run
 
     override_options(ctx, backend=backend, env_files=env_file)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from synth.api.rollouts import RolloutSummary
-from synth.cli.foreign_text.plain_text import printable
 from synth.cli.tui.output import age, message, number, print_table, seconds
 from synth.cli.tui.rollout.conversation import versions_text
+from synth.console.plain_text import printable
 
 _COLUMNS = ("rollout", "seed", "reward", "outcome", "tokens", "calls", "policy", "tries", "took", "age")
 _OUTCOMES = {"policy_failure": "policy failed"}

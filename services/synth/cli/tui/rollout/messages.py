@@ -7,9 +7,9 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any, cast
 
-from synth.cli.foreign_text.plain_text import printable
 from synth.cli.tui.output import size
 from synth.cli.tui.rollout.lines import IMAGE, Line
+from synth.console.plain_text import printable
 
 _BLOB = re.compile(r"blob://orgs/[^/]+/images/([0-9a-f]{64})")
 #: The longest JSON text that is printed on one line, in characters.

@@ -6,13 +6,13 @@ from collections.abc import Iterator
 from typing import Any, cast
 
 from synth.api.rollouts import RolloutDetail, RolloutTraining
-from synth.cli.foreign_text.plain_text import printable
 from synth.cli.tui.output import number, size
 from synth.cli.tui.rollout.conversation import conversation, count, versions_text
 from synth.cli.tui.rollout.lines import Line, print_lines
 from synth.cli.tui.rollout.listing import outcome_text, short_id
 from synth.cli.tui.rollout.messages import json_text, value_text
 from synth.cli.tui.rollout.pictures import FetchImage
+from synth.console.plain_text import printable
 from synth.errors import Problem
 from synth.transcripts.transcript import TaskAppAnswer, Transcript
 

@@ -1,57 +1,19 @@
-"""Finding a task app in the user's code, and giving it and the backend the key that opens it."""
+"""Finds a task app in the user's code, and imports it."""
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 
-from synth.cli.api.client import Client
-from synth.cli.config import Config, extend_environment
-from synth.cli.errors import CliError, UsageProblem
-from synth.cli.task_apps.discovery import Maker, choose_app, find_apps, no_such_app
-from synth.local.cluster.env_file import merge_env_file
-from synth.runtime.environment.env_file import new_environment_key, read_env_file
-from synth.taskapp.auth import configured_keys
+from synth.console.errors import UsageProblem
+from synth.local.task_apps.discovery import Maker, choose_app, find_apps, no_such_app
 from synth.taskapp.faults import fault_of
 from synth.taskapp.sdk import TaskApp
 
 _EXPECTED = "a task app: its id, a file (app.py), a module (pkg.app), or one of their names (app.py:math)"
-
-
-def set_environment(env_files: Sequence[Path]) -> list[str]:
-    """Set the variables of the files that the environment lacks; make an environment key if there is none.
-
-    Returns a line for each change, for the user to read. The first file that has a key sets it.
-    """
-    read_environment(env_files)
-    if configured_keys():
-        return []
-    made = {"ENVIRONMENT_API_KEY": new_environment_key()}
-    extend_environment(made)
-    merge_env_file(env_files[0], made)
-    return [f"made an ENVIRONMENT_API_KEY and wrote it to {env_files[0]}"]
-
-
-def read_environment(env_files: Sequence[Path]) -> None:
-    """Set the variables of the files that the environment lacks, for the app that is served."""
-    for path in env_files:
-        extend_environment(read_env_file(path))
-
-
-def store_key(settings: Config, url: str) -> str | None:
-    """Let the backend use this process's key at its address; returns what to tell the user. Needs an API key."""
-    if settings.api_key is None:
-        return None
-    try:
-        with Client(settings, retry_budget=0) as client:
-            client.add_environment_key(configured_keys()[0], url)
-    except CliError as error:
-        return f"the backend was not given the key ({error.problems[0].what}); `synthctl submit` sends it again"
-    return f"the key is known to the backend at {settings.backend.text}"
 
 
 def locate(named: str) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 
-from synth.cli.foreign_text.plain_text import printable
+from synth.console.plain_text import printable
 
 
 class SafeConsole(Console):

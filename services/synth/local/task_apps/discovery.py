@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 
-from synth.cli.errors import UsageProblem
+from synth.console.errors import UsageProblem
 
 _NEVER_LOOKED_INTO = frozenset({"__pycache__", "node_modules", "site-packages", "build", "dist"})
 _SHOWN = 8
