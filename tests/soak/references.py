@@ -18,7 +18,12 @@ from tests.soak.history import Violation
 async def check_blobs(facts: Sequence[Recorded], blobs: BlobStore) -> list[Violation]:
     """What the log names and the store has not, or has otherwise."""
     expired = {uri for fact in facts if isinstance(fact.event, BlobExpired) for uri in fact.event.uris}
-    named = {ref.uri: (ref, fact.key) for fact in facts for ref in references(fact.event) if ref.uri not in expired}
+    named = {
+        (ref.uri, ref.part): (ref, fact.key)
+        for fact in facts
+        for ref in references(fact.event)
+        if ref.uri not in expired
+    }
     found: list[Violation] = []
     for ref, job in named.values():
         async for what in _missing(ref, blobs):

@@ -15,6 +15,7 @@ from itertools import groupby
 import msgspec
 
 from synth.blobs import BlobStore
+from synth.blobs.packs import PackWriter
 from synth.bus.connection import Connection
 from synth.bus.publish import Fence, Publisher
 from synth.bus.recorded import Recorded
@@ -63,6 +64,7 @@ class RolloutLog:
         """fence: the collector's claim; for an evaluation, its attempt. advanced: called after each durable event."""
         self._bus = bus
         self._blobs = blobs
+        self._packs = PackWriter(blobs)
         self._publisher = Publisher(bus)
         self._fence = fence
         self._advanced = advanced
@@ -185,10 +187,10 @@ class RolloutLog:
             cut_off=completed.cut_off,
             images_dropped=completed.images_dropped,
         )
-        key = self._rollout_key(request, spec)
         # Put both blobs before the event, so that the blobs that it names exist.
         blob, transcript = await asyncio.gather(
-            self._put_blob(key, trajectory.to_bytes()), self._put_transcript(key, completed.transcript)
+            self._packs.put(self._folder(request), trajectory.to_bytes()),
+            self._put_transcript(request, spec, completed.transcript, traced=completed.traced),
         )
         versions = [int(v) for b in completed.branches for v in b.versions[b.loss_mask]]
         paid = sum(score.sources.environment if self._rewards.judging else score.sources.turns(self._rewards.weights))
@@ -228,7 +230,7 @@ class RolloutLog:
         blob = None
         if review is not None:
             rollout = with_sources(durable.rollout, add_review(durable.sources, review, self._rewards), self._rewards)
-            key = f"jobs/{self._job_id}/rollouts/{request.mode}-{request.iteration}/{durable.index}"
+            key = f"{self._folder(request)}/{durable.index}"
             blob = await self._put_blob(key, msgspec.json.encode(review), suffix="review.json")
         scores = rollout.sources if rollout else {}
         event = RolloutJudged(
@@ -255,12 +257,11 @@ class RolloutLog:
 
     async def put_prompts(self, request: CollectRequest, durable: DurableRollout, body: bytes) -> BlobRef:
         """Store the prompts of a rollout's graders as a blob that the judge service reads."""
-        key = f"jobs/{self._job_id}/rollouts/{request.mode}-{request.iteration}/{durable.index}"
-        return await self._put_blob(key, body, suffix="prompts.json")
+        return await self._put_blob(f"{self._folder(request)}/{durable.index}", body, suffix="prompts.json")
 
     async def abandon(self, request: CollectRequest, spec: RolloutSpec, abandoned: AbandonedRollout) -> None:
         """Announce that a rollout failed in each of its tries, or was cut off at the deadline of its group."""
-        transcript = await self._put_transcript(self._rollout_key(request, spec), abandoned.transcript)
+        transcript = await self._put_transcript(request, spec, abandoned.transcript)
         event = RolloutFailed(
             rollout_id=spec.rollout_id,
             iteration=request.iteration,
@@ -291,16 +292,22 @@ class RolloutLog:
         await self._append(event, id=str(k))
         self._finished.add(("train", k))
 
-    def _rollout_key(self, request: CollectRequest, spec: RolloutSpec) -> str:
-        return f"jobs/{self._job_id}/rollouts/{request.mode}-{request.iteration}/{spec.index}"
+    def _folder(self, request: CollectRequest) -> str:
+        return f"jobs/{self._job_id}/rollouts/{request.mode}-{request.iteration}"
 
     async def _put_blob(self, key: str, body: bytes, *, suffix: str = "safetensors") -> BlobRef:
         # The name has a hash of the content: a collector that was replaced and does not know it yet, or one that plays
         # a rollout again, can never put other bytes at a name to which an event refers.
         return await self._blobs.put_bytes(f"{key}-{hashlib.sha256(body).hexdigest()[:16]}.{suffix}", body)
 
-    async def _put_transcript(self, key: str, body: bytes) -> BlobRef | None:
-        return await self._put_blob(key, body, suffix="transcript.json") if body else None
+    async def _put_transcript(
+        self, request: CollectRequest, spec: RolloutSpec, body: bytes, *, traced: bool = False
+    ) -> BlobRef | None:
+        if not body:
+            return None
+        if traced:  # a trace expires by itself
+            return await self._put_blob(f"{self._folder(request)}/{spec.index}", body, suffix="transcript.json")
+        return await self._packs.put(self._folder(request), body)
 
     async def publish_evaluation(self, event: EvalCompleted) -> None:
         """Publish an evaluation."""

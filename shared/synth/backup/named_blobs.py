@@ -33,9 +33,11 @@ class NamedBlobs:
         """Take in an event. owner: the job or the file of the event."""
         for name, ref in _references(msgspec.to_builtins(event)):
             key = str(ref["uri"]).removeprefix("blob://")
-            self.digests[key].add(str(ref["sha256"]))
+            part = cast("dict[str, Any] | None", ref.get("part"))
+            self.digests[key].add(str(ref["sha256"] if part is None else part["pack_sha256"]))
             self._of_owner[owner].add(key)
-            if name in _TRACES:
+            # A pack is removed with its job only.
+            if name in _TRACES and part is None:
                 self._may_be_gone.add(key)
         match event:
             case BlobExpired(uris=uris):

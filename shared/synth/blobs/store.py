@@ -149,10 +149,13 @@ class BlobStore:
 
     async def get_bytes(self, ref: BlobRef) -> bytes:
         """Read a blob whole. Raises `BlobMissing`, `BlobCorrupt`."""
-        try:
-            body = bytes(await (await obstore.get_async(self.store, blob_key(ref.uri))).bytes_async())
-        except FileNotFoundError as error:
-            raise self._missing(ref.uri) from error
+        if ref.part is not None:
+            body = await self.get_range(ref, 0, ref.size)
+        else:
+            try:
+                body = bytes(await (await obstore.get_async(self.store, blob_key(ref.uri))).bytes_async())
+            except FileNotFoundError as error:
+                raise self._missing(ref.uri) from error
         if hashlib.sha256(body).hexdigest() != ref.sha256:
             raise BlobCorrupt(f"{ref.uri} is not what was written (sha256 differs)")
         return body
@@ -168,8 +171,12 @@ class BlobStore:
         """Read the bytes from `start` up to `end` of a blob; its digest is not checked. Raises `BlobMissing`."""
         if (end := min(end, ref.size)) <= start:
             return b""
+        place = 0 if ref.part is None else ref.part.offset
+        start, end, key = place + start, place + end, blob_key(ref.uri)
         try:
-            return bytes(await obstore.get_range_async(self.store, blob_key(ref.uri), start=start, end=end))
+            if self.root is not None:
+                return await asyncio.to_thread(_read_range, self.root / key, start, end)
+            return bytes(await obstore.get_range_async(self.store, key, start=start, end=end))
         except FileNotFoundError as error:
             raise self._missing(ref.uri) from error
 
@@ -190,6 +197,9 @@ class BlobStore:
             yield last
 
     async def _stream(self, ref: BlobRef) -> AsyncIterator[bytes]:
+        if ref.part is not None:
+            yield await self.get_range(ref, 0, ref.size)
+            return
         if self.root is not None:
             # obstore reads a local file in small pieces, for thirty times the CPU time.
             try:
@@ -218,7 +228,7 @@ class BlobStore:
         progress: called with the number of bytes that were checked (local), or that have arrived (remote), from
         this thread or another.
         """
-        if self.root is not None:
+        if self.root is not None and ref.part is None:
             local = self.root / blob_key(ref.uri)
             if not local.exists():
                 raise self._missing(ref.uri)
@@ -334,6 +344,12 @@ async def _pieces(path: Path) -> AsyncIterator[bytes]:
     with await asyncio.to_thread(path.open, "rb") as file:
         while piece := await asyncio.to_thread(file.read, _CHUNK):
             yield piece
+
+
+def _read_range(path: Path, start: int, end: int) -> bytes:
+    with path.open("rb") as file:
+        file.seek(start)
+        return file.read(end - start)
 
 
 def _digest(path: Path, progress: Callable[[int], None] = lambda done: None) -> tuple[int, str]:

@@ -8,12 +8,29 @@ import msgspec
 RESUME_FOLDER = "resume"
 
 
-class BlobRef(msgspec.Struct, frozen=True, kw_only=True):
-    """A blob that was completely written before an event named it. uri: `blob://<key>` in the cluster's store."""
+class PackedPart(msgspec.Struct, frozen=True, kw_only=True):
+    """The place of a blob within another one, a pack. offset: in bytes. pack_sha256: of the whole pack."""
+
+    offset: int
+    pack_sha256: str
+
+
+class BlobRef(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A blob that was completely written before an event named it.
+
+    uri: `blob://<key>` in the cluster's store. size, sha256: of the blob's bytes. part: if the blob at `uri` is a pack,
+    the place of these bytes in it.
+    """
 
     uri: str
     size: int
     sha256: str
+    part: PackedPart | None = None
+
+    @property
+    def stored_sha256(self) -> str:
+        """The sha256 of all bytes at `uri`."""
+        return self.sha256 if self.part is None else self.part.pack_sha256
 
 
 class LoraShape(msgspec.Struct, frozen=True, kw_only=True):

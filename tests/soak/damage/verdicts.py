@@ -62,12 +62,17 @@ async def read_cluster(data: Path, scratch: Path) -> Cluster:
     async with _bus_of(data, scratch, users) as bus:
         content = await _content(bus)
         facts = [from_delivery(msg) for msg in await replay_messages(bus.nc, [">"])]
-    refs = {ref.uri: ref for fact in facts for ref in references(fact.event)}
+    refs = {ref.uri: _whole(ref) for fact in facts for ref in references(fact.event)}
     for ref in list(refs.values()):
         if ref.uri.endswith(_MANIFEST):
             members = (await BlobStore.open(f"file:{data / 'blobs'}").manifest(ref)).files.values()
             refs |= {member.uri: member for member in members}
     return Cluster(data, users, content, {uri.removeprefix("blob://"): ref for uri, ref in refs.items()})
+
+
+def _whole(ref: BlobRef) -> BlobRef:
+    """The whole blob that a reference names a part of."""
+    return ref if ref.part is None else BlobRef(uri=ref.uri, size=0, sha256=ref.stored_sha256)
 
 
 async def judge(cluster: Cluster, damage: Damage, scratch: Path) -> Verdict:
