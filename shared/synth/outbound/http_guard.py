@@ -142,7 +142,7 @@ def guarded_client(
     """Return a client that reaches only addresses of the policy; others raise `AddressRefused`. timeout: seconds a
     phase; None if the caller bounds the whole."""
     return _GuardedClient(
-        transport=_ProxiedTransport(policy, max_connections) if policy.proxy else _direct(policy, max_connections),
+        transport=guarded_transport(policy, max_connections=max_connections),
         headers=headers,
         timeout=timeout,
         follow_redirects=False,
@@ -257,8 +257,10 @@ class _GuardedClient(httpx.AsyncClient):
             raise httpx.RemoteProtocolError(f"a redirect to no URL: {error}", request=request) from error
 
 
-def _direct(policy: GuardPolicy, max_connections: int) -> httpx.AsyncBaseTransport:
-    """Return a transport that connects to admitted addresses only, without a proxy."""
+def guarded_transport(policy: GuardPolicy, *, max_connections: int) -> httpx.AsyncBaseTransport:
+    """Return the transport of `guarded_client`."""
+    if policy.proxy:
+        return _ProxiedTransport(policy, max_connections)
     from synth.outbound.aiohttp_transport import AiohttpTransport  # the client runs without aiohttp
 
     async def resolve(host: str, port: int) -> list[str]:

@@ -11,10 +11,11 @@ from urllib.parse import urlsplit, urlunsplit
 
 import httpx
 
-from synth.outbound.aiohttp_transport import AiohttpTransport
+from synth.outbound.aiohttp_transport import AiohttpTransport, post
 
 _BUSY = {429, 500, 502, 503, 504}
 _LONGEST_PAUSE = 10.0
+_HEADERS = {"content-type": "application/json"}
 
 
 class PolicyFailure(Exception):
@@ -101,7 +102,7 @@ class ChatClients:
     ) -> None:
         """Make the connections. max_in_flight: concurrent calls; further ones wait."""
         self._free = asyncio.Semaphore(max_in_flight)
-        self._http = httpx.AsyncClient(transport=transport or AiohttpTransport(), trust_env=False)
+        self._transport = transport or AiohttpTransport()
 
     async def chat(
         self, url: str, body: dict[str, Any], *, within: float, headers: dict[str, str] | None = None
@@ -132,18 +133,14 @@ class ChatClients:
 
     async def close(self) -> None:
         """Close every connection."""
-        await self._http.aclose()
+        await self._transport.aclose()
 
     async def _post(
         self, url: str, body: dict[str, Any], headers: dict[str, str] | None, left: float
     ) -> httpx.Response:
         async with asyncio.timeout(left), self._free:
-            return await self._http.post(
-                url,
-                content=json.dumps(body).encode(),
-                headers={"content-type": "application/json", **(headers or {})},
-                timeout=left,
-            )
+            content = json.dumps(body).encode()
+            return await post(self._transport, url, content, headers=_HEADERS | (headers or {}), timeout=left)
 
 
 def _reply(response: httpx.Response) -> Reply:

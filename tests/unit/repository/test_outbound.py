@@ -23,6 +23,7 @@ OTHERS = {
     "services/synth/judge/api/endpoints.py": "an inference replica, and the providers that the operator has set up",
     "services/synth/trainer/owner/processes/training_forks.py": "its ends of the pipes of a training process",
     "services/synth/rollouts/clients/recorder.py": "an inference replica",
+    "services/synth/rollouts/clients/task_app.py": "a task app, by the guard's transport",
     "services/synth/rollouts/clients/teacher.py": "an inference replica",
 }
 

@@ -13,7 +13,7 @@ import msgspec
 
 from synth.bus.kv.replicas import Replica
 from synth.errors import Transient
-from synth.outbound.aiohttp_transport import AiohttpTransport
+from synth.outbound.aiohttp_transport import AiohttpTransport, post
 from synth.outbound.service_calls import CallSigner
 from synth.trajectories import ClosedRollout, CompletionRecord, closed_from_bytes, records_from_bytes
 
@@ -34,7 +34,8 @@ class RecorderClient:
         """job_id: the job of all credentials. timeout_s: the limit of one request to a replica."""
         self._calls = calls
         self._job_id = job_id
-        self._http = httpx.AsyncClient(timeout=timeout_s, trust_env=False, transport=transport or AiohttpTransport())
+        self._timeout_s = timeout_s
+        self._transport = transport or AiohttpTransport()
         self._pending: dict[_Process, list[_PendingClose]] = {}
         self._senders: dict[_Process, asyncio.Task[None]] = {}
 
@@ -66,7 +67,7 @@ class RecorderClient:
         """Close the connections."""
         for sender in self._senders.values():
             sender.cancel()
-        await self._http.aclose()
+        await self._transport.aclose()
 
     async def _send_all(self, process: _Process) -> None:
         try:
@@ -107,7 +108,8 @@ class RecorderClient:
                 "authorization": self._calls.authorization(receiver, self._job_id),
                 "x-synth-job": self._job_id,
             }
-            reply = await self._http.post(f"{url}/internal/rollouts/{what}", json={"cids": cids}, headers=headers)
+            content, called = msgspec.json.encode({"cids": cids}), f"{url}/internal/rollouts/{what}"
+            reply = await post(self._transport, called, content, headers=headers, timeout=self._timeout_s)
         except httpx.HTTPError as error:
             raise Transient(f"the recorder is away: {type(error).__name__}: {error}") from error
         if reply.status_code != 200:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import httpx
 
 from synth.base_url import under
 from synth.jobs.resolved import RolloutSettings
+from synth.outbound.aiohttp_transport import open_post
 from synth.outbound.answer_memory import AnswerMemoryFull, AnswerRoom
 from synth.outbound.failures import reason_of
-from synth.outbound.http_guard import GuardPolicy, guarded_client
+from synth.outbound.http_guard import GuardPolicy, guarded_transport
 from synth.outbound.reply_body import ReplyTooLarge, ReplyUndecodable, read_body
 from synth.rollouts.collection.types import CollectRequest, RolloutSpec
 from synth.rollouts.rewards.scoring import TaskAppReply, UnreadAnswer
@@ -45,10 +47,10 @@ class TaskAppClient:
         self._max_answer_depth = max_answer_depth
         self._answer_within_s = answer_within_s
         # Compression costs more here than it saves. The answer of an app that compresses anyway is still read.
-        headers = {"Accept-Encoding": "identity"}
+        self._headers = {"Accept-Encoding": "identity", "Content-Type": "application/json"}
         if key:
-            headers |= {"X-API-Key": key, "X-API-Keys": key, "Authorization": f"Bearer {key}"}
-        self._http = guarded_client(guard, headers=headers, timeout=None, max_connections=limit)
+            self._headers |= {"X-API-Key": key, "X-API-Keys": key, "Authorization": f"Bearer {key}"}
+        self._transport = guarded_transport(guard, max_connections=limit)
 
     @property
     def url(self) -> str:
@@ -58,9 +60,9 @@ class TaskAppClient:
         self, request: CollectRequest, spec: RolloutSpec, *, inference_url: str, cid: str, room: AnswerRoom
     ) -> TaskAppReply:
         """Run one try of one rollout. A transport error is a reply of status 0: the environment's fault."""
-        body = self._body(request, spec, inference_url=inference_url, cid=cid)
+        body = json.dumps(self._body(request, spec, inference_url=inference_url, cid=cid), ensure_ascii=False).encode()
         try:
-            async with self._http.stream("POST", self._url, json=body) as reply:
+            async with open_post(self._transport, self._url, body, headers=self._headers, timeout=None) as reply:
                 content = await read_body(reply, self._max_answer_bytes, room)
         except ReplyTooLarge as error:
             return TaskAppReply(0, f"{error} (SYNTH_MAX_ANSWER_BYTES)")
@@ -106,4 +108,4 @@ class TaskAppClient:
         }
 
     async def aclose(self) -> None:
-        await self._http.aclose()
+        await self._transport.aclose()
