@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator
@@ -21,6 +20,7 @@ from synth.bus.server.embedded import ServerConfig, free_port, start, wait_healt
 from synth.bus.server.topology import topology
 from synth.console.errors import CliError
 from synth.local.cluster.state import ClusterState, StateFile
+from synth.local.processes.files import write_private
 from synth.local.processes.running import is_alive
 from synth.models.aliases import ALIASES_FILE
 from synth.runtime.settings import ServiceSettings
@@ -52,7 +52,7 @@ async def back_up(data: Path, target: Path, *, report: Report) -> BackupManifest
     state.check_restored()
     folder = BackupFolder(target)
     folder.create()
-    _write_private(target / _SECRETS, msgspec.json.encode(_secrets_of(state)))
+    write_private(target / _SECRETS, msgspec.json.encode(_secrets_of(state)))
     aliases = data / "models" / ALIASES_FILE
     if aliases.exists():
         shutil.copy(aliases, target / ALIASES_FILE)
@@ -151,10 +151,3 @@ def _secrets_of(state: ClusterState) -> ClusterSecrets:
         api_key=state.api_key,
         environment_key=state.environment_key,
     )
-
-
-def _write_private(path: Path, body: bytes) -> None:
-    partial = path.with_suffix(f".{os.getpid()}")
-    with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-        file.write(body)
-    partial.replace(path)

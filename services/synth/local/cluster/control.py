@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,18 +18,18 @@ from synth.console.errors import CliError
 from synth.local.cluster.env_file import ADDRESS, merge_env_file, write_address
 from synth.local.cluster.gpu_report import GpuReport, describe_device, report_gpus
 from synth.local.cluster.plan import HOST, choose_ports, gateway_port, outbound
-from synth.local.cluster.state import ClusterState, ProcessState, StateFile, end_leftovers, wait_gone
+from synth.local.cluster.state import ClusterState, ProcessState, StateFile, end_leftovers
 from synth.local.cluster.supervisor import DAMAGED_AFTER_S, health_problem, is_damage
 from synth.local.devices.plan import DevicePlan
 from synth.local.devices.probe import GpuList, read_gpus
+from synth.local.processes.files import failure
+from synth.local.processes.files import start_detached as start_detached_module
 from synth.local.processes.http import open_local_http
-from synth.local.processes.running import is_alive
+from synth.local.processes.running import end_leader, is_alive
 from synth.runtime.environment.env_file import read_env_file
-from synth.runtime.lines import split_lines
 
 # Services drain, then the bus does.
 _STOP_TIMEOUT_S = 30.0
-_TAIL_LINES = 15
 _LOOK_INTERVAL_S = 0.3
 #: nats-server looks at its disk for its health: on a busy one that takes seconds.
 _HEALTH_S = 10.0
@@ -124,15 +122,7 @@ def start_detached(
     Raises `CliError` with the last lines of the failed process's log, after ending everything that was started.
     """
     log = data / "logs" / "supervisor.log"
-    log.parent.mkdir(parents=True, exist_ok=True)
-    with log.open("wb") as output:
-        supervisor = subprocess.Popen(
-            [sys.executable, "-m", "synth.local.cluster.detached", str(data), *services],
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            start_new_session=True,
-        )
+    supervisor = start_detached_module("synth.local.cluster.detached", str(data), *services, log=log)
     try:
         _wait_all_healthy(file, data, supervisor, timeout, show)
     except BaseException:
@@ -177,10 +167,7 @@ def _wait_all_healthy(
 
 
 def _failed(what: str, data: Path, name: str) -> CliError:
-    log = data / "logs" / f"{name}.log"
-    lines = split_lines(log.read_text(errors="replace"))[-_TAIL_LINES:] if log.is_file() else []
-    tail = "\n    ".join(lines) or "(nothing)"
-    return CliError(what, fix=f"its log ends with:\n    {tail}", where=str(log))
+    return failure(what, data / "logs" / f"{name}.log")
 
 
 def stop_cluster(file: StateFile) -> bool:
@@ -188,16 +175,8 @@ def stop_cluster(file: StateFile) -> bool:
     state = file.read()
     if state is None:
         return False
-    pid, started = state.supervisor_pid, state.supervisor_started
-    ran = pid is not None and is_alive(pid, started)
-    if ran:
-        assert pid is not None
-        os.kill(pid, signal.SIGTERM)
-        supervisor = ProcessState(name="supervisor", port=0, pid=pid, started=started)
-        if not wait_gone([supervisor], _STOP_TIMEOUT_S):
-            os.kill(pid, signal.SIGKILL)
-            wait_gone([supervisor], _STOP_TIMEOUT_S)
-        state = file.read() or state
+    ran = end_leader(state.supervisor_pid, state.supervisor_started, grace=_STOP_TIMEOUT_S)
+    state = file.read() or state
     left = end_leftovers(state)
     if left or state.supervisor_pid is not None:
         state.supervisor_pid = state.supervisor_started = None

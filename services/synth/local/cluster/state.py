@@ -6,13 +6,9 @@ is identified by its pid and its start time, so that a reused pid is never taken
 
 from __future__ import annotations
 
-import fcntl
-import os
 import secrets
-import signal
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import msgspec
@@ -22,7 +18,8 @@ from synth.bus.server.embedded import new_users
 from synth.console.errors import CliError
 from synth.keys import new_api_key
 from synth.local.devices.plan import DevicePlan
-from synth.local.processes.running import end_group, is_alive
+from synth.local.processes.files import locked, read_state, write_state
+from synth.local.processes.running import end_groups, is_alive
 from synth.runtime.environment.env_file import new_environment_key
 
 
@@ -86,22 +83,12 @@ class StateFile:
 
     def read(self) -> ClusterState | None:
         """Return the state; None when there never was a cluster here. Raises `CliError` for a damaged file."""
-        try:
-            return msgspec.json.decode(self.path.read_bytes(), type=ClusterState)
-        except FileNotFoundError:
-            return None
-        except (msgspec.DecodeError, msgspec.ValidationError) as error:
-            fix = "restore it: without its secrets, stored keys cannot be read; or move the whole data folder away"
-            raise CliError(f"not the state of a cluster ({error})", fix=fix, where=str(self.path)) from error
+        fix = "restore it: without its secrets, stored keys cannot be read; or move the whole data folder away"
+        return read_state(self.path, ClusterState, what="cluster", fix=fix)
 
     def write(self, state: ClusterState) -> None:
         """Replace the file; a reader sees the old one or the new one."""
-        part = self.path.with_suffix(f".{os.getpid()}")
-        body = msgspec.json.format(msgspec.json.encode(state), indent=2)
-        descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(body)
-        part.replace(self.path)
+        write_state(self.path, state)
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -111,9 +98,9 @@ class StateFile:
         """
         # Datasets, models and rollouts of every organisation are below it.
         self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with self._lock_path.open("w") as file:
+        with ExitStack() as stack:
             try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                stack.enter_context(locked(self._lock_path))
             except BlockingIOError as error:
                 state = self.read()
                 pid = state.supervisor_pid if state else None
@@ -128,27 +115,7 @@ class StateFile:
 
 def end_leftovers(state: ClusterState, *, grace: float = 10.0) -> list[str]:
     """End the processes that a dead supervisor left behind, the bus last. Returns their names."""
-    ended: list[str] = []
+    left = [p for p in state.processes if is_alive(p.pid, p.started)]
     for last in (False, True):
-        group = [p for p in state.processes if (p.name == "nats") is last and is_alive(p.pid, p.started)]
-        for p in group:
-            assert p.pid is not None
-            end_group(p.pid, signal.SIGTERM)
-        wait_gone(group, grace)
-        for p in group:
-            assert p.pid is not None
-            if is_alive(p.pid, p.started):
-                end_group(p.pid, signal.SIGKILL)
-        wait_gone(group, grace)
-        ended += [p.name for p in group]
-    return ended
-
-
-def wait_gone(processes: list[ProcessState], timeout: float) -> bool:
-    """Wait until none of the processes runs; return False if the timeout passes first."""
-    deadline = time.monotonic() + timeout
-    while any(is_alive(p.pid, p.started) for p in processes):
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.02)
-    return True
+        end_groups([(p.pid, p.started) for p in left if (p.name == "nats") is last], grace=grace)
+    return [p.name for p in sorted(left, key=lambda p: p.name == "nats")]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 import time
 import uuid
 from collections.abc import Callable
@@ -13,15 +12,14 @@ from pathlib import Path
 
 from synth.console.errors import CliError
 from synth.local.deployments.state import Deployment, DeploymentState, DeployOrder
-from synth.local.processes.running import end_group, is_alive
-from synth.runtime.lines import split_lines
+from synth.local.processes.files import failure, start_detached
+from synth.local.processes.running import end_groups, end_leader
 from synth.taskapp.server import GRACE_S
 
 _LOOK_S = 0.05
 #: Seconds beside the start itself, in which the supervisor ends the replaced process.
 _MARGIN_S = GRACE_S + 10.0
 _STOP_S = GRACE_S + 20.0
-_TAIL_LINES = 15
 
 
 def deploy(
@@ -67,7 +65,8 @@ def deploy(
                 process = None
                 os.kill(before.supervisor_pid, signal.SIGHUP)
             else:
-                process = _start_supervisor(files)
+                data = str(files.folder.parent.parent)
+                process = start_detached("synth.local.deployments.supervisor", data, files.id, log=files.log)
             show(f"waiting for {files.id} to be healthy")
             return _outcome(files, order, process)
         finally:
@@ -77,15 +76,8 @@ def deploy(
 def stop(files: Deployment, state: DeploymentState) -> bool:
     """End a deployment; return whether it ran."""
     with files.locked():
-        pid, started = state.supervisor_pid, state.supervisor_started
-        if state.supervised:
-            assert pid is not None
-            os.kill(pid, signal.SIGTERM)
-            if not _gone(pid, started, _STOP_S):
-                os.kill(pid, signal.SIGKILL)
-                _gone(pid, started, _STOP_S)
-            state = files.read() or state
-            _end_orphan(state)
+        if end_leader(state.supervisor_pid, state.supervisor_started, grace=_STOP_S):
+            _end_orphan(files.read() or state)
             return True
         left = state.running
         _end_orphan(state)
@@ -93,28 +85,6 @@ def stop(files: Deployment, state: DeploymentState) -> bool:
         state.pid = state.started = state.supervisor_pid = state.supervisor_started = None
         files.write(state)
         return left
-
-
-def tail(files: Deployment, lines: int = _TAIL_LINES) -> list[str]:
-    """Return the last lines of the log."""
-    try:
-        return split_lines(files.log.read_text(errors="replace"))[-lines:] if lines else []
-    except FileNotFoundError:
-        return []
-
-
-def _start_supervisor(files: Deployment) -> subprocess.Popen[bytes]:
-    if files.log.exists():
-        files.log.replace(files.log.with_name(f"{files.log.name}.1"))
-    data = files.folder.parent.parent
-    with files.log.open("wb") as log:
-        return subprocess.Popen(
-            [sys.executable, "-P", "-m", "synth.local.deployments.supervisor", str(data), files.id],
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            start_new_session=True,
-        )
 
 
 def _outcome(files: Deployment, order: DeployOrder, process: subprocess.Popen[bytes] | None) -> DeploymentState:
@@ -125,35 +95,15 @@ def _outcome(files: Deployment, order: DeployOrder, process: subprocess.Popen[by
         if state is not None and state.order == order.id:
             if state.refused:
                 still = f"; the one before still runs at {state.url}" if state.running else ""
-                raise _failed(files, f"{files.id} was not deployed: {state.refused}{still}")
+                raise failure(f"{files.id} was not deployed: {state.refused}{still}", files.log)
             if state.health != "starting":
                 return state
         if ended:
-            raise _failed(files, f"{files.id} was not deployed: its supervisor ended")
+            raise failure(f"{files.id} was not deployed: its supervisor ended", files.log)
         if time.monotonic() > deadline:
-            raise _failed(files, f"{files.id} was not deployed: its supervisor does not answer")
+            raise failure(f"{files.id} was not deployed: its supervisor does not answer", files.log)
         time.sleep(_LOOK_S)
-
-
-def _failed(files: Deployment, what: str) -> CliError:
-    lines = "\n    ".join(tail(files)) or "(nothing)"
-    return CliError(what, fix=f"its log ends with:\n    {lines}", where=str(files.log))
 
 
 def _end_orphan(state: DeploymentState) -> None:
-    if not state.running:
-        return
-    assert state.pid is not None
-    end_group(state.pid, signal.SIGTERM)
-    if not _gone(state.pid, state.started, GRACE_S + 4.0):
-        end_group(state.pid, signal.SIGKILL)
-        _gone(state.pid, state.started, GRACE_S)
-
-
-def _gone(pid: int, started: float | None, timeout: float) -> bool:
-    deadline = time.monotonic() + timeout
-    while is_alive(pid, started):
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(_LOOK_S)
-    return True
+    end_groups([(state.pid, state.started)], grace=GRACE_S + 4.0)

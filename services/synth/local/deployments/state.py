@@ -6,10 +6,8 @@ that gave it, with its keys, so only the owner can read its file, and the superv
 
 from __future__ import annotations
 
-import fcntl
-import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Literal
 from urllib.parse import quote, unquote
@@ -17,6 +15,7 @@ from urllib.parse import quote, unquote
 import msgspec
 
 from synth.console.errors import CliError, NotFound
+from synth.local.processes.files import locked, read_state, write_private, write_state
 from synth.local.processes.running import is_alive
 
 Health = Literal["starting", "healthy", "unhealthy", "restarting", "failed", "stopped", "orphaned", "deployed"]
@@ -101,21 +100,16 @@ class Deployment:
 
     def read(self) -> DeploymentState | None:
         """Read the state; None if there is none. Raises `CliError` for a damaged file."""
-        try:
-            return msgspec.json.decode(self._state.read_bytes(), type=DeploymentState)
-        except FileNotFoundError:
-            return None
-        except (msgspec.DecodeError, msgspec.ValidationError) as error:
-            fix = "end what runs there by its pid, and remove the folder"
-            raise CliError(f"not the state of a deployment ({error})", fix=fix, where=str(self._state)) from error
+        fix = "end what runs there by its pid, and remove the folder"
+        return read_state(self._state, DeploymentState, what="deployment", fix=fix)
 
     def write(self, state: DeploymentState) -> None:
         """Replace the state; a reader sees the old one or the new one."""
-        self._write(self._state, msgspec.json.format(msgspec.json.encode(state), indent=2))
+        write_state(self._state, state)
 
     def give(self, order: DeployOrder) -> None:
         """Leave an order for the supervisor."""
-        self._write(self._order, msgspec.json.encode(order))
+        write_private(self._order, msgspec.json.encode(order))
 
     def take(self) -> DeployOrder | None:
         """Read the waiting order and delete its file; None if there is none."""
@@ -136,20 +130,12 @@ class Deployment:
     ) -> Iterator[None]:
         """Hold a lock, which the kernel frees when this process ends. Raises `CliError` where another one holds it."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        with (self.folder / f"{name}.lock").open("w") as file:
+        with ExitStack() as stack:
             try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                stack.enter_context(locked(self.folder / f"{name}.lock"))
             except BlockingIOError as error:
                 raise CliError(else_say, fix="try again when it has ended", where=self.id) from error
             yield
-
-    def _write(self, path: Path, body: bytes) -> None:
-        self.folder.mkdir(parents=True, exist_ok=True)
-        part = path.with_suffix(f".{os.getpid()}")
-        descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(body)
-        part.replace(path)
 
 
 def find_deployments(data: Path) -> list[tuple[Deployment, DeploymentState]]:

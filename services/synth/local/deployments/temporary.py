@@ -10,16 +10,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from synth.console.errors import CliError
 from synth.local.deployments.worker import UNTIL_STDIN_ENDS
+from synth.local.processes.files import failure
 from synth.local.processes.http import answers
 from synth.local.processes.running import end_group
-from synth.runtime.lines import split_lines
 from synth.taskapp.server import GRACE_S, listen, url_of
 
 _WORKER = (sys.executable, "-P", "-m", "synth.local.deployments.worker")
 _LOOK_S = 1.0
-_TAIL_LINES = 15
 
 
 @contextmanager
@@ -62,6 +60,4 @@ def serving(place: str, *, log: Path, show: Callable[[str], None]) -> Iterator[s
 def _wait(process: subprocess.Popen[bytes], url: str, log: Path) -> None:
     while not answers(url, timeout=_LOOK_S):
         if process.poll() is not None:
-            lines = "\n    ".join(split_lines(log.read_text(errors="replace"))[-_TAIL_LINES:]) or "(nothing)"
-            what = f"the task app ended with code {process.returncode} before it answered"
-            raise CliError(what, fix=f"its log ends with:\n    {lines}", where=str(log))
+            raise failure(f"the task app ended with code {process.returncode} before it answered", log)

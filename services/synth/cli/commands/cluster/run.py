@@ -162,7 +162,8 @@ def _live_table(supervisor: Supervisor) -> RenderableType:
     rows: list[list[str]] = []
     for s in supervisor.supervised:
         uptime = output.duration(time.time() - s.state.started) if s.state.started else "-"
-        rows.append([s.spec.name, s.health, str(s.spec.port), str(s.state.pid or "-"), str(s.state.restarts), uptime])
+        health = "failing" if s.failing else s.health
+        rows.append([s.spec.name, health, str(s.spec.port), str(s.state.pid or "-"), str(s.state.restarts), uptime])
     columns = ("service", "health", "port", "pid", "restarts", "up")
     if supervisor.stop.is_set():
         foot = Text("draining; Ctrl-C again ends it at once", style="yellow")
