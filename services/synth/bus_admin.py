@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from datetime import timedelta
 from pathlib import Path
-from typing import NamedTuple, NoReturn
+from typing import Annotated, NamedTuple
 
+import typer
 from nats.errors import Error as NatsError
 from nats.js.errors import Error as JetStreamError
 from pydantic import Field, SecretStr
@@ -31,47 +32,22 @@ from synth.erasure.erase import erase_job, erase_organisation
 from synth.erasure.newer_events import drop_newer_events, find_newer_events
 from synth.erasure.orphans import delete_orphans, find_orphans
 from synth.erasure.sweep import Sweeper
-from synth.errors import SynthError, UserError
-from synth.events.catalogue import SERVICES
+from synth.errors import SynthError
 from synth.ids import OrgId
 from synth.runtime import logs
 from synth.runtime.settings import ServiceSettings
 from synth.service_secrets import NEEDS, SERVICE_SECRETS, ServiceSecrets, secrets_variable
 
+app = typer.Typer(no_args_is_help=True, help="The bus, the log and the blobs, as the user `bus`.")
+Organisation = Annotated[str, typer.Argument(metavar="ORG", help="An organisation's id.")]
+Job = Annotated[str | None, typer.Argument(metavar="JOB", help="A job's id; without it, all of the organisation.")]
+Folder = Annotated[Path, typer.Argument(metavar="DIR", help="A folder.")]
 
-def run(argv: list[str]) -> int | None:
-    """Run what the command line names. Returns the exit code; None if the command line is not one of these."""
-    match argv:
-        case ["bus", "config"]:
-            return _print_config()
-        case ["bus", "issuer"]:
-            seed = AccountKey.new_seed()
-            sys.stdout.write(f"SYNTH_NATS_ISSUER_SEED={seed}\n{ISSUER_VARIABLE}={AccountKey(seed).public}\n")
-            return 0
-        case ["bus", "nkey", user] if user in ("bus", *SERVICES):
-            seed = new_seed(NkeyKind.USER)
-            sys.stdout.write(f"SYNTH_NATS_SEED={seed}\nSYNTH_NATS_NKEYS={user}={UserKey(seed).public}\n")
-            return 0
-        case ["bus", ("init" | "check") as action]:
-            return asyncio.run(_bus(action))
-        case ["bus", ("backup" | "restore") as action, folder]:
-            return asyncio.run(_bus(action, BackupFolder(Path(folder))))
-        case ["bus", "archive", folder, org, *job] if len(job) < 2:
-            return asyncio.run(_tidy(lambda parts: _archive(parts, Path(folder), org, *job)))
-        case ["bus", "erase", org, *job] if len(job) < 2:
-            return asyncio.run(_tidy(lambda parts: _erase(parts, org, *job)))
-        case ["bus", "sweep"]:
-            return asyncio.run(_tidy(_sweep))
-        case ["bus", "reseal"]:
-            return asyncio.run(_tidy(_reseal))
-        case ["secrets", *service] if service in ([], *([name] for name in NEEDS)):
-            return _print_secrets(*service)
-        case ["bus", "orphans", *delete] if delete in ([], ["--delete"]):
-            return asyncio.run(_tidy(lambda parts: _collect(parts, delete=bool(delete))))
-        case ["bus", "newer", *drop] if drop in ([], ["--drop"]):
-            return asyncio.run(_tidy(lambda parts: _list_newer(parts, drop=bool(drop))))
-        case _:
-            return None
+
+def _check_user(name: str | None) -> str | None:
+    if name is not None and name not in NEEDS:
+        raise typer.BadParameter(f"there is no user {name!r}; one of {', '.join(NEEDS)}")
+    return name
 
 
 class BusSettings(ServiceSettings):
@@ -118,162 +94,230 @@ class BusSettings(ServiceSettings):
     service writes is under way."""
 
 
-def _print_config() -> int:
-    settings = BusSettings()
-    try:
-        nkeys = read_nkeys(settings.nats_nkeys or "")
-        files = (settings.nats_server_cert, settings.nats_server_key, settings.nats_client_ca)
-        tls = read_tls(*(file or "" for file in files))
-    except UserError as error:
-        _report(f"error: {error}")
-        return 1
-    sys.stdout.write(deployed_config(read_pools(settings.pools), nkeys=nkeys, tls=tls))
-    return 0
+class _Parts(NamedTuple):
+    settings: BusSettings
+    bus: Connection
 
+    @property
+    def blobs(self) -> BlobStore:
+        return BlobStore.open(self.settings.blob_url)
 
-async def _bus(action: str, folder: BackupFolder | None = None) -> int:
-    settings = BusSettings()
-    logs.configure("bus", level=settings.log_level)
-    try:
-        bus = await connect(settings, "bus")
-    except UserError as error:
-        _report(f"error: {error}")
-        return 1
-    try:
-        wanted = topology(
+    @property
+    def topology(self) -> BusTopology:
+        settings = self.settings
+        return topology(
             pools=read_pools(settings.pools),
             replicas=settings.bus_replicas,
             log_max_bytes=settings.log_max_bytes,
             audit_days=settings.audit_days,
             audit_records=settings.audit_records,
         )
-        if folder is not None:
-            return await _copy_cluster(action, bus, BlobStore.open(settings.blob_url), folder, wanted)
-        if action == "init":
-            try:
-                await admit_log(bus)
-                await provision(bus.js, wanted)
-                # The one that was made just now.
-                await admit_log(bus)
-            except UserError as error:
-                sys.stderr.write(f"error: {error}\n")
-                return 1
-            return 0
-        differences = await drift(bus.js, wanted)
-        for line in differences:
-            sys.stdout.write(line + "\n")
-        return 1 if differences else 0
-    finally:
-        await bus.close()
 
 
-class _Parts(NamedTuple):
-    settings: BusSettings
-    bus: Connection
-    blobs: BlobStore
+def _run(work: Callable[[_Parts], Awaitable[int | None]]) -> int:
+    """Run this on the cluster; returns its exit code, 1 if it is refused or fails."""
 
-
-async def _tidy(work: Callable[[_Parts], Awaitable[str]]) -> int:
-    """Do this on the cluster and print what it says; 1 where it is refused or fails."""
-    settings = BusSettings()
-    logs.configure("bus", level=settings.log_level)
-    try:
+    async def run() -> int:
+        settings = BusSettings()
+        logs.configure("bus", level=settings.log_level)
         bus = await connect(settings, "bus")
         try:
-            sys.stdout.write(await work(_Parts(settings, bus, BlobStore.open(settings.blob_url))) + "\n")
+            return await work(_Parts(settings, bus)) or 0
         finally:
             await bus.close()
+
+    try:
+        return asyncio.run(run())
     except SynthError as error:
         _report(f"error: {error}")
-        return 1
     except (NatsError, JetStreamError, TimeoutError) as error:
-        _report(
-            f"error: the bus does not do it ({error!r}): look whether `synthd bus check` is content, then try again"
-        )
-        return 1
-    return 0
+        _report(f"error: the bus does not do it ({error!r}): check it with `synthd bus check`, then try again")
+    return 1
 
 
-async def _archive(parts: _Parts, folder: Path, org: str, job: str | None = None) -> str:
-    made = await archive(parts.bus, parts.blobs, org, job, folder, report=_report)
-    for key in made.missing:
-        _report(f"missing in the cluster: {key}")
-    return f"archived: {made.events} events, {made.blobs} blobs, {made.bytes} bytes; {len(made.missing)} are missing"
+@app.command()
+def init() -> int:
+    """Make the streams, the consumers and the buckets of this version, or complete them. It is safe to repeat."""
+
+    async def work(parts: _Parts) -> None:
+        await admit_log(parts.bus)
+        await provision(parts.bus.js, parts.topology)
+        # The one that was made just now.
+        await admit_log(parts.bus)
+
+    return _run(work)
 
 
-async def _erase(parts: _Parts, org: str, job: str | None = None) -> str:
-    if job is not None:
-        done = await erase_job(parts.bus, parts.blobs, org, job, report=_report)
-    else:
-        # It reads nothing that is sealed.
-        secrets = SecretStore(parts.bus, ServiceSecrets("bus", {}))
-        done = await erase_organisation(parts.bus, parts.blobs, secrets, OrgId(org), report=_report)
-    kept = f"{done.keys} keys, {done.records} audit records, {done.blobs} blobs"
-    return f"erased: {done.events} events, {done.letters} dead letters, {kept}"
+@app.command()
+def check() -> int:
+    """Print what the bus lacks or has in another form than this version. Exit 0 only if there is nothing."""
+
+    async def work(parts: _Parts) -> int:
+        differences = await drift(parts.bus.js, parts.topology)
+        for line in differences:
+            _print(line)
+        return 1 if differences else 0
+
+    return _run(work)
 
 
-async def _sweep(parts: _Parts) -> NoReturn:
-    await Sweeper(parts.bus, parts.blobs).run()
+@app.command()
+def config() -> None:
+    """Print the configuration of nats-server, with the users and their permissions."""
+    settings = BusSettings()
+    nkeys = read_nkeys(settings.nats_nkeys or "")
+    files = (settings.nats_server_cert, settings.nats_server_key, settings.nats_client_ca)
+    tls = read_tls(*(file or "" for file in files))
+    sys.stdout.write(deployed_config(read_pools(settings.pools), nkeys=nkeys, tls=tls))
 
 
-async def _reseal(parts: _Parts) -> str:
-    done = await Resealer(parts.bus, parts.settings.secrets_of("bus")).reseal()
-    kept = f"{done.current} were under the current secret"
-    return f"{done.sealed} records sealed again, {kept}; {done.grants} grants of chat moved"
+@app.command()
+def issuer() -> None:
+    """Print a new pair of keys, with which the gateways let subscribers from outside in."""
+    seed = AccountKey.new_seed()
+    _print(f"SYNTH_NATS_ISSUER_SEED={seed}\n{ISSUER_VARIABLE}={AccountKey(seed).public}")
 
 
-def _print_secrets(service: str | None = None) -> int:
-    """One service's secrets as its setting, or each one's under the name that docker-compose.yml has for it."""
+@app.command()
+def nkey(user: Annotated[str, typer.Argument(callback=_check_user, help=f"One of {', '.join(NEEDS)}.")]) -> None:
+    """Print a new nkey, by which a user of the bus logs in without a password."""
+    seed = new_seed(NkeyKind.USER)
+    _print(f"SYNTH_NATS_SEED={seed}\nSYNTH_NATS_NKEYS={user}={UserKey(seed).public}")
+
+
+@app.command()
+def backup(folder: Folder) -> int:
+    """Save the log, the keys and the blobs of a running cluster into a folder."""
+
+    async def work(parts: _Parts) -> int:
+        manifest = await save_cluster(parts.bus, parts.blobs, BackupFolder(folder), report=_report)
+        _report_missing(manifest.missing)
+        return 1 if manifest.missing else 0
+
+    return _run(work)
+
+
+@app.command()
+def restore(folder: Folder) -> int:
+    """Put what `backup` saved into an empty cluster."""
+
+    async def work(parts: _Parts) -> None:
+        await load_cluster(parts.bus, parts.blobs, BackupFolder(folder), parts.topology, report=_report)
+
+    return _run(work)
+
+
+@app.command("archive")
+def archive_command(folder: Folder, org: Organisation, job: Job = None) -> int:
+    """Copy all that there is of an organisation, or of a job that has ended, into a folder."""
+
+    async def work(parts: _Parts) -> None:
+        made = await archive(parts.bus, parts.blobs, org, job, folder, report=_report)
+        _report_missing(made.missing)
+        size = f"{made.events} events, {made.blobs} blobs, {made.bytes} bytes"
+        _print(f"archived: {size}; {len(made.missing)} are missing")
+
+    return _run(work)
+
+
+@app.command()
+def erase(org: Organisation, job: Job = None) -> int:
+    """Erase from the log what was deleted: a job, or an organisation whose jobs, files and keys are deleted."""
+
+    async def work(parts: _Parts) -> None:
+        if job is not None:
+            done = await erase_job(parts.bus, parts.blobs, org, job, report=_report)
+        else:
+            # It reads nothing that is sealed.
+            stored = SecretStore(parts.bus, ServiceSecrets("bus", {}))
+            done = await erase_organisation(parts.bus, parts.blobs, stored, OrgId(org), report=_report)
+        kept = f"{done.keys} keys, {done.records} audit records, {done.blobs} blobs"
+        _print(f"erased: {done.events} events, {done.letters} dead letters, {kept}")
+
+    return _run(work)
+
+
+@app.command()
+def sweep() -> int:
+    """Erase each job and file that is deleted, until SIGTERM."""
+    return _run(lambda parts: Sweeper(parts.bus, parts.blobs).run())
+
+
+@app.command()
+def reseal() -> int:
+    """Seal every stored secret with the current cluster secret, after a rotation."""
+
+    async def work(parts: _Parts) -> None:
+        done = await Resealer(parts.bus, parts.settings.secrets_of("bus")).reseal()
+        kept = f"{done.current} were under the current secret"
+        _print(f"{done.sealed} records sealed again, {kept}; {done.grants} grants of chat moved")
+
+    return _run(work)
+
+
+@app.command()
+def orphans(delete: Annotated[bool, typer.Option("--delete", help="Delete them.")] = False) -> int:
+    """List the blobs that nothing refers to, with their bytes."""
+
+    async def work(parts: _Parts) -> None:
+        older = timedelta(seconds=parts.settings.orphan_age_s)
+        listed = await find_orphans(parts.bus, parts.blobs, older_than=older)
+        for orphan in listed:
+            _print(f"{orphan.size}\t{orphan.uri}")
+        total = f"{len(listed)} blobs that nothing refers to, {sum(orphan.size for orphan in listed)} bytes"
+        if delete:
+            total += f"; {await delete_orphans(parts.blobs, listed, older_than=older)} deleted"
+        _print(total)
+
+    return _run(work)
+
+
+@app.command()
+def newer(drop: Annotated[bool, typer.Option("--drop", help="Remove them from the log.")] = False) -> int:
+    """List the events that only a newer version can read."""
+
+    async def work(parts: _Parts) -> None:
+        listed = await find_newer_events(parts.bus)
+        for event in listed:
+            schema = f"schema {event.schema}" + ("" if event.declared else ", which no version had declared")
+            _print(f"{event.seq}\t{event.time.isoformat()}\t{ascii(event.subject)[1:-1]}\t{schema}")
+        total = f"{len(listed)} events that say that a newer version wrote them"
+        if drop:
+            total += f"; {await drop_newer_events(parts.bus, listed)} dropped: restart the services that met them"
+        _print(total)
+
+    return _run(work)
+
+
+def secrets(
+    service: Annotated[
+        str | None, typer.Argument(callback=_check_user, help="A service, or `bus`; without it, all of them.")
+    ] = None,
+) -> int:
+    """Print what a service needs of the cluster's secrets, as its setting; of all, as docker-compose.yml names them."""
     # From the cluster's secret alone: where it runs, `synthd bus` may have secrets of its own.
     settings = BusSettings(secrets=SecretStr(""))
     try:
         if service is not None:
-            sys.stdout.write(f"{SERVICE_SECRETS}={settings.secrets_of(service).text()}\n")
+            _print(f"{SERVICE_SECRETS}={settings.secrets_of(service).text()}")
             return 0
         for name in NEEDS:
             if text := settings.secrets_of(name).text():
-                sys.stdout.write(f"{secrets_variable(name)}={text}\n")
+                _print(f"{secrets_variable(name)}={text}")
     except SynthError as error:
         _report(f"error: {error}")
         return 1
     return 0
 
 
-async def _collect(parts: _Parts, *, delete: bool) -> str:
-    older = timedelta(seconds=parts.settings.orphan_age_s)
-    found = await find_orphans(parts.bus, parts.blobs, older_than=older)
-    for orphan in found:
-        sys.stdout.write(f"{orphan.size}\t{orphan.uri}\n")
-    said = f"{len(found)} blobs that nothing refers to, {sum(orphan.size for orphan in found)} bytes"
-    return f"{said}; {await delete_orphans(parts.blobs, found, older_than=older)} deleted" if delete else said
-
-
-async def _list_newer(parts: _Parts, *, drop: bool) -> str:
-    found = await find_newer_events(parts.bus)
-    for event in found:
-        schema = f"schema {event.schema}" if event.declared else f"schema {event.schema}, which no version had declared"
-        sys.stdout.write(f"{event.seq}\t{event.time.isoformat()}\t{ascii(event.subject)[1:-1]}\t{schema}\n")
-    said = f"{len(found)} events that say that a newer version wrote them"
-    if not drop:
-        return said
-    return f"{said}; {await drop_newer_events(parts.bus, found)} dropped: restart the services that met them"
+def _print(line: str) -> None:
+    sys.stdout.write(line + "\n")
 
 
 def _report(line: str) -> None:
     sys.stderr.write(line + "\n")
 
 
-async def _copy_cluster(
-    action: str, bus: Connection, blobs: BlobStore, folder: BackupFolder, wanted: BusTopology
-) -> int:
-    try:
-        if action == "restore":
-            await load_cluster(bus, blobs, folder, wanted, report=_report)
-            return 0
-        manifest = await save_cluster(bus, blobs, folder, report=_report)
-    except SynthError as error:
-        _report(f"error: {error}")
-        return 1
-    for key in manifest.missing:
+def _report_missing(keys: Iterable[str]) -> None:
+    for key in keys:
         _report(f"missing in the cluster: {key}")
-    return 1 if manifest.missing else 0

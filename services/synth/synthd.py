@@ -1,33 +1,37 @@
-"""`synthd NAME`: one service as one process.
-
-`synthd bus init` provisions the bus, `synthd bus check` compares it, `synthd bus config` prints the configuration of
-nats-server, `synthd bus issuer` the key that lets subscribers from outside in, `synthd bus nkey USER` a key with which
-a user of the bus logs in.
-`synthd bus backup DIR` saves the log, the keys and the blobs of a running cluster; `synthd bus restore DIR` puts them
-into an empty one. `synthd bus archive DIR ORG [JOB]` copies what there is of an organisation or of a job that has ended
-into a folder, to be kept; `synthd bus erase ORG [JOB]` erases from the log what was deleted, `synthd bus sweep`
-does so for each job and file that is deleted, for ever. `synthd bus orphans [--delete]` lists the blobs that nothing
-refers to. `synthd bus newer [--drop]` lists the events that only a newer version could read, and drops them where there
-is none. `synthd bus reseal` seals every stored secret with the current one.
-`synthd secrets SERVICE` prints what one service needs of the cluster's secrets, `synthd secrets` that of all.
-"""
+"""`synthd`: a service as one process, and what an operator does with the bus and the secrets (`bus_admin`)."""
 
 from __future__ import annotations
 
 import importlib
 import sys
-from typing import NoReturn
+from collections.abc import Callable
+from typing import Any, NoReturn
 
+import typer
+from typer.exceptions import TyperException
+
+from synth.cli.tui.help import explain_usage, tidy
 from synth.errors import UserError
 from synth.events.catalogue import SERVICES
 from synth.runtime.extras import install_command
 from synth.runtime.process_end import run_and_end
 from synth.runtime.startup import collector_off
 
-_USAGE = f"usage: synthd {{{'|'.join(SERVICES)}}}  |  synthd bus init|check|config|issuer|nkey USER"
-_USAGE += "  |  synthd bus backup DIR|restore DIR  |  synthd bus archive DIR ORG [JOB]  |  synthd bus erase ORG [JOB]"
-_USAGE += "  |  synthd bus orphans [--delete]  |  synthd bus newer [--drop]"
-_USAGE += "  |  synthd bus sweep  |  synthd bus reseal  |  synthd secrets [SERVICE]"
+_HELP = """Run a service of Synth as one process, or manage the bus and the secrets.
+
+Settings: SYNTH_… in the environment; docs/settings.md lists those of each service.
+
+Exit codes: 0 ok, 1 error, 2 wrong usage, or a package that is not installed."""
+_SERVICES = {
+    "files": "Reads uploaded datasets line by line.",
+    "gateway": "Serves the APIs, uploads and event streams.",
+    "inference": "Serves models, and records rollouts.",
+    "judge": "Requests scores of rollouts from judge models.",
+    "rollouts": "Drives task apps, and collects rollouts into batches.",
+    "trainer": "Trains models.",
+    "validator": "Resolves job files, with every problem at once.",
+    "verifier": "Checks what a job needs, and queues its tasks.",
+}
 
 
 def program() -> NoReturn:
@@ -38,10 +42,15 @@ def program() -> NoReturn:
 def main(argv: list[str] | None = None) -> None:
     """Run the command of the command line; exits with its code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    first = arguments[0] if arguments else ""
     try:
-        sys.exit(_run(arguments))
+        sys.exit(build(first)(arguments, prog_name="synthd", standalone_mode=False))
+    except typer.Abort:
+        sys.exit(1)
+    except TyperException as error:
+        sys.exit(explain_usage(error))
     except ModuleNotFoundError as error:
-        sys.stderr.write(f"{arguments[0]} needs: {install_command(error)}\n")
+        sys.stderr.write(f"{first} needs: {install_command(error)}\n")
         sys.exit(2)
     except UserError as error:
         # A setting is wrong: no service and no log has begun.
@@ -49,23 +58,40 @@ def main(argv: list[str] | None = None) -> None:
         sys.exit(1)
 
 
-def _run(arguments: list[str]) -> int:
-    match arguments:
-        case [name] if name in SERVICES:
-            with collector_off():
-                service = importlib.import_module(f"synth.{name}.app")
-            return service.main()
-        case ["bus" | "secrets", *_]:
-            # Imported here: every service runs without it.
+def build(first: str) -> Any:
+    """Return the program as one command of click. first: the first word of the command line."""
+    app = typer.Typer(
+        name="synthd",
+        help=_HELP,
+        no_args_is_help=True,
+        add_completion=False,
+        rich_markup_mode=None,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    for name in SERVICES:
+        app.command(name, help=_SERVICES[name], rich_help_panel="Services")(_service(name))
+    if first not in SERVICES:
+        # Imported here: every service runs without it.
+        try:
             from synth import bus_admin
+        except ModuleNotFoundError:
+            if first in ("bus", "secrets"):
+                raise
+        else:
+            app.add_typer(bus_admin.app, name="bus", rich_help_panel="Operation")
+            app.command("secrets", rich_help_panel="Operation")(bus_admin.secrets)
+    command = typer.main.get_command(app)
+    tidy(command)
+    return command
 
-            code = bus_admin.run(arguments)
-        case _:
-            code = None
-    if code is None:
-        sys.stderr.write(_USAGE + "\n")
-        return 2
-    return code
+
+def _service(name: str) -> Callable[[], int]:
+    def run() -> int:
+        with collector_off():
+            service = importlib.import_module(f"synth.{name}.app")
+        return service.main()
+
+    return run
 
 
 if __name__ == "__main__":

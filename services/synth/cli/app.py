@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 import sys
 from dataclasses import dataclass
@@ -173,7 +172,9 @@ def main() -> None:
         typer.echo("aborted", err=True)
         sys.exit(ExitCode.ERROR)
     except TyperException as error:
-        sys.exit(_explain_usage(error))
+        from synth.cli.tui.help import explain_usage
+
+        sys.exit(explain_usage(error))
     except Exception as error:
         if debug:
             sys.excepthook = _print_traceback
@@ -211,34 +212,6 @@ def _print_traceback(kind: type[BaseException], error: BaseException, trace: Tra
     from synth.cli.tui.output import print_error
 
     print_error("".join(traceback.format_exception(kind, error, trace)))
-
-
-def _explain_usage(error: TyperException) -> int:
-    """Say what of a command line cannot be understood; a group without a command shows its help."""
-    from synth.cli.tui.help import usage
-    from synth.cli.tui.output import show_problems
-    from synth.errors import Problem
-
-    ctx, param = getattr(error, "ctx", None), getattr(error, "param", None)
-    what = error.format_message()
-    if type(error).__name__ == "NoArgsIsHelpError":
-        # Our own help, with its styles.
-        typer.echo(what, err=True)
-        return error.exit_code
-    where = ctx.command_path if ctx else ""
-    if param is not None and error.message:
-        what, where = error.message.removeprefix("Value error, "), " / ".join(param.opts)
-    expected, fix = (usage(ctx.command, ctx), f"see {ctx.command_path} --help") if ctx else ("", "")
-    what = what[:1].lower() + what[1:].rstrip(".")
-    what, _, near = what.partition(". Did you mean ")
-    if near:
-        fix = f"did you mean {near}"
-    elif options := getattr(error, "possibilities", None):
-        option = getattr(error, "option_name", "")
-        [near] = difflib.get_close_matches(option, options, n=1, cutoff=0.0)
-        what, fix = f"no such option: {option}", f"did you mean {near!r}?"
-    show_problems([Problem(what=what, where=where, expected=expected, fix=fix)])
-    return error.exit_code
 
 
 def _explain(error: Exception) -> int:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import difflib
 import inspect
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import typer
 from typer.core import TyperArgument, TyperGroup, TyperOption
+from typer.exceptions import TyperException
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -50,6 +52,33 @@ def help_text(command: Any, ctx: typer.Context) -> str:
 def usage(command: Any, ctx: typer.Context) -> str:
     """Return the usage of a command, in one line."""
     return " ".join([ctx.command_path, *command.collect_usage_pieces(ctx)])
+
+
+def explain_usage(error: TyperException) -> int:
+    """Print what is wrong with a command line, or the help of a group without a command. Returns the exit code."""
+    from synth.cli.tui.output import show_problems
+    from synth.errors import Problem
+
+    ctx, param = getattr(error, "ctx", None), getattr(error, "param", None)
+    what = error.format_message()
+    if type(error).__name__ == "NoArgsIsHelpError":
+        # Our own help, with its styles.
+        typer.echo(what, err=True)
+        return error.exit_code
+    where = ctx.command_path if ctx else ""
+    if param is not None and error.message:
+        what, where = error.message.removeprefix("Value error, "), " / ".join(param.opts)
+    expected, fix = (usage(ctx.command, ctx), f"see {ctx.command_path} --help") if ctx else ("", "")
+    what = what[:1].lower() + what[1:].rstrip(".")
+    what, _, near = what.partition(". Did you mean ")
+    if near:
+        fix = f"did you mean {near}"
+    elif options := getattr(error, "possibilities", None):
+        option = getattr(error, "option_name", "")
+        [near] = difflib.get_close_matches(option, options, n=1, cutoff=0.0)
+        what, fix = f"no such option: {option}", f"did you mean {near!r}?"
+    show_problems([Problem(what=what, where=where, expected=expected, fix=fix)])
+    return error.exit_code
 
 
 def _parts(command: Any, ctx: typer.Context, width: int) -> Iterator[RenderableType]:
