@@ -70,6 +70,24 @@ async def test_who_has_none_takes_a_spare_slot_and_one_of_it_at_most():
     assert work.begun[3:] == ["c1"]
 
 
+async def test_an_organisation_has_its_number_of_slots_at_most_and_keeps_no_other_out():
+    work = Work(FairSlots(4, per_organisation=2))
+    await work.wants("a1", "a2", "a3", "a4", "b1", "c1", "d1")
+    assert work.begun == ["a1", "a2", "b1", "c1"]
+    await work.ends_of("b1")
+    assert work.begun[4:] == ["d1"]
+    await work.ends_of("c1", "d1")
+    assert work.begun[5:] == []
+    await work.ends_of("a1")
+    assert work.begun[5:] == ["a3"]
+
+
+async def test_slots_without_a_total_are_limited_for_each_organisation():
+    work = Work(FairSlots(per_organisation=1))
+    await work.wants("a1", "a2", "b1", "c1")
+    assert work.begun == ["a1", "b1", "c1"]
+
+
 async def test_a_slot_that_its_holder_gives_up_is_given_on_once():
     slots = FairSlots(1)
     async with slots.hold("a") as slot:

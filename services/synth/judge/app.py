@@ -74,7 +74,7 @@ def main() -> int:
             JudgeRollouts,
             desk.answer,
             service.stop,
-            # Questions wait at the desk, which shares its rooms among the organisations; here one could keep all out.
+            # Questions wait at the desk, which shares its slots among the organisations; here one could keep all out.
             max_concurrent=sys.maxsize,
             within=SERVE_WITHIN_S,
             started=service.starting(),

@@ -3,7 +3,7 @@
 Invariants. One replica works on a question, once. The cost of a question is reported once: to the last request for it,
 which may come after a restart. Work that is no longer requested ends after a while, and its answers are kept. A request
 that is still running near its deadline gets the reply that the work continues. No organisation has more than its share
-of the rooms, and a question that waits for that share takes no room.
+of the slots, and a question that waits for that share takes no slot.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from nats.errors import Error as NatsError
 from nats.js.errors import Error as JetStreamError
 
 from synth.errors import Transient
+from synth.fairness.slots import FairSlots, Slot
 from synth.judge.cache import AnswerCache
 from synth.judge.failures import JudgeTrouble, away, working
 from synth.judge.judging import QuestionWorker
 from synth.judge.leases import Leases
 from synth.judge.metrics import WORKING
-from synth.judge.rooms import Rooms
 from synth.judge.usage import UsageCount
 from synth.judging.contract import JudgeAnswer, JudgeRollouts, JudgeUsage
 from synth.runtime import logs
@@ -50,7 +50,7 @@ class _Work:
 class QuestionDesk:
     """Takes questions, and keeps their work.
 
-    org_share: the share of the rooms that one organisation may have. answer_s: the time after which a request gets the
+    org_share: the share of the slots that one organisation may have. answer_s: the time after which a request gets the
     reply that the work continues.
     """
 
@@ -70,26 +70,26 @@ class QuestionDesk:
         self._leases = leases
         self._abandon_s = abandon_s
         self._answer_s = answer_s
-        self._rooms = Rooms(max_questions, of_one=max(1, int(org_share * max_questions)))
+        self._slots = FairSlots(max_questions, per_organisation=max(1, int(org_share * max_questions)))
         self._works: dict[str, _Work] = {}
 
     async def answer(self, question: JudgeRollouts) -> JudgeAnswer:
         """Return the answer, or that the work continues and has to be requested again. Raises `Transient` at stop."""
         digest = hashlib.sha256(msgspec.json.encode(question)).hexdigest()
         if not question.rollouts:
-            # No model is called, so it needs no room: the check of a new job does not wait for running jobs.
+            # No model is called, so it needs no slot: the check of a new job does not wait for running jobs.
             return await self._result(_Work(question, digest))
         until = time.monotonic() + self._answer_s
         if digest not in self._works:
             try:
                 async with asyncio.timeout(self._answer_s):
-                    await self._rooms.enter(question.org)
+                    slot = await self._slots.acquire(question.org)
             except TimeoutError:
                 return JudgeAnswer(failure=working(0))
             if digest in self._works:
-                self._rooms.leave(question.org)
+                slot.release()
             else:
-                self._begin(question, digest)
+                self._begin(question, digest, slot)
         work = self._works[digest]
         assert work.task is not None
         work.waiting += 1
@@ -135,7 +135,7 @@ class QuestionDesk:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def _begin(self, question: JudgeRollouts, digest: str) -> None:
+    def _begin(self, question: JudgeRollouts, digest: str, slot: Slot) -> None:
         work = self._works[digest] = _Work(question, digest)
         work.task = asyncio.create_task(self._work(work))
         WORKING.inc()
@@ -144,7 +144,7 @@ class QuestionDesk:
             if not task.cancelled() and task.exception() is not None and not work.waiting:
                 log.error("work failed with nobody to tell", job=question.job_id, error=repr(task.exception()))
             del self._works[digest]
-            self._rooms.leave(question.org)
+            slot.release()
             WORKING.dec()
 
         work.task.add_done_callback(ended)

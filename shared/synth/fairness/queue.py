@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
 from itertools import chain, zip_longest
 from typing import Generic, TypeVar
 
@@ -31,9 +31,12 @@ class FairQueue(Generic[T]):
         """Queue an item behind the other items of its organisation."""
         self._queues.setdefault(self._org_of(item), deque()).append(item)
 
-    def next(self, placed: Iterable[T]) -> T:
-        """Return the item whose turn it is; at least one waits. placed: the items that have a place."""
-        held = Counter(map(self._org_of, placed))
+    def has(self, org: str) -> bool:
+        """Return whether an item of this organisation waits."""
+        return org in self._queues
+
+    def next(self, held: Mapping[str, int]) -> T:
+        """Return the item whose turn it is; at least one waits. held: the places of each organisation."""
         return self._queues[self._turns.next(self._queues, held)][0]
 
     def take(self, item: T) -> None:

@@ -138,6 +138,6 @@ async def test_an_organisation_that_asks_much_keeps_no_other_one_out(open_desk):
     assert checked.failure is None
     told = await asyncio.gather(*greedy, desk.answer(question(org="org_other")))
     assert [answer.failure and answer.failure.kind for answer in told] == ["working"] * 10
-    # One of four rooms is a quarter; eight wait, and the other organisation is worked for.
+    # One of four slots is a quarter; eight wait, and the other organisation is worked for.
     assert ([answer.progress for answer in told].count(7), told[-1].progress, worker.runs) == (2, 7, 2)
     worker.answer.set()

@@ -8,6 +8,7 @@ half-way; organisations take turns at the places that get free, and the requests
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -90,7 +91,7 @@ class Batcher:
         """Whether a step would do nothing: no request is there, or the next one's images are being read."""
         if self._batch.requests or not self._waiting:
             return not self._batch.requests
-        return not self._has_images(self._waiting.next(()))
+        return not self._has_images(self._waiting.next({}))
 
     def add(self, request: SequenceRequest) -> None:
         """Queue a request. It joins in a later step, as soon as its largest possible length fits the KV budget."""
@@ -192,7 +193,7 @@ class Batcher:
         distinct: set[bytes] = set()
         reserved, longest, patches = self._max_final_length, 0, 0
         while self._waiting and len(self._batch) + len(chosen) < self._max_num_seqs:
-            request = self._waiting.next((*self._batch.requests, *chosen))
+            request = self._waiting.next(Counter(r.params.org for r in (*self._batch.requests, *chosen)))
             if request.prompt_key not in distinct:
                 if not self._has_images(request):
                     break

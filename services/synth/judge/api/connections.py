@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -10,6 +9,7 @@ from dataclasses import dataclass
 
 import httpx
 
+from synth.fairness.slots import FairSlots
 from synth.outbound.http_guard import GuardPolicy, guarded_client
 
 #: The connections of an organisation that makes no calls for so long are closed.
@@ -21,7 +21,6 @@ class _Pool:
     """The client of one organisation. users: calls that wait or are made."""
 
     client: httpx.AsyncClient
-    free: asyncio.Semaphore
     users: int = 0
     used_at: float = 0.0
 
@@ -32,6 +31,7 @@ class OrgConnections:
     def __init__(self, policy: GuardPolicy, *, at_once: int) -> None:
         self._policy = policy
         self._at_once = at_once
+        self._calls = FairSlots(per_organisation=at_once)
         self._pools: dict[str, _Pool] = {}
 
     @asynccontextmanager
@@ -40,11 +40,11 @@ class OrgConnections:
         pool = self._pools.get(org)
         if pool is None:
             client = guarded_client(self._policy, max_connections=self._at_once)
-            pool = self._pools[org] = _Pool(client, asyncio.Semaphore(self._at_once))
+            pool = self._pools[org] = _Pool(client)
         pool.users += 1
         try:
             await self._close_idle()
-            async with pool.free:
+            async with self._calls.hold(org):
                 yield pool.client
         finally:
             pool.users -= 1
