@@ -14,6 +14,7 @@ from typing import Any
 
 import typer
 
+from synth import synthd
 from synth.cli.app import app
 from synth.events.catalogue import CATALOGUE
 
@@ -140,9 +141,9 @@ def _defined(file: Path) -> frozenset[str]:
 
 
 @cache
-def command_line() -> Any:
-    """The program as one command of click; it takes a third of a second to build."""
-    return typer.main.get_command(app)
+def command_line(program: str) -> Any:
+    """`synthctl` or `synthd` as one command of click; it takes a third of a second to build."""
+    return typer.main.get_command(app) if program == "synthctl" else synthd.build("")
 
 
 def python_files(*folders: str) -> list[Path]:

@@ -84,23 +84,24 @@ def unknown_identifiers(text: str) -> list[str]:
 
 
 def unknown_commands(text: str) -> list[str]:
-    """Quoted commands, `make …` and `synthctl …`, that do not exist, or lack an option that is named."""
+    """Quoted commands, `make …`, `synthctl …` and `synthd …`, that do not exist, or lack an option that is named."""
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     missing: list[str] = []
     for code in quoted(text):
         if (made := re.match(r"make ([a-z][\w-]*)", code)) and made[1] not in targets:
             missing.append(code)
-        if code.startswith("synthctl ") and not _is_command(shlex.split(code)[1:]):
+        if code.startswith(("synthctl ", "synthd ")) and not _is_command(*shlex.split(code)):
             missing.append(code)
     return missing
 
 
-def _is_command(words: list[str]) -> bool:
-    command = command_line()
+def _is_command(program: str, *words: str) -> bool:
+    command = command_line(program)
     rest = iter(words)
     while hasattr(command, "commands"):
         word = next(rest, None)
-        if word is None or word in ("…", "..."):
+        # In capitals: any of them.
+        if word is None or word in ("…", "...") or word.isupper():
             return True
         if word not in command.commands:
             return False
@@ -217,6 +218,7 @@ def test_a_sound_citation_in_prose_is_left_alone(line: str):
         (unknown_commands, "`make no-such`", "`make lint`"),
         (unknown_commands, "`synthctl jobs vanish JOB`", "`synthctl jobs …` and `synthctl jobs pause JOB`"),
         (unknown_commands, "`synthctl up --no-such`", "`synthctl up --detach`"),
+        (unknown_commands, "`synthd bus vanish`", "`synthd bus …` and `synthd NAME`"),
     ],
 )
 def test_a_stale_name_in_a_page_is_found(finds: Any, stale: str, sound: str):

@@ -45,14 +45,13 @@ def shell_lines() -> Iterator[tuple[str, str]]:
                 yield name(page), line.partition("  #")[0].strip()
 
 
-def synthctl_commands() -> list[tuple[str, list[str]]]:
+def documented_commands() -> list[tuple[str, list[str]]]:
     found: list[tuple[str, list[str]]] = []
     for page, line in shell_lines():
         inner = re.search(r"\$\((synthctl .*?)( \||\))", line)
         command = inner[1] if inner else line
-        if command.startswith("synthctl "):
-            words = shlex.split(re.split(r" [|>] ", command)[0])
-            found.append((page, words[1:]))
+        if command.startswith(("synthctl ", "synthd ")):
+            found.append((page, shlex.split(re.split(r" [|>] ", command)[0])))
     return found
 
 
@@ -68,11 +67,11 @@ def test_every_link_leads_somewhere(page: Path):
 
 
 @pytest.mark.parametrize(
-    ("page", "words"), synthctl_commands(), ids=lambda v: " ".join(v) if isinstance(v, list) else v
+    ("page", "words"), documented_commands(), ids=lambda v: " ".join(v) if isinstance(v, list) else v
 )
-def test_every_synthctl_command_exists_with_its_options(page: str, words: list[str]):
-    command = command_line()
-    rest = [*words]
+def test_every_command_exists_with_its_options(page: str, words: list[str]):
+    program, *rest = words
+    command = command_line(program)
     while hasattr(command, "commands"):
         # `synthctl eval FILE` is `synthctl eval run FILE`.
         name_given = rest.pop(0) if rest[0] in command.commands else "run"

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from contracts.memory_tables import CARDS, SHARE
-from synth.cli.job_files import Flags, LenientRegistry, read_config, validate_text
+from synth.cli.jobs.files import Flags, LenientRegistry, read_config, validate_text
 from synth.jobs.plan import JobPlan
 from synth.jobs.resolve.job import ValidationReport
 from synth.jobs.resolved import RlJob, SftJob
