@@ -34,14 +34,13 @@ from synth.runtime import logs
 from synth.runtime.off_loop import OffLoop
 from synth.taskapp.env_names import wrong_env_name
 from synth.verifier.files import ReadyFile, look_at_file, wait_for_file
-from synth.verifier.image_processor import processor_problems
 from synth.verifier.judges import judges_refused, rubric_lacks, seed_of_rubric
 from synth.verifier.keyed_task_app import KeyedTaskApp
+from synth.verifier.models import find_teacher, processor_problems
 from synth.verifier.rendering import NotRenderedInTime, Rendering
 from synth.verifier.settings import VerifierSettings
 from synth.verifier.task_app import TaskAppCheck, VerifiedTaskApp
 from synth.verifier.tasks import first_tasks
-from synth.verifier.teacher import find_teacher
 from synth.verifier.withdrawals import Withdrawals
 
 log = logs.get("verifier")

@@ -35,7 +35,7 @@ Treatment = Literal["honoured", "refused", "ignored", "taken"]
 #: Characters of a call's arguments that are read for a warning. Longer ones are read once their values are counted.
 _MOST_READ = 64 << 10
 #: How many keys a reply names; of the others it has the number.
-_NAMED = 20
+MOST_NAMED = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +171,7 @@ def unread_keys(parts: Iterable[Part], tables: Tables = ANNOTATIONS) -> list[Unr
     """
     unread, more = dict[tuple[object, str], UnreadKey](), 0
     for key, entry in itertools.chain.from_iterable(_unread(*part, tables) for part in parts):
-        if key not in unread and len(unread) < _NAMED:
+        if key not in unread and len(unread) < MOST_NAMED:
             unread[key] = entry()
         elif key not in unread:
             more += 1

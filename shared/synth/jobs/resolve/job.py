@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Required, TypedDict, Unpack
 
 from synth.errors import Problem, UserError
 from synth.jobs.job_data import job_to_data
@@ -42,41 +42,34 @@ class ValidationReport:
     keys: dict[str, str] = field(default_factory=dict[str, str])
 
 
-def validate_job(
-    document: Document,
-    *,
-    overrides: Overrides,
-    registry: Registry,
-    kind: Kind | None = None,
-    uploaded: bool = True,
-    python_graders: bool = True,
-) -> ValidationReport:
-    """Check and resolve a job file in one pass: every problem and every warning is reported.
+class ResolveOptions(TypedDict, total=False):
+    """How a job file is resolved.
 
     kind: of the job, if its sender named it. uploaded: False before the upload, when a dataset may still be a path
     rather than a file id. python_graders: whether graders of type `python` are run; if not, they are refused unread.
     """
+
+    overrides: Required[Overrides]
+    registry: Required[Registry]
+    kind: Kind | None
+    uploaded: bool
+    python_graders: bool
+
+
+def validate_job(document: Document, **options: Unpack[ResolveOptions]) -> ValidationReport:
+    """Check and resolve a job file in one pass: every problem and every warning is reported."""
+    kind = options.get("kind")
     parsed, problems = parse_leniently(document, kind=kind)
     if parsed is None:
         return ValidationReport(kind, None, in_file_order(problems))
-    context = ResolveContext.of(parsed, overrides, registry, python_graders=python_graders)
-    return _report(parsed, problems, context, uploaded=uploaded)
+    python = options.get("python_graders", True)
+    context = ResolveContext.of(parsed, options["overrides"], options["registry"], python_graders=python)
+    return _report(parsed, problems, context, uploaded=options.get("uploaded", True))
 
 
-def resolve_job(
-    document: Document,
-    *,
-    overrides: Overrides,
-    registry: Registry,
-    kind: Kind | None = None,
-    uploaded: bool = True,
-    python_graders: bool = True,
-) -> ResolvedJob:
+def resolve_job(document: Document, **options: Unpack[ResolveOptions]) -> ResolvedJob:
     """Resolve a job as `validate_job` does. Raises UserError with every problem."""
-    report = validate_job(
-        document, overrides=overrides, registry=registry, kind=kind, uploaded=uploaded, python_graders=python_graders
-    )
-    return require_job(report, document)
+    return require_job(validate_job(document, **options), document)
 
 
 def require_job(report: ValidationReport, document: Document) -> ResolvedJob:

@@ -10,7 +10,7 @@ from typing import Any
 from synth.chat.messages import Message
 from synth.errors import Problem, UserError
 from synth.inference.api.errors import renamed
-from synth.inference.api.keys import Part, UnreadKey, unread_keys
+from synth.inference.api.keys import MOST_NAMED, Part, UnreadKey, unread_keys
 from synth.inference.api.requests import ChatRequest, decode_json, read_request, typed
 from synth.inference.api.responses.fields import (
     AS_IN_CHATS,
@@ -41,8 +41,6 @@ _CHAT_NAMES = re.compile(
 )
 #: Tools of the server's own that Codex offers with every call, so that their refusal would refuse Codex.
 _SEARCH_PREFIX = "web_search"
-#: How many fields without effect, or not served, are named.
-_NAMED = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,11 +124,11 @@ def decode_responses(body: bytes, kept: ResponseLog | None) -> ResponsesCall:
 
 def _first(keys: list[UnreadKey]) -> list[UnreadKey]:
     """Return the first keys, and one that counts the others: a body may have thousands."""
-    more = len(keys) - _NAMED
+    more = len(keys) - MOST_NAMED
     if more <= 0:
         return keys
     problem = Problem(what=f"{more} more such fields", where="body")
-    return [*keys[:_NAMED], UnreadKey(problem, f"{more} more fields have no effect")]
+    return [*keys[:MOST_NAMED], UnreadKey(problem, f"{more} more fields have no effect")]
 
 
 def _earlier(call: ResponsesRequest, kept: ResponseLog | None) -> list[Message]:

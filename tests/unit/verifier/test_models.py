@@ -11,7 +11,7 @@ import pytest
 from synth.jobs.parse.toml import read_toml
 from synth.jobs.resolve.job import Overrides, resolve_job
 from synth.models import Registry
-from synth.verifier.image_processor import processor_problems
+from synth.verifier.models import processor_problems
 
 SETTINGS: dict[str, Any] = {"patch_size": 16, "merge_size": 2, "size": {"shortest_edge": 1024, "longest_edge": 4096}}
 

@@ -1,13 +1,34 @@
-"""Whether a job's image processor is the one that its model's trainer and engines use."""
+"""Check the models that a job names beside its base: its teacher, and the one whose image processor it uses."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
+
+from synth.bus.connection import Connection
+from synth.bus.history.model_refs import find_model
 from synth.errors import Problem, UserError
-from synth.jobs.resolved import Job
+from synth.events import ModelRef
+from synth.jobs.resolved import Job, RlJob
 from synth.models import Registry
 from synth.models.folder import processor_settings
+
+
+async def find_teacher(
+    bus: Connection, org: str, job: Job, registry: Registry, *, where: str, for_job: str | None = None
+) -> ModelRef | None:
+    """Return the teacher's reference; None if the job has none. Raises `UserError`.
+
+    where: the field that an error names. for_job: the job whose teacher it is, if the job has been submitted.
+    """
+    distillation = job.distillation if isinstance(job, RlJob) else None
+    if distillation is None:
+        return None
+    try:
+        return await find_model(bus, org, distillation.teacher, registry, for_job=for_job)
+    except UserError as error:
+        raise UserError([msgspec.structs.replace(problem, where=where) for problem in error.problems]) from error
 
 
 def processor_problems(job: Job, registry: Registry, *, where: str) -> list[Problem]:
