@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from synth.cli.config import ConfigValue
-from synth.cli.job_files import Flags, LenientRegistry, validate_text
+from synth.cli.jobs.files import Flags, LenientRegistry, validate_text
 from synth.errors import Problem, UserError
 from synth.jobs.parse.kinds import recognise_non_job
 from synth.jobs.parse.toml import read_toml

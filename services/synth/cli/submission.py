@@ -15,8 +15,8 @@ from synth.cli.api.client import Client
 from synth.cli.api.task_app import TaskAppConnection, TaskAppError, require_address, turns_of
 from synth.cli.config import Config, ConfigValue
 from synth.cli.connections.known_origins import confirm, remember
-from synth.cli.job_files import Flags, LenientRegistry, validate_text
-from synth.cli.job_text.set_values import set_values
+from synth.cli.jobs.files import Flags, LenientRegistry, validate_text
+from synth.cli.jobs.set_values import set_values
 from synth.cli.task_apps.preflight import preflight
 from synth.cli.transfer.upload import upload_ready
 from synth.cli.tui import output

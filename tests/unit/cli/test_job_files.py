@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from synth.cli.config import ConfigValue
-from synth.cli.job_files import Flags, LenientRegistry, validate_text
+from synth.cli.jobs.files import Flags, LenientRegistry, validate_text
 from synth.cli.tui.explain import SettingsTable, settings_of
 from tests.unit.cli.backend import Answer, backend_that
 from tests.unit.cli.test_command_line import synthctl

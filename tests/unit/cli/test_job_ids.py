@@ -6,7 +6,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from synth.cli.job_ids import find_job_id
+from synth.cli.jobs.ids import find_job_id
 from synth.console.errors import NotFound, UsageProblem
 from tests.unit.cli.backend import Answer, Request, backend_that, job_body
 

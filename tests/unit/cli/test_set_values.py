@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from synth.cli.job_text.set_values import parse_setting, parse_tag, set_values
+from synth.cli.jobs.set_values import parse_setting, parse_tag, set_values
 from synth.console.errors import UsageProblem
 from tests.unit.cli.test_command_line import synthctl
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from synth.cli.job_files import Flags, LenientRegistry, validate_text
-from synth.cli.job_text.starter import ModelFacts, model_facts, starter
+from synth.cli.jobs.files import Flags, LenientRegistry, validate_text
+from synth.cli.jobs.starter import ModelFacts, model_facts, starter
 from synth.jobs.resolved import Job, RlJob, SftJob
 
 TOY = ModelFacts("tiny", trained=False, parameters=1_000_000, context=256)

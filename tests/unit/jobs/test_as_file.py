@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from synth.cli.job_text.resolved import job_text
+from synth.cli.jobs.resolved import job_text
 from synth.jobs.as_file import job_file
 from synth.jobs.parse.toml import Document, read_data, read_toml
 from synth.jobs.resolve.job import Overrides, resolve_job, validate_job

@@ -47,7 +47,7 @@ SHOWING = (
     "shared/synth/jobs/parse/",
     "services/synth/cli/tui/",
 )
-SHOWING += ("shared/synth/jobs/as_file.py", "services/synth/cli/comparison", "services/synth/cli/job_text")
+SHOWING += ("shared/synth/jobs/as_file.py", "services/synth/cli/comparison", "services/synth/cli/jobs")
 #: The trainer is given the fields that its configuration has too, by their names.
 GIVEN_TO_THE_TRAINER = {
     field.name for config in (RlTrainConfig, SftTrainConfig) for field in msgspec.structs.fields(config)

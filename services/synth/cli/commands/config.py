@@ -18,8 +18,8 @@ from synth.console.errors import CliError, ExitCode, UsageProblem
 if TYPE_CHECKING:
     from synth.cli.checking.cluster import AskedCluster
     from synth.cli.config import Config, ConfigValue
-    from synth.cli.job_files import Flags
-    from synth.cli.job_text.starter import ModelFacts
+    from synth.cli.jobs.files import Flags
+    from synth.cli.jobs.starter import ModelFacts
     from synth.cli.tui.explain import CheckReport
 
 app = typer.Typer(no_args_is_help=True, help="Check, explain and begin job files.")
@@ -172,7 +172,7 @@ def init(
     The size is read from the model's folder on this machine, or known from a hosted id; for any other model, the
     values fit a model of a few billion parameters.
     """
-    from synth.cli.job_text.starter import starter
+    from synth.cli.jobs.starter import starter
 
     if vision and kind is Starter.DPO:
         raise UsageProblem("there is no DPO of images", expected="rl, sft or eval with --vision")
@@ -199,7 +199,7 @@ def init(
 def _starting_model(ctx: typer.Context, named: str | None, models_dir: Path, *, vision: bool) -> ModelFacts | None:
     """Return the model of a new job file: the named one, else a base that the cluster has; None if unknown."""
     from synth.cli.checking.cluster import open_cluster
-    from synth.cli.job_text.starter import model_facts
+    from synth.cli.jobs.starter import model_facts
 
     with open_cluster(load_config(ctx)) as cluster:
         models = [] if cluster.client is None else cluster.client.models()
@@ -227,8 +227,8 @@ def _flags(
     seed: int | None = None,
     examples: int | None = None,
 ) -> Flags:
-    from synth.cli.job_files import Flags
-    from synth.cli.job_text.set_values import settings_of_flags
+    from synth.cli.jobs.files import Flags
+    from synth.cli.jobs.set_values import settings_of_flags
     from synth.cli.submission import task_app_address
 
     return Flags(
@@ -272,7 +272,7 @@ def _ask_task_app(address: ConfigValue, settings: Config, *, trusted: bool) -> _
 
 def _check_file(file: Path, flags: Flags, models_dir: Path, cluster: AskedCluster, app: _TaskApp | None) -> CheckReport:
     from synth.cli.checking.job_file import check
-    from synth.cli.job_files import name_of
+    from synth.cli.jobs.files import name_of
     from synth.cli.tui.explain import CheckReport, summary
     from synth.errors import UserError
     from synth.jobs.resolved import EvalJob, RlJob

@@ -138,8 +138,8 @@ def submit(
     """
     from synth.cli.checking.cluster import AskedCluster
     from synth.cli.checking.job_file import require_fit
-    from synth.cli.job_files import Flags, name_of, read_config
-    from synth.cli.job_text.set_values import settings_of_flags
+    from synth.cli.jobs.files import Flags, name_of, read_config
+    from synth.cli.jobs.set_values import settings_of_flags
     from synth.cli.submission import (
         cancelled_if_left,
         check_locally,

@@ -7,8 +7,7 @@ is identified by its pid and its start time, so that a reused pid is never taken
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import msgspec
@@ -90,27 +89,19 @@ class StateFile:
         """Replace the file; a reader sees the old one or the new one."""
         write_state(self.path, state)
 
-    @contextmanager
-    def locked(self) -> Iterator[None]:
-        """Hold the lock for starting and stopping processes here; the kernel frees it when this process ends.
+    def locked(self) -> AbstractContextManager[None]:
+        """Hold the lock for starting and stopping processes here. Raises `CliError` naming the cluster that runs."""
+        return locked(self._lock_path, self._running)
 
-        Raises `CliError` naming the cluster that runs.
-        """
-        # Datasets, models and rollouts of every organisation are below it.
-        self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with ExitStack() as stack:
-            try:
-                stack.enter_context(locked(self._lock_path))
-            except BlockingIOError as error:
-                state = self.read()
-                pid = state.supervisor_pid if state else None
-                url = f" at {state.url}" if state and state.url else ""
-                raise CliError(
-                    f"a cluster is already running here{url} (supervisor pid {pid})",
-                    fix="use it, or end it with: synthctl down",
-                    where=str(self.path.parent),
-                ) from error
-            yield
+    def _running(self) -> CliError:
+        state = self.read()
+        pid = state.supervisor_pid if state else None
+        url = f" at {state.url}" if state and state.url else ""
+        return CliError(
+            f"a cluster is already running here{url} (supervisor pid {pid})",
+            fix="use it, or end it with: synthctl down",
+            where=str(self.path.parent),
+        )
 
 
 def end_leftovers(state: ClusterState, *, grace: float = 10.0) -> list[str]:

@@ -10,6 +10,7 @@ import os
 import signal
 import time
 from dataclasses import dataclass, field
+from typing import NoReturn
 
 import httpx
 
@@ -163,16 +164,25 @@ class Supervisor:
             raise CliError(what, fix=f"its log ends with: {why}", where=str(log))
         return True
 
-    async def _keep_erasing(self) -> None:
-        """Erase the events of what is deleted, until the stop."""
-        # Imported here: whoever looks at a cluster needs no client of its bus.
-        from synth.local.cluster.eraser import erase_deleted
+    async def _keep_erasing(self) -> NoReturn:
+        """Erase the events of deleted jobs and files, until the stop."""
+        # Imported here: to look at a cluster needs no client of its bus.
+        from synth.blobs import BlobStore
+        from synth.erasure.sweep import Sweeper
+        from synth.local.cluster.backup import connect_as_bus
+        from synth.runtime import logs
 
+        # The supervisor shows the user what happens. Only errors are logged here.
+        logs.configure("sweep", level="error")
         while True:
             try:
-                await erase_deleted(self.state, self.plan.blobs)
+                bus = await connect_as_bus(self.state, self.plan.nats.port)
+                try:
+                    await Sweeper(bus, BlobStore.open(f"file:{self.plan.blobs}")).run()
+                finally:
+                    await bus.close()
             except Exception as error:  # noqa: BLE001 - whatever it is, the services go on without it
-                self.report(f"what is deleted cannot be erased now: {error!r}")
+                self.report(f"deleted jobs and files cannot be erased now: {error!r}")
                 await asyncio.sleep(_ERASE_AGAIN_S)
 
     async def _drain(self) -> None:

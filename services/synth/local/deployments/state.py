@@ -6,8 +6,7 @@ that gave it, with its keys, so only the owner can read its file, and the superv
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Literal
 from urllib.parse import quote, unquote
@@ -124,18 +123,12 @@ class Deployment:
         """Take back an order that nobody took."""
         self._order.unlink(missing_ok=True)
 
-    @contextmanager
     def locked(
-        self, name: str = "command", *, else_say: str = "another command changes this deployment"
-    ) -> Iterator[None]:
-        """Hold a lock, which the kernel frees when this process ends. Raises `CliError` where another one holds it."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        with ExitStack() as stack:
-            try:
-                stack.enter_context(locked(self.folder / f"{name}.lock"))
-            except BlockingIOError as error:
-                raise CliError(else_say, fix="try again when it has ended", where=self.id) from error
-            yield
+        self, name: str = "command", *, busy: str = "another command changes this deployment"
+    ) -> AbstractContextManager[None]:
+        """Hold a lock of the deployment. Raises `CliError` if another process holds it."""
+        fix = "try again when it has ended"
+        return locked(self.folder / f"{name}.lock", lambda: CliError(busy, fix=fix, where=self.id))
 
 
 def find_deployments(data: Path) -> list[tuple[Deployment, DeploymentState]]:

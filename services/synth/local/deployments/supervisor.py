@@ -226,7 +226,7 @@ def main() -> int:
     """Run the deployment whose order was left."""
     files = Deployment(Path(sys.argv[1]), sys.argv[2])
     try:
-        with files.locked("supervisor", else_say="a supervisor of this deployment runs already"):
+        with files.locked("supervisor", busy="a supervisor of this deployment runs already"):
             return asyncio.run(_run(files))
     except CliError as error:
         report(str(error))

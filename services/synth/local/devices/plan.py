@@ -1,4 +1,4 @@
-"""Decides which device each process computes on, from an inventory and the user's wishes alone: a pure function.
+"""Decides which device each process computes on, from an inventory and the user's options alone: a pure function.
 
 The rules, in order:
 
@@ -24,7 +24,7 @@ import msgspec
 
 from synth.console.errors import CliError
 from synth.local.devices.inventory import Gpu, Inventory
-from synth.local.devices.wishes import Wishes
+from synth.local.devices.options import DeviceOptions
 
 EngineName = Literal["transformers", "vllm"]
 
@@ -110,22 +110,22 @@ class DevicePlan(msgspec.Struct, frozen=True, kw_only=True):
         return env | _visible([*own.gpus, *([own.reference] if own.reference is not None else [])])
 
 
-def plan_devices(inventory: Inventory, wishes: Wishes) -> DevicePlan:
-    """Return this machine's plan. Raises `CliError`, which names the flag or setting, for wishes it cannot meet."""
+def plan_devices(inventory: Inventory, options: DeviceOptions) -> DevicePlan:
+    """Return this machine's plan. Raises `CliError`, which names the flag or setting, for options it cannot meet."""
     gpus, why_none = _usable_gpus(inventory)
-    if wishes.device == "cpu":
-        if wishes.flags:
+    if options.device == "cpu":
+        if options.flags:
             raise _refusal(
-                "SYNTH_DEVICE=cpu leaves no GPU to share out", "unset SYNTH_DEVICE, or leave the flags out", wishes
+                "SYNTH_DEVICE=cpu leaves no GPU to share out", "unset SYNTH_DEVICE, or leave the flags out", options
             )
-        return _on_cpu(inventory, wishes, ["SYNTH_DEVICE=cpu: training and inference compute on the CPU"])
+        return _on_cpu(inventory, options, ["SYNTH_DEVICE=cpu: training and inference compute on the CPU"])
     if not gpus:
-        if wishes.flags or wishes.device == "cuda":
-            raise _refusal(why_none[0], why_none[1] or "leave it out: the cluster then computes on the CPU", wishes)
+        if options.flags or options.device == "cuda":
+            raise _refusal(why_none[0], why_none[1] or "leave it out: the cluster then computes on the CPU", options)
         note = f"{why_none[0]}: training and inference compute on {_cpus(inventory)}"
-        return _on_cpu(inventory, wishes, [note, *([why_none[1]] if why_none[1] else [])])
+        return _on_cpu(inventory, options, [note, *([why_none[1]] if why_none[1] else [])])
     free = [gpu for gpu in gpus if not _is_busy(gpu)]
-    if wishes.device == "cuda" and not free:
+    if options.device == "cuda" and not free:
         free = gpus
     if not free:
         raise CliError(
@@ -135,23 +135,23 @@ def plan_devices(inventory: Inventory, wishes: Wishes) -> DevicePlan:
             where="up",
         )
     notes = [f"{_busy(gpu)}: left alone" for gpu in gpus if gpu not in free]
-    serving, training, reference = _divide(free, wishes, notes)
+    serving, training, reference = _divide(free, options, notes)
     shared = serving == training
     if shared:
         notes.append(f"training and inference take turns at {serving[0].label}")
     unused = [gpu.id for gpu in free if gpu not in (*serving, *training, reference)]
     if unused:
         notes.append(f"GPU {', '.join(unused)} is not used: the flags say so")
-    engine = _engine(inventory, wishes, serving, notes)
+    engine = _engine(inventory, options, serving, notes)
     return DevicePlan(
         trainer=TrainerPlan(
             gpus=tuple(training),
             reference=reference,
-            dtype=_training_dtype(training, wishes),
-            deterministic=bool(wishes.deterministic),
+            dtype=_training_dtype(training, options),
+            deterministic=bool(options.deterministic),
         ),
         inference=tuple(
-            InferencePlan(gpu=gpu, dtype=wishes.engine_dtype or ("bf16" if _has_bf16(gpu) else "fp32"))
+            InferencePlan(gpu=gpu, dtype=options.engine_dtype or ("bf16" if _has_bf16(gpu) else "fp32"))
             for gpu in serving
         ),
         engine=engine,
@@ -186,28 +186,28 @@ def _usable_gpus(inventory: Inventory) -> tuple[list[Gpu], tuple[str, str]]:
     return usable, ("", "")
 
 
-def _on_cpu(inventory: Inventory, wishes: Wishes, notes: list[str]) -> DevicePlan:
-    if wishes.engine == "vllm" and inventory.vllm == "cuda":
+def _on_cpu(inventory: Inventory, options: DeviceOptions, notes: list[str]) -> DevicePlan:
+    if options.engine == "vllm" and inventory.vllm == "cuda":
         raise CliError(
             "the vLLM of .venv-vllm is a build for CUDA, and the cluster computes on the CPU",
             expected="a build for CPUs",
             fix="leave --engine out; or install vLLM again: rm -r .venv-vllm && make install-vllm VLLM=cpu",
             where="--engine vllm",
         )
-    if wishes.dtype == "bf16":
+    if options.dtype == "bf16":
         # bfloat16 is slow on a CPU, but the user's setting overrides the plan.
         notes = [*notes, "SYNTH_DTYPE=bf16 on a CPU is slow"]
     return DevicePlan(
-        trainer=TrainerPlan(dtype=wishes.dtype or "fp32", deterministic=wishes.deterministic is not False),
-        inference=(InferencePlan(dtype=wishes.engine_dtype),),
-        engine=wishes.engine or "transformers",
+        trainer=TrainerPlan(dtype=options.dtype or "fp32", deterministic=options.deterministic is not False),
+        inference=(InferencePlan(dtype=options.engine_dtype),),
+        engine=options.engine or "transformers",
         notes=tuple(notes),
     )
 
 
-def _divide(free: list[Gpu], wishes: Wishes, notes: list[str]) -> tuple[list[Gpu], list[Gpu], Gpu | None]:
+def _divide(free: list[Gpu], options: DeviceOptions, notes: list[str]) -> tuple[list[Gpu], list[Gpu], Gpu | None]:
     """Divide the GPUs: for serving, for training, and for a reference model. Equal lists: one GPU, by turns."""
-    have, vllm, training, ref = len(free), wishes.gpus_for_vllm, wishes.gpus_for_training, wishes.gpus_for_ref or 0
+    have, vllm, training, ref = len(free), options.gpus_for_vllm, options.gpus_for_training, options.gpus_for_ref or 0
     if have == 1 and not ref and (vllm is None or training is None) and max(vllm or 1, training or 1) == 1:
         return free, free, None
     # The largest first; of equals the last, so that inference has the lower numbers.
@@ -234,7 +234,7 @@ def _divide(free: list[Gpu], wishes: Wishes, notes: list[str]) -> tuple[list[Gpu
             f"{have} GPU{'s' if have > 1 else ''} cannot be divided into {split}",
             expected="at least one each for inference and training, and no more than there are",
             fix=fix,
-            where=wishes.flags or "up",
+            where=options.flags or "up",
         )
     trains = ranked[:training]
     if len({_kind(gpu) for gpu in trains}) > 1:
@@ -243,9 +243,9 @@ def _divide(free: list[Gpu], wishes: Wishes, notes: list[str]) -> tuple[list[Gpu
     return rest[:vllm], [gpu for gpu in free if gpu in trains], rest[vllm] if ref else None
 
 
-def _engine(inventory: Inventory, wishes: Wishes, serving: list[Gpu], notes: list[str]) -> EngineName:
+def _engine(inventory: Inventory, options: DeviceOptions, serving: list[Gpu], notes: list[str]) -> EngineName:
     old = [gpu for gpu in serving if gpu.capability is not None and gpu.capability < _VLLM_FROM]
-    if wishes.engine == "vllm":
+    if options.engine == "vllm":
         if inventory.vllm == "cpu":
             raise CliError(
                 "the vLLM of .venv-vllm is a build for CPUs, and inference has a GPU",
@@ -261,8 +261,8 @@ def _engine(inventory: Inventory, wishes: Wishes, serving: list[Gpu], notes: lis
                 where="--engine vllm",
             )
         return "vllm"
-    if wishes.engine:
-        return wishes.engine
+    if options.engine:
+        return options.engine
     if inventory.vllm == "cuda" and not old:
         return "vllm"
     if old:
@@ -276,16 +276,16 @@ def _engine(inventory: Inventory, wishes: Wishes, serving: list[Gpu], notes: lis
     return "transformers"
 
 
-def _training_dtype(training: list[Gpu], wishes: Wishes) -> Literal["fp32", "bf16"]:
+def _training_dtype(training: list[Gpu], options: DeviceOptions) -> Literal["fp32", "bf16"]:
     old = [gpu for gpu in training if not _has_bf16(gpu)]
-    if wishes.dtype == "bf16" and old:
+    if options.dtype == "bf16" and old:
         raise CliError(
             f"{old[0].label} has no bfloat16: its capability is {_version(old[0].capability)}",
             expected=f"{_version(_BF16_FROM)} or more",
             fix="unset SYNTH_DTYPE, or set it to fp32",
             where="SYNTH_DTYPE",
         )
-    return wishes.dtype or ("fp32" if old else "bf16")
+    return options.dtype or ("fp32" if old else "bf16")
 
 
 def _has_bf16(gpu: Gpu) -> bool:
@@ -322,6 +322,6 @@ def _version(capability: tuple[int, int] | None) -> str:
     return "unknown" if capability is None else f"{capability[0]}.{capability[1]}"
 
 
-def _refusal(what: str, fix: str, wishes: Wishes) -> CliError:
-    where = wishes.flags or "SYNTH_DEVICE=cuda"
+def _refusal(what: str, fix: str, options: DeviceOptions) -> CliError:
+    where = options.flags or "SYNTH_DEVICE=cuda"
     return CliError(what, expected="a GPU that torch can use", fix=fix, where=where)

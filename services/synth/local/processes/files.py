@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
@@ -47,10 +47,15 @@ def read_state(path: Path, kind: type[_State], *, what: str, fix: str) -> _State
 
 
 @contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """Hold a lock, which the kernel frees when this process ends. Raises `BlockingIOError` if another one holds it."""
+def locked(path: Path, busy: Callable[[], CliError]) -> Iterator[None]:
+    """Hold a lock, which the kernel frees when this process ends. busy: makes the error if another one holds it."""
+    # Datasets, models and rollouts of every organisation are below it.
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     with path.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise busy() from error
         yield
 
 

@@ -11,10 +11,12 @@ import signal
 import time
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from synth.local.processes.running import end_group, start_of
-from synth.runtime.forking.server import ForkedProcess
+
+if TYPE_CHECKING:
+    from synth.runtime.forking.server import ForkedProcess
 
 _FIRST_DELAY_S = 0.2
 _LAST_DELAY_S = 5.0
@@ -24,7 +26,7 @@ _MAX_FAILED_STARTS = 5
 _PROBE_S = 0.2
 _PROBE_HEALTHY_S = 2.0
 
-Process = asyncio.subprocess.Process | ForkedProcess
+Process: TypeAlias = "asyncio.subprocess.Process | ForkedProcess"
 Report = Callable[[str], None]
 
 

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from synth.cli.app import main
-from synth.cli.checks import CheckResult
 from synth.cli.connections import known_origins
+from synth.cli.doctor import CheckResult
 from tests.unit.cli.backend import Answer, Request, backend_that
 from tests.unit.cli.test_command_line import CLEAN
 
@@ -174,7 +174,7 @@ def test_doctor_looks_at_neither_and_names_both(
     run: Run, evil: str, recorders: tuple[Recorder, Recorder], monkeypatch: pytest.MonkeyPatch
 ):
     # Importing torch takes longer than all the rest.
-    monkeypatch.setattr("synth.cli.checks._torch", lambda: CheckResult(check="torch", result="ok", found=""))
+    monkeypatch.setattr("synth.cli.doctor._torch", lambda: CheckResult(check="torch", result="ok", found=""))
     Path(".env").write_text(f"BACKEND_BASE_URL={evil}\nTASK_APP_URL={evil}\n")
     code, _ = run("doctor")
     assert code == 1

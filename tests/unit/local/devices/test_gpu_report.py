@@ -18,9 +18,9 @@ from synth.local.cluster.gpu_report import planned_gpus, report_gpus, turn_file
 from synth.local.cluster.state import ClusterState, ProcessState, StateFile
 from synth.local.devices import probe
 from synth.local.devices.inventory import Gpu, GpuProcess, Inventory
+from synth.local.devices.options import DeviceOptions
 from synth.local.devices.plan import plan_devices
 from synth.local.devices.probe import GpuList
-from synth.local.devices.wishes import Wishes
 from synth.runtime.device_turn import DeviceTurn
 from tests.unit.local.devices.machines import h100, machine
 from tests.unit.local.devices.nvidia_smi import H100S, HUNG, RTX_4090
@@ -35,10 +35,10 @@ def engine() -> Iterator[subprocess.Popen[bytes]]:
     process.wait()
 
 
-def running(inventory: Inventory, wishes: Wishes | None = None) -> ClusterState:
+def running(inventory: Inventory, options: DeviceOptions | None = None) -> ClusterState:
     """A cluster on this machine, whose one process is that of the test."""
     mine = ProcessState(name="inference", port=1, pid=os.getpid(), started=psutil.Process().create_time())
-    return ClusterState(devices=plan_devices(inventory, wishes or Wishes()), processes=[mine])
+    return ClusterState(devices=plan_devices(inventory, options or DeviceOptions()), processes=[mine])
 
 
 def holders(state: ClusterState | None, data: Path, inventory: Inventory) -> list[str]:
@@ -56,7 +56,7 @@ def test_without_a_cluster_a_gpu_is_free_or_anothers(tmp_path: Path) -> None:
 
 def test_each_gpu_of_a_cluster_is_named_with_the_process_that_has_it(tmp_path: Path) -> None:
     eight = machine(*map(h100, range(8)))
-    state = running(eight, Wishes(gpus_for_vllm=2, gpus_for_training=4, gpus_for_ref=1))
+    state = running(eight, DeviceOptions(gpus_for_vllm=2, gpus_for_training=4, gpus_for_ref=1))
     assert holders(state, tmp_path, eight) == [
         "inference",
         "inference-1",
@@ -90,9 +90,9 @@ def test_a_shared_gpu_is_whoevers_turn_it_is(tmp_path: Path, who: str, said: str
 
 def test_up_names_each_gpu_of_its_plan_once_and_leaves_the_others_out() -> None:
     four = machine(*map(h100, range(4)))
-    given = planned_gpus(plan_devices(four, Wishes(gpus_for_vllm=1, gpus_for_training=2)))
+    given = planned_gpus(plan_devices(four, DeviceOptions(gpus_for_vllm=1, gpus_for_training=2)))
     assert [(gpu.id, gpu.holder) for gpu in given] == [("0", "inference"), ("2", "trainer"), ("3", "trainer")]
-    (shared,) = planned_gpus(plan_devices(machine(h100(0)), Wishes()))
+    (shared,) = planned_gpus(plan_devices(machine(h100(0)), DeviceOptions()))
     assert (shared.holder, shared.memory) == ("shared: trainer, inference", "0.4/79.6 GiB")
 
 

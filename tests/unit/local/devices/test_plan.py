@@ -8,8 +8,8 @@ import pytest
 
 from synth.console.errors import CliError, UsageProblem
 from synth.local.devices.inventory import Gpu, Inventory
+from synth.local.devices.options import DeviceOptions, read_device_options
 from synth.local.devices.plan import DevicePlan, plan_devices
-from synth.local.devices.wishes import Wishes, read_wishes
 from tests.unit.local.devices.machines import (
     CPU_TORCH,
     CUDA,
@@ -81,9 +81,11 @@ TABLE: list[tuple[str, Inventory, dict[str, Any], str]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("inventory", "wishes", "expected"), [row[1:] for row in TABLE], ids=[row[0] for row in TABLE])
-def test_a_machine_has_its_plan(inventory: Inventory, wishes: dict[str, Any], expected: str) -> None:
-    assert summary(plan_devices(inventory, Wishes(**wishes))) == expected
+@pytest.mark.parametrize(
+    ("inventory", "options", "expected"), [row[1:] for row in TABLE], ids=[row[0] for row in TABLE]
+)
+def test_a_machine_has_its_plan(inventory: Inventory, options: dict[str, Any], expected: str) -> None:
+    assert summary(plan_devices(inventory, DeviceOptions(**options))) == expected
 
 
 REFUSALS: list[tuple[str, Inventory, dict[str, Any], str, str]] = [
@@ -115,13 +117,13 @@ REFUSALS: list[tuple[str, Inventory, dict[str, Any], str, str]] = [
 
 
 @pytest.mark.parametrize(
-    ("inventory", "wishes", "says", "fix"), [row[1:] for row in REFUSALS], ids=[row[0] for row in REFUSALS]
+    ("inventory", "options", "says", "fix"), [row[1:] for row in REFUSALS], ids=[row[0] for row in REFUSALS]
 )
 def test_what_cannot_be_is_refused_by_its_flag(
-    inventory: Inventory, wishes: dict[str, Any], says: str, fix: str
+    inventory: Inventory, options: dict[str, Any], says: str, fix: str
 ) -> None:
     with pytest.raises(CliError) as caught:
-        plan_devices(inventory, Wishes(**wishes))
+        plan_devices(inventory, DeviceOptions(**options))
     assert says in str(caught.value)
     assert fix in caught.value.problems[0].fix
 
@@ -140,17 +142,17 @@ def test_what_cannot_be_is_refused_by_its_flag(
     ],
 )
 def test_a_plan_says_what_the_user_should_know(inventory: Inventory, note: str) -> None:
-    assert note in "\n".join(plan_devices(inventory, Wishes()).notes)
+    assert note in "\n".join(plan_devices(inventory, DeviceOptions()).notes)
 
 
 def test_a_driver_that_torch_cannot_use_is_named() -> None:
     broken = CUDA.__class__(version="2.13.0", cuda="13.0", available=False)
-    notes = plan_devices(machine(h100(), torch=broken), Wishes()).notes
+    notes = plan_devices(machine(h100(), torch=broken), DeviceOptions()).notes
     assert "update the driver (580.65.06) to one for CUDA 13.0" in notes[1]
 
 
 def test_settings_of_the_environment_are_wishes() -> None:
     environment = {"SYNTH_DEVICE": "cuda:0", "SYNTH_DETERMINISTIC": "TRUE", "SYNTH_DTYPE": "fp32"}
-    assert read_wishes(environment) == Wishes(device="cuda", deterministic=True, dtype="fp32")
+    assert read_device_options(environment) == DeviceOptions(device="cuda", deterministic=True, dtype="fp32")
     with pytest.raises(UsageProblem, match=r"SYNTH_DTYPE: SYNTH_DTYPE is 'fp8'.*fp32, bf16"):
-        read_wishes({"SYNTH_DTYPE": "fp8"})
+        read_device_options({"SYNTH_DTYPE": "fp8"})

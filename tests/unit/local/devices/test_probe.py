@@ -13,9 +13,9 @@ from typer.testing import CliRunner
 from synth.cli.app import app
 from synth.local.devices import probe
 from synth.local.devices.inventory import Gpu
+from synth.local.devices.options import DeviceOptions
 from synth.local.devices.plan import plan_devices
 from synth.local.devices.probe import GpuList, read_gpus, read_inventory
-from synth.local.devices.wishes import Wishes
 from tests.unit.local.devices.nvidia_smi import (
     A100_MIG,
     A100_WITHOUT_SLICES,
@@ -155,7 +155,7 @@ def test_what_the_probe_finds_is_what_the_plan_decides_on(
     machine.has(smi)
     machine.monkeypatch.setattr(probe.sys, "executable", str(program(machine.folder / "python", json.dumps(_TORCH))))
     inventory = read_inventory(program(machine.folder / "vllm-python", vllm))
-    plan = plan_devices(inventory, Wishes())
+    plan = plan_devices(inventory, DeviceOptions())
     assert (plan.device, plan.engine, plan.trainer.dtype, plan.shared) == expected
 
 

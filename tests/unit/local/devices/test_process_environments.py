@@ -11,16 +11,16 @@ from synth.inference.settings import InferenceSettings
 from synth.local.cluster.plan import choose_ports, make_plan
 from synth.local.cluster.state import ClusterState
 from synth.local.devices.inventory import Inventory
+from synth.local.devices.options import DeviceOptions
 from synth.local.devices.plan import plan_devices
-from synth.local.devices.wishes import Wishes
 from synth.runtime.gpus import visible_gpus
 from synth.trainer.settings import TrainerSettings
 from synth.validator.settings import ValidatorSettings
 from tests.unit.local.devices.machines import h100, machine
 
 
-def environments(data: Path, inventory: Inventory, wishes: Wishes | None = None) -> dict[str, dict[str, str]]:
-    state = ClusterState(devices=plan_devices(inventory, wishes or Wishes()))
+def environments(data: Path, inventory: Inventory, options: DeviceOptions | None = None) -> dict[str, dict[str, str]]:
+    state = ClusterState(devices=plan_devices(inventory, options or DeviceOptions()))
     choose_ports(state, SERVICES, port=0)
     specs = make_plan(state, data, SERVICES).services
     assert len({spec.port for spec in specs if spec.name != "gateway"}) == len(specs) - 1
@@ -69,16 +69,16 @@ def test_the_settings_of_the_services_take_what_the_plan_says(tmp_path: Path, mo
 
 
 def test_a_reference_model_has_the_last_gpu_of_the_trainer(tmp_path: Path) -> None:
-    wishes = Wishes(gpus_for_training=2, gpus_for_ref=1)
-    trainer = environments(tmp_path, machine(*map(h100, range(4))), wishes)["trainer"]
+    options = DeviceOptions(gpus_for_training=2, gpus_for_ref=1)
+    trainer = environments(tmp_path, machine(*map(h100, range(4))), options)["trainer"]
     assert trainer["CUDA_VISIBLE_DEVICES"] == "2,3,1"
     assert (trainer["SYNTH_RANKS"], trainer["SYNTH_REFERENCE_DEVICE"]) == ("2", "cuda:2")
 
 
 def test_what_the_user_says_of_a_setting_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SYNTH_RANKS", "1")
-    wishes = Wishes(gpus_for_training=2, gpus_for_ref=1)
-    assert environments(tmp_path, machine(*map(h100, range(4))), wishes)["trainer"]["SYNTH_RANKS"] == "1"
+    options = DeviceOptions(gpus_for_training=2, gpus_for_ref=1)
+    assert environments(tmp_path, machine(*map(h100, range(4))), options)["trainer"]["SYNTH_RANKS"] == "1"
 
 
 def test_a_machine_without_a_gpu_computes_as_the_services_do_by_themselves(tmp_path: Path) -> None:

@@ -41,7 +41,7 @@ def doctor(
         raise UsageProblem("a Compose file is checked with --security alone", fix="add --security", where="--compose")
     if security:
         return _security(ctx, data, compose or (_COMPOSE if _COMPOSE.is_file() else None), fmt)
-    from synth.cli.checks import run_checks
+    from synth.cli.doctor import run_checks
     from synth.cli.submission import confirm_app, task_app_address
 
     settings = load_config(ctx)

@@ -138,7 +138,7 @@ def _identity(line: LogLine) -> tuple[datetime, str, str]:
 
 
 def _job(ctx: typer.Context, text: str) -> str:
-    from synth.cli.job_ids import find_job_id
+    from synth.cli.jobs.ids import find_job_id
 
     with open_client(ctx) as client:
         return find_job_id(client, text)

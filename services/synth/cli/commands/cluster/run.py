@@ -76,16 +76,16 @@ def up(
     from synth.local.cluster.gpu_report import planned_gpus
     from synth.local.cluster.state import StateFile
     from synth.local.cluster.vllm_env import find_vllm_python, vllm_python
+    from synth.local.devices.options import read_device_options
     from synth.local.devices.plan import DevicePlan, plan_devices
     from synth.local.devices.probe import read_inventory
-    from synth.local.devices.wishes import read_wishes
 
     if fmt is Format.JSON and not detach:
         raise UsageProblem("only --detach returns what JSON could be printed of", fix="add --detach", where="-o json")
     services = tuple(service or SERVICES)
     if unknown := sorted(set(services) - set(SERVICES)):
         raise UsageProblem(f"there is no service {unknown[0]!r}", expected=", ".join(SERVICES), where="--service")
-    wishes = read_wishes(
+    options = read_device_options(
         os.environ,
         engine=engine.value if engine is not None else "",
         gpus_for_vllm=gpus_for_vllm,
@@ -94,7 +94,7 @@ def up(
     )
 
     def plan() -> tuple[DevicePlan, str]:
-        devices = plan_devices(read_inventory(find_vllm_python()), wishes)
+        devices = plan_devices(read_inventory(find_vllm_python()), options)
         return devices, vllm_python() if devices.engine == "vllm" else ""
 
     home = data.resolve()

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from synth.cli.api.client import Client
     from synth.cli.filtering.rules import Rules
     from synth.cli.filtering.run import Report
-    from synth.cli.job_text.set_values import Assignment
+    from synth.cli.jobs.set_values import Assignment
 
 
 def filter_traces(
@@ -63,9 +63,9 @@ def filter_traces(
 
     Prints on stderr how many rows each key dropped. Exit 1 if no row is left.
     """
-    from synth.cli.job_files import name_of, read_config
-    from synth.cli.job_ids import find_job_id
-    from synth.cli.job_text.set_values import settings_of_flags
+    from synth.cli.jobs.files import name_of, read_config
+    from synth.cli.jobs.ids import find_job_id
+    from synth.cli.jobs.set_values import settings_of_flags
 
     text = "" if config is None else read_config(config)
     # A filter of a client's database that is not uploaded needs no cluster.
@@ -96,7 +96,7 @@ def filter_traces(
 
 def _settings(flags: dict[str, Any]) -> list[Assignment]:
     """Return the settings of `[filter]` that the flags make."""
-    from synth.cli.job_text.set_values import Assignment
+    from synth.cli.jobs.set_values import Assignment
 
     named = {"output": "out", "jobs": "job"}
     return [
@@ -108,7 +108,7 @@ def _settings(flags: dict[str, Any]) -> list[Assignment]:
 
 def _default_output(text: str, settings: list[Assignment], path: str) -> list[Assignment]:
     """Return the setting of an output path for rows that are only uploaded; none if the file or a flag sets it."""
-    from synth.cli.job_text.set_values import Assignment, set_values
+    from synth.cli.jobs.set_values import Assignment, set_values
 
     _, document = set_values(text, name="", settings=settings)
     if any(document.get(("filter", key)) is not None for key in ("output", "output_dir")):
@@ -119,7 +119,7 @@ def _default_output(text: str, settings: list[Assignment], path: str) -> list[As
 def _rules(text: str, name: str, settings: list[Assignment]) -> Rules:
     """Return the filter that a file and the flags describe. Raises `UserError` with every problem."""
     from synth.cli.filtering.rules import Rules
-    from synth.cli.job_files import Flags, LenientRegistry, validate_text
+    from synth.cli.jobs.files import Flags, LenientRegistry, validate_text
     from synth.errors import UserError
 
     if not text and not settings:
@@ -145,7 +145,7 @@ def _run(client: Client | None, rules: Rules) -> Report:
     from synth.cli.filtering.client_traces import ClientTraces
     from synth.cli.filtering.run import run_filter
     from synth.cli.filtering.sources import PlatformTraces
-    from synth.cli.job_ids import find_job_id
+    from synth.cli.jobs.ids import find_job_id
     from synth.cli.traces.images import Images
     from synth.jobs.lifecycle import TERMINAL
 

@@ -151,7 +151,7 @@ def _wanted(
     until: datetime | None,
 ) -> dict[str, object]:
     """Return the flags as parameters of the API."""
-    from synth.cli.job_ids import find_job_id
+    from synth.cli.jobs.ids import find_job_id
 
     jobs = None
     if job:

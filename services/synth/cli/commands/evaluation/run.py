@@ -148,8 +148,8 @@ def evaluate(
     from synth.cli.checking.cluster import AskedCluster
     from synth.cli.checking.job_file import require_fit
     from synth.cli.evaluation.rewards import find_evaluation
-    from synth.cli.job_files import Flags, name_of, read_config
-    from synth.cli.job_text.set_values import settings_of_flags
+    from synth.cli.jobs.files import Flags, name_of, read_config
+    from synth.cli.jobs.set_values import settings_of_flags
     from synth.cli.submission import (
         app_max_turns,
         cancelled_if_left,

@@ -23,7 +23,7 @@ def config(
 
     `synthctl jobs config JOB > again.toml`, then `synthctl submit again.toml`.
     """
-    from synth.cli.job_text.resolved import job_text
+    from synth.cli.jobs.resolved import job_text
     from synth.errors import NewerVersion
     from synth.jobs.job_data import job_from_data
 

@@ -14,7 +14,7 @@ def _find_job(ctx: typer.Context, value: str | None) -> str | None:
     # A shell that completes a later word parses this one too.
     if value is None or ctx.resilient_parsing:
         return value
-    from synth.cli.job_ids import find_job_id
+    from synth.cli.jobs.ids import find_job_id
 
     with open_client(ctx) as client:
         return find_job_id(client, value)

@@ -108,16 +108,16 @@ def _gpus(data: Path) -> CheckResult:
     from synth.local.cluster.gpu_report import report_gpus, running_plan
     from synth.local.cluster.state import StateFile
     from synth.local.cluster.vllm_env import find_vllm_python
+    from synth.local.devices.options import read_device_options
     from synth.local.devices.plan import plan_devices
     from synth.local.devices.probe import read_gpus, read_inventory
-    from synth.local.devices.wishes import read_wishes
 
     listed = read_gpus()
     try:
         state = StateFile(data).read()
         # A running cluster occupies its GPUs, so a new plan would be wrong: show the plan that it started with.
         plan = running_plan(state) or plan_devices(
-            read_inventory(find_vllm_python(), listed=listed), read_wishes(os.environ)
+            read_inventory(find_vllm_python(), listed=listed), read_device_options(os.environ)
         )
     except CliError as error:
         return CheckResult(check="GPUs", result="warn", found=error.problems[0].what, fix=error.problems[0].fix)

@@ -9,7 +9,7 @@ import msgspec
 
 from synth.api.limits import MAX_CONFIG_BYTES
 from synth.cli.config import ConfigValue
-from synth.cli.job_text.set_values import Assignment, set_values
+from synth.cli.jobs.set_values import Assignment, set_values
 from synth.cli.transfer.local_file import is_regular, open_once
 from synth.cli.transfer.upload import check_readable
 from synth.console.errors import UsageProblem

@@ -14,7 +14,7 @@ _Dtype = Literal["", "fp32", "bf16"]
 _EngineDtype = Literal["", "fp32", "fp16", "bf16"]
 
 
-class Wishes(msgspec.Struct, frozen=True, kw_only=True):
+class DeviceOptions(msgspec.Struct, frozen=True, kw_only=True):
     """The user's settings of devices; None or "" if not set."""
 
     device: Literal["", "cpu", "cuda"] = ""
@@ -33,15 +33,15 @@ class Wishes(msgspec.Struct, frozen=True, kw_only=True):
         return ", ".join(f"--gpus-for-{name} {count}" for name, count in counts if count is not None)
 
 
-def read_wishes(
+def read_device_options(
     environment: Mapping[str, str],
     *,
     engine: Literal["", "transformers", "vllm"] = "",
     gpus_for_vllm: int | None = None,
     gpus_for_training: int | None = None,
     gpus_for_ref: int | None = None,
-) -> Wishes:
-    """Read the wishes from `up`'s flags and its environment. Raises `UsageProblem` for a value no setting takes."""
+) -> DeviceOptions:
+    """Read the options from `up`'s flags and its environment. Raises `UsageProblem` for a value no setting takes."""
     device = environment.get("SYNTH_DEVICE", "").lower().partition(":")[0]
     dtype = environment.get("SYNTH_DTYPE", "").lower()
     engine_dtype = environment.get("SYNTH_ENGINE_DTYPE", "").lower()
@@ -66,5 +66,5 @@ def read_wishes(
             "gpus_for_training": gpus_for_training,
             "gpus_for_ref": gpus_for_ref,
         },
-        Wishes,
+        DeviceOptions,
     )
