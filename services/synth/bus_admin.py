@@ -28,6 +28,7 @@ from synth.bus.server.account_key import AccountKey
 from synth.bus.server.deployed import ISSUER_VARIABLE, deployed_config, read_nkeys, read_tls
 from synth.bus.server.provision import drift, provision
 from synth.bus.server.topology import AUDIT_DAYS, AUDIT_RECORDS, DEFAULT_POOL, BusTopology, read_pools, topology
+from synth.bus.server.work_queue import drop_unreadable_work
 from synth.erasure.erase import erase_job, erase_organisation
 from synth.erasure.newer_events import drop_newer_events, find_newer_events
 from synth.erasure.orphans import delete_orphans, find_orphans
@@ -142,6 +143,7 @@ def init() -> int:
     async def work(parts: _Parts) -> None:
         await admit_log(parts.bus)
         await provision(parts.bus.js, parts.topology)
+        await drop_unreadable_work(parts.bus.js)
         # The one that was made just now.
         await admit_log(parts.bus)
 

@@ -17,6 +17,7 @@ from synth.service import Service, run
 from synth.verifier.handlers import VerifierHandlers
 from synth.verifier.rendering import Rendering
 from synth.verifier.settings import VerifierSettings
+from synth.verifier.tasks.lost import LostTasks
 
 
 def main() -> int:
@@ -72,6 +73,9 @@ def main() -> int:
             started=service.starting(),
         )
         service.add_background(asyncio.create_task(handlers.withdrawals.follow(service.bus)))
+        lost = LostTasks(service.bus, settings)
+        service.checks["tasks"] = lost.check
+        service.add_background(asyncio.create_task(lost.run()))
         service.run("questions about task apps", task_apps)
         service.run("questions about jobs", jobs)
         service.run("events", serve_events(broker, service.bus, Role.VERIFIER, service.stop, service.starting()))

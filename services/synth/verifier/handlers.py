@@ -40,7 +40,7 @@ from synth.verifier.models import find_teacher, processor_problems
 from synth.verifier.rendering import NotRenderedInTime, Rendering
 from synth.verifier.settings import VerifierSettings
 from synth.verifier.task_app import TaskAppCheck, VerifiedTaskApp
-from synth.verifier.tasks import first_tasks
+from synth.verifier.tasks.due import first_tasks
 from synth.verifier.withdrawals import Withdrawals
 
 log = logs.get("verifier")

@@ -51,6 +51,10 @@ class VerifierSettings(ServiceSettings, GuardSettings, EnvironmentKeySettings, A
     serve_replicas: int = 1
     """How many inference processes serve a job's policy."""
 
+    task_check_s: float = Field(default=3600.0, gt=0)
+    """The interval in seconds of the comparison of the queue with the tasks that live jobs have, which also runs at
+    each start and after each new connection to the bus. A task that the bus has lost is queued again."""
+
     @property
     def answer_wait_s(self) -> float:
         """How long an answer may wait for memory, within the deadline of its call."""

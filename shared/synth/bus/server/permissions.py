@@ -135,6 +135,9 @@ def _jetstream_requests(service: str, pools: tuple[str, ...]) -> list[str]:
     readable = [EVENTS, *(f"KV_{bucket}" for bucket in buckets)]
     # For the organisations of waiting and running tasks: a worker takes tasks in turns of the organisations.
     requests = [f"$JS.API.STREAM.INFO.{WORK}"] if takes_tasks else []
+    if service == "verifier":
+        # It queues the tasks again that the queue has lost.
+        requests += [f"$JS.API.STREAM.INFO.{WORK}", f"$JS.API.STREAM.MSG.GET.{WORK}"]
     if service == "gateway":
         readable += [DEAD, AUDIT]
         # A feed of an outside subscriber is looked up before it is ended.

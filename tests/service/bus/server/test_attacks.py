@@ -214,5 +214,5 @@ async def test_a_stolen_credential_reads_the_log_and_its_own_streams_alone(
                 await nc.publish(f"{api}.{request}", json.dumps(body).encode(), reply=reply)
     await Attacker(nc, service, SERVICE_API).settle()
     await nc.close()
-    own = [s for s in _STREAMS if f"{ADMIN_API}.DIRECT.GET.{s}" in may_publish(service, (DEFAULT_POOL,))]
+    own = [s for s in _STREAMS if f"{ADMIN_API}.STREAM.MSG.GET.{s}" in may_publish(service, (DEFAULT_POOL,))]
     assert answered == {EVENTS, *own}
