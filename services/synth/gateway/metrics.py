@@ -20,5 +20,6 @@ PROJECTED = Counter("synth_gateway_projected_events", "Events projected into the
 REBUILDS = Counter("synth_gateway_read_model_rebuilds", "Times that the read model was found damaged and made anew")
 AUDIT_WRITTEN = Counter("synth_gateway_audit_records", "Records written into the audit stream", ["kind"])
 AUDIT_LOST = Counter("synth_gateway_audit_records_lost", "Records that the audit stream lacks", ["kind"])
+BUS_LOST = Counter("synth_gateway_bus_lost_records", "Dead letters and audit records that the bus has lost", ["stream"])
 LOG_BYTES = Gauge("synth_gateway_log_bytes", "Bytes of the log")
 DISK_FREE = Gauge("synth_gateway_disk_free_bytes", "Bytes that were free when a job or a file came last")

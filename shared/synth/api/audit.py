@@ -9,7 +9,8 @@ import msgspec
 
 #: login: a key that is unknown or has ended. refusal: of a key that lacks a scope. change: to keys, or a deletion.
 #: operator: whatever a key with the scope `operator` did. erasure: messages that `synthd bus` erased from a stream.
-AuditKind = Literal["login", "refusal", "change", "operator", "erasure"]
+#: loss: messages of a stream that the bus had acknowledged and has no more.
+AuditKind = Literal["login", "refusal", "change", "operator", "erasure", "loss"]
 
 #: The value of fields that differ between requests that one record counts together, because there were too many.
 OTHERS = "*"

@@ -180,8 +180,7 @@ async def erase_message(bus: Connection, stream: str, seq: int) -> bool:
 
 async def erase_messages(bus: Connection, stream: str, sequences: list[int], report: Report) -> int:
     """Make the server overwrite these messages, the newest last: while it exists, the erasure is visibly unfinished."""
-    if stream not in (DEAD, AUDIT):
-        await record_erasure(bus, stream, sequences)
+    await record_erasure(bus, stream, sequences)
     for first in range(0, len(sequences), _AT_ONCE):
         await asyncio.gather(*(erase_message(bus, stream, seq) for seq in sequences[first : first + _AT_ONCE]))
         if first and first % (_AT_ONCE * 64) == 0:

@@ -32,7 +32,7 @@ from synth.bus.connection import Connection
 from synth.bus.recorded import MSG_ID, SCHEMA, Recorded, decode, delivery_numbers, from_delivery
 from synth.bus.replay import StreamFollower, read_stream
 from synth.bus.server.topology import DEAD, EVENTS, PUBLISH_TIMEOUT_S
-from synth.erasure.erase import TOMBSTONES, erase_message, erase_messages, type_of
+from synth.erasure.erase import TOMBSTONES, erase_messages, type_of
 from synth.errors import Permanent, SynthError, Transient
 from synth.events import FileDeleted, JobDeleted
 from synth.events.catalogue import CATALOGUE
@@ -167,7 +167,7 @@ class Sweeper:
         # Without its last fact, it was deleted and erased before.
         if last is not None and not await self._give_room(subject, letter.data, id, events, last):
             raise Transient("all that may be erased is")
-        await erase_message(self.bus, DEAD, delivery_numbers(letter.reply)[0])
+        await erase_messages(self.bus, DEAD, [delivery_numbers(letter.reply)[0]], lambda _: None)
 
     async def _give_room(self, subject: str, body: bytes, id: str, events: list[Recorded], last: Recorded) -> bool:
         """Erase events, the newest first and never `last`, until the log takes the deletion; returns whether it has."""

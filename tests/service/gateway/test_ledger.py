@@ -16,7 +16,7 @@ from synth.bus.server.topology import EVENTS
 from synth.erasure.erase import erase_message
 from synth.erasure.records import record_erasure
 from synth.events import Heartbeat
-from synth.gateway.ledger import watch as ledger_watch
+from synth.gateway.ledger import reading as ledger_reading
 from synth.gateway.ledger.file import BLOCK, LedgerFile
 from synth.gateway.ledger.watch import LedgerWatch
 from tests.keyrings import secrets_of
@@ -112,7 +112,7 @@ async def test_a_log_that_was_made_anew_is_damage_until_it_is_a_restored_one(gat
 
 
 async def test_a_flipped_byte_of_the_log_is_noticed(gateway, own_bus: Bus, ledger, monkeypatch):
-    monkeypatch.setattr(ledger_watch, "_STALL_S", 1.0)
+    monkeypatch.setattr(ledger_reading, "_STALL_S", 1.0)
     own_bus.stop()
     (block,) = (own_bus.home / "store").rglob(f"{EVENTS}/msgs/*.blk")
     body = bytearray(block.read_bytes())

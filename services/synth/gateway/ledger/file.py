@@ -1,8 +1,9 @@
 """The ledger: a record of the bus's acknowledged messages, in a file outside the bus's own store.
 
-It has a digest for each event of the log, in blocks of sequences, and the revision and a digest for each key of a
-bucket. A digest of 0 stands for a message that may be missing: it expires, was erased, or never existed. The file is
-checked against its own digests like the read model's; a damaged one is replaced by a new ledger of the bus's content.
+It has a digest for each event of the log, in blocks of sequences, the revision and a digest for each key of a bucket,
+and a digest, the time and the subject of each dead letter and audit record. A digest of 0 stands for a message that may
+be missing: it expires, was erased, or never existed. The file is checked against its own digests like the read model's;
+a damaged one is replaced by a new ledger of the bus's content.
 """
 
 from __future__ import annotations
@@ -20,7 +21,10 @@ log = logs.get("ledger")
 
 #: The number of sequences in a block.
 BLOCK = 1024
-_SCHEMA = """
+#: The numbers of a dead letter or an audit record: its digest, its time in seconds, and a digest of its subject.
+WIDTH = 3
+#: The ledger of versions that recorded neither dead letters nor audit records.
+_EARLIER_SCHEMA = """
 CREATE TABLE streams (
     name TEXT PRIMARY KEY, restored TEXT NOT NULL, reached INTEGER NOT NULL
 ) WITHOUT ROWID;
@@ -29,7 +33,13 @@ CREATE TABLE keys (
     stream TEXT NOT NULL, subject TEXT NOT NULL, revision INTEGER NOT NULL, digest INTEGER NOT NULL,
     PRIMARY KEY (stream, subject)
 ) WITHOUT ROWID"""
-_TABLES = ("streams", "blocks", "keys")
+_EARLIER_TABLES = ("streams", "blocks", "keys")
+_RECORDS = """
+CREATE TABLE records (
+    stream TEXT NOT NULL, first INTEGER NOT NULL, numbers BLOB NOT NULL, PRIMARY KEY (stream, first)
+) WITHOUT ROWID"""
+_SCHEMA = f"{_EARLIER_SCHEMA};{_RECORDS}"
+_TABLES = (*_EARLIER_TABLES, "records")
 
 
 class KnownStream(NamedTuple):
@@ -55,7 +65,8 @@ class LedgerFile:
     def __init__(self, path: Path) -> None:
         self._path = path
         path.parent.mkdir(parents=True, exist_ok=True)
-        if path.exists() and (damage := database_file.find_damage(path, stream="", schema=_SCHEMA, tables=_TABLES)):
+        is_earlier = path.exists() and _find_damage(path, _EARLIER_SCHEMA, _EARLIER_TABLES) is None
+        if path.exists() and not is_earlier and (damage := _find_damage(path, _SCHEMA, _TABLES)):
             log.error("the ledger is damaged, and begun again", path=str(path), damage=damage)
             database_file.delete(path)
         is_new = not path.exists()
@@ -63,6 +74,11 @@ class LedgerFile:
         if is_new:
             self._db.execute("BEGIN IMMEDIATE")
             database_file.create(self._db, _SCHEMA, _TABLES)
+            self._db.execute("COMMIT")
+        elif is_earlier:
+            self._db.execute("BEGIN IMMEDIATE")
+            self._db.execute(_RECORDS)
+            database_file.count_rows(self._db, ("records",))
             self._db.execute("COMMIT")
 
     @property
@@ -80,6 +96,7 @@ class LedgerFile:
         self._db.execute("BEGIN IMMEDIATE")
         self._db.execute("INSERT OR REPLACE INTO streams VALUES (?, ?, ?)", (name, *known))
         self._db.execute("DELETE FROM keys WHERE stream = ?", (name,))
+        self._db.execute("DELETE FROM records WHERE stream = ?", (name,))
         if name == EVENTS:
             self._db.execute("DELETE FROM blocks")
         self._db.execute("COMMIT")
@@ -94,6 +111,18 @@ class LedgerFile:
         self._db.execute("BEGIN IMMEDIATE")
         self._db.execute("INSERT OR REPLACE INTO blocks VALUES (?, ?)", (first, digests.tobytes()))
         self._db.execute("UPDATE streams SET reached = max(reached, ?) WHERE name = ?", (reached, EVENTS))
+        self._db.execute("COMMIT")
+
+    def records(self, stream: str, first: int) -> array[int]:
+        """Return the numbers of a block of dead letters or audit records."""
+        row = self._db.execute("SELECT numbers FROM records WHERE stream = ? AND first = ?", (stream, first)).fetchone()
+        return array("I", row[0] if row else bytes(4 * WIDTH * BLOCK))
+
+    def put_records(self, stream: str, first: int, numbers: array[int], *, reached: int) -> None:
+        """Store the numbers of a block. reached: the sequence up to which the ledger then has the stream."""
+        self._db.execute("BEGIN IMMEDIATE")
+        self._db.execute("INSERT OR REPLACE INTO records VALUES (?, ?, ?)", (stream, first, numbers.tobytes()))
+        self._db.execute("UPDATE streams SET reached = max(reached, ?) WHERE name = ?", (reached, stream))
         self._db.execute("COMMIT")
 
     def keys(self, stream: str) -> dict[str, Revision]:
@@ -113,3 +142,7 @@ class LedgerFile:
     def close(self) -> None:
         """Close the file."""
         self._db.close()
+
+
+def _find_damage(path: Path, schema: str, tables: tuple[str, ...]) -> str | None:
+    return database_file.find_damage(path, stream="", schema=schema, tables=tables)

@@ -13,27 +13,23 @@ from __future__ import annotations
 
 import asyncio
 import time
-import zlib
 from array import array
-from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass, field
 
-from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
-from nats.js.api import StreamInfo
 from nats.js.errors import Error as JetStreamError
 
 from synth.backup.streams import RESTORED
 from synth.bus.connection import Connection
 from synth.bus.kv.bucket import key_of
-from synth.bus.reading import read_across_reconnects
-from synth.bus.recorded import MSG_ID, TTL, delivery_numbers
-from synth.bus.replay import read_stream
+from synth.bus.recorded import delivery_numbers
 from synth.bus.server.topology import EVENTS, SECRET_BUCKETS
 from synth.erasure.records import read_erasures
 from synth.errors import Transient
 from synth.gateway.ledger.file import BLOCK, KnownStream, LedgerFile, Revision
+from synth.gateway.ledger.reading import digest_of, read_info, read_messages
+from synth.gateway.ledger.records import RECORD_STREAMS, RecordWatch
 from synth.runtime import logs
 
 log = logs.get("ledger")
@@ -42,8 +38,6 @@ _BUCKETS = [f"KV_{bucket}" for bucket in SECRET_BUCKETS]
 #: The interval of the checks for messages that the ledger lacks.
 _RECORD_S = 5.0
 _AGAIN_S = 1.0
-#: The longest wait for a message in the middle of a stream.
-_STALL_S = 10.0
 _NAMED = 5
 #: Characters of a hash in a key.
 _HASH = 64
@@ -82,6 +76,9 @@ class LedgerWatch:
         self._bus = bus
         self._file = file
         self._check_s = check_s
+        self._records = RecordWatch(bus, file)
+        self.records_lost: dict[str, list[int]] = {}
+        """The dead letters and audit records that the last comparison did not find."""
 
     def check(self) -> str | None:
         """Return the missing items, for `/healthz`; None if nothing is missing."""
@@ -95,8 +92,8 @@ class LedgerWatch:
 
     async def begin(self) -> None:
         """Compare the buckets and the end of the log. Raises `Transient` if the bus does not answer."""
-        for stream in (EVENTS, *_BUCKETS):
-            info = await self._info(stream)
+        for stream in (EVENTS, *_BUCKETS, *RECORD_STREAMS):
+            info = await read_info(self._bus, stream)
             known, restored = self._file.stream(stream), (info.config.metadata or {}).get(RESTORED, "")
             if known is None or (restored and restored != known.restored):
                 self._file.begin(stream, KnownStream(restored))
@@ -109,6 +106,7 @@ class LedgerWatch:
             try:
                 if time.monotonic() >= due:
                     await self.look(log_too=True)
+                    await self.look_at_records()
                     due = time.monotonic() + self._check_s
                 await self.record()
             except (Transient, NatsError, JetStreamError, TimeoutError) as error:
@@ -128,12 +126,13 @@ class LedgerWatch:
         """Record the bus's new messages in the ledger."""
         for stream in (EVENTS, *_BUCKETS):
             known = self._file.stream(stream)
-            if known is None or (await self._info(stream)).state.last_seq <= known.reached:
+            if known is None or (await read_info(self._bus, stream)).state.last_seq <= known.reached:
                 continue
             if stream == EVENTS:
                 await self._read_log(after=known.reached)
             else:
                 await self._read_bucket(stream, after=known.reached)
+        await self._records.record()
 
     async def look(self, *, log_too: bool) -> None:
         """Compare the buckets, and the log or only its end, with the ledger; note the missing items."""
@@ -144,6 +143,16 @@ class LedgerWatch:
         if damage:
             log.error("the bus has lost what it had acknowledged", missing=damage.text(), ledger=str(self._file.path))
         self.damage = damage
+
+    async def look_at_records(self) -> None:
+        """Compare the dead letters and the audit records, and report lost ones once."""
+        lost = await self._records.compare()
+        if lost:
+            await asyncio.sleep(_AGAIN_S)
+            lost = await self._records.compare()
+        self.records_lost = lost
+        for stream, sequences in lost.items():
+            await self._records.report(stream, sequences)
 
     async def _compare(self, log_too: bool) -> Damage:
         found = Damage(await self._compare_log() if log_too else await self._compare_end())
@@ -161,7 +170,7 @@ class LedgerWatch:
 
     async def _compare_end(self) -> list[int]:
         """Return the events of the ledger that are after the log's end."""
-        last, lost = (await self._info(EVENTS)).state.last_seq, list[int]()
+        last, lost = (await read_info(self._bus, EVENTS)).state.last_seq, list[int]()
         known = self._file.stream(EVENTS)
         first = (last + 1) // BLOCK * BLOCK
         while known is not None and first <= known.reached:
@@ -204,12 +213,12 @@ class LedgerWatch:
                 self._file.put_block(first, block, reached=min(last, first + BLOCK - 1))
             first, seen = first + BLOCK, array("I", bytes(4 * BLOCK))
 
-        async with aclosing(self._messages(EVENTS, after)) as messages:
+        async with aclosing(read_messages(self._bus, EVENTS, after)) as messages:
             async for msg in messages:
                 seq = delivery_numbers(msg.reply)[0]
                 while seq >= first + BLOCK:
                     close_block()
-                last, seen[seq - first] = seq, _digest(msg)
+                last, seen[seq - first] = seq, digest_of(msg)
         while first <= max(last, known.reached):
             close_block()
         return lost
@@ -217,10 +226,10 @@ class LedgerWatch:
     async def _read_bucket(self, stream: str, *, after: int) -> list[str]:
         """Read a bucket after a sequence and record new messages; return the subjects that are missing or changed."""
         known, seen, last = self._file.keys(stream), dict[str, Revision](), after
-        async with aclosing(self._messages(stream, after)) as messages:
+        async with aclosing(read_messages(self._bus, stream, after)) as messages:
             async for msg in messages:
                 last = delivery_numbers(msg.reply)[0]
-                seen[msg.subject] = Revision(last, _digest(msg))
+                seen[msg.subject] = Revision(last, digest_of(msg))
         lost = [
             subject
             for subject, was in (known.items() if after == 0 else ())
@@ -230,41 +239,6 @@ class LedgerWatch:
         if changed:
             self._file.put_keys(stream, changed, reached=last)
         return lost
-
-    async def _messages(self, stream: str, after: int) -> AsyncGenerator[Msg]:
-        """Yield the stream's messages after a sequence, until the server delivers no more.
-
-        A server that has a message and cannot read it delivers neither the message nor the end.
-        """
-        async with aclosing(read_stream(self._bus.nc, [">"], stream=stream, after=after, headers_only=True)) as reading:
-            while True:
-                try:
-                    async with asyncio.timeout(_STALL_S):
-                        msg = await anext(reading)
-                except StopAsyncIteration:
-                    return
-                except TimeoutError as error:
-                    if not self._bus.nc.is_connected:
-                        raise Transient(f"the bus went away while {stream} was read") from error
-                    log.warning("the bus reads no further", stream=stream)
-                    return
-                yield msg
-
-    async def _info(self, stream: str) -> StreamInfo:
-        try:
-            return await read_across_reconnects(self._bus, lambda: self._bus.js.stream_info(stream))
-        except (TimeoutError, NatsError) as error:
-            raise Transient(f"the bus did not answer: {error!r}") from error
-
-
-def _digest(msg: Msg) -> int:
-    """Return a digest of a message's subject, time, id and size; 0 if the message expires."""
-    headers = msg.headers or {}
-    if TTL in headers:
-        return 0
-    nanoseconds = delivery_numbers(msg.reply)[2]
-    text = f"{msg.subject} {nanoseconds} {headers.get(MSG_ID, '')} {headers.get('Nats-Msg-Size', '')}"
-    return zlib.crc32(text.encode()) or 1
 
 
 def _ranges(sequences: list[int]) -> list[str]:

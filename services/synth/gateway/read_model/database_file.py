@@ -117,6 +117,11 @@ def create(db: sqlite3.Connection, schema: str, tables: Iterable[str]) -> None:
     for statement in schema.split(";"):
         db.execute(statement)
     db.execute(f"CREATE TABLE {TOTALS} (name TEXT PRIMARY KEY, rows INTEGER, digests INTEGER) WITHOUT ROWID")
+    count_rows(db, tables)
+
+
+def count_rows(db: sqlite3.Connection, tables: Iterable[str]) -> None:
+    """Begin the totals of new tables, and create the triggers that update them."""
     for table in tables:
         db.execute(f"INSERT INTO {TOTALS} VALUES (?, 0, 0)", (table,))
         new, old = _digest(db, table, "NEW."), _digest(db, table, "OLD.")
