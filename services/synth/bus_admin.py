@@ -22,6 +22,7 @@ from synth.blobs import BlobStore
 from synth.bus.access.nkeys import NkeyKind, UserKey, new_seed
 from synth.bus.connection import Connection, connect
 from synth.bus.history.log_format import admit_log
+from synth.bus.history.store_identity import claim_store, open_store
 from synth.bus.kv.reseal import Resealer
 from synth.bus.kv.secrets import SecretStore
 from synth.bus.server.account_key import AccountKey
@@ -99,9 +100,8 @@ class _Parts(NamedTuple):
     settings: BusSettings
     bus: Connection
 
-    @property
-    def blobs(self) -> BlobStore:
-        return BlobStore.open(self.settings.blob_url)
+    async def blobs(self) -> BlobStore:
+        return await open_store(self.bus, self.settings.blob_url)
 
     @property
     def topology(self) -> BusTopology:
@@ -144,6 +144,7 @@ def init() -> int:
         await admit_log(parts.bus)
         await provision(parts.bus.js, parts.topology)
         await drop_unreadable_work(parts.bus.js)
+        await claim_store(parts.bus, BlobStore.open(parts.settings.blob_url))
         # The one that was made just now.
         await admit_log(parts.bus)
 
@@ -192,7 +193,7 @@ def backup(folder: Folder) -> int:
     """Save the log, the keys and the blobs of a running cluster into a folder."""
 
     async def work(parts: _Parts) -> int:
-        manifest = await save_cluster(parts.bus, parts.blobs, BackupFolder(folder), report=_report)
+        manifest = await save_cluster(parts.bus, await parts.blobs(), BackupFolder(folder), report=_report)
         _report_missing(manifest.missing)
         return 1 if manifest.missing else 0
 
@@ -204,7 +205,8 @@ def restore(folder: Folder) -> int:
     """Put what `backup` saved into an empty cluster."""
 
     async def work(parts: _Parts) -> None:
-        await load_cluster(parts.bus, parts.blobs, BackupFolder(folder), parts.topology, report=_report)
+        blobs = BlobStore.open(parts.settings.blob_url)
+        await load_cluster(parts.bus, blobs, BackupFolder(folder), parts.topology, report=_report)
 
     return _run(work)
 
@@ -214,7 +216,7 @@ def archive_command(folder: Folder, org: Organisation, job: Job = None) -> int:
     """Copy all that there is of an organisation, or of a job that has ended, into a folder."""
 
     async def work(parts: _Parts) -> None:
-        made = await archive(parts.bus, parts.blobs, org, job, folder, report=_report)
+        made = await archive(parts.bus, await parts.blobs(), org, job, folder, report=_report)
         _report_missing(made.missing)
         size = f"{made.events} events, {made.blobs} blobs, {made.bytes} bytes"
         _print(f"archived: {size}; {len(made.missing)} are missing")
@@ -228,11 +230,11 @@ def erase(org: Organisation, job: Job = None) -> int:
 
     async def work(parts: _Parts) -> None:
         if job is not None:
-            done = await erase_job(parts.bus, parts.blobs, org, job, report=_report)
+            done = await erase_job(parts.bus, await parts.blobs(), org, job, report=_report)
         else:
             # It reads nothing that is sealed.
             stored = SecretStore(parts.bus, ServiceSecrets("bus", {}))
-            done = await erase_organisation(parts.bus, parts.blobs, stored, OrgId(org), report=_report)
+            done = await erase_organisation(parts.bus, await parts.blobs(), stored, OrgId(org), report=_report)
         kept = f"{done.keys} keys, {done.records} audit records, {done.blobs} blobs"
         _print(f"erased: {done.events} events, {done.letters} dead letters, {kept}")
 
@@ -242,7 +244,10 @@ def erase(org: Organisation, job: Job = None) -> int:
 @app.command()
 def sweep() -> int:
     """Erase each job and file that is deleted, until SIGTERM."""
-    return _run(lambda parts: Sweeper(parts.bus, parts.blobs).run())
+    async def work(parts: _Parts) -> None:
+        await Sweeper(parts.bus, await parts.blobs()).run()
+
+    return _run(work)
 
 
 @app.command()
@@ -263,12 +268,13 @@ def orphans(delete: Annotated[bool, typer.Option("--delete", help="Delete them."
 
     async def work(parts: _Parts) -> None:
         older = timedelta(seconds=parts.settings.orphan_age_s)
-        listed = await find_orphans(parts.bus, parts.blobs, older_than=older)
+        blobs = await parts.blobs()
+        listed = await find_orphans(parts.bus, blobs, older_than=older)
         for orphan in listed:
             _print(f"{orphan.size}\t{orphan.uri}")
         total = f"{len(listed)} blobs that nothing refers to, {sum(orphan.size for orphan in listed)} bytes"
         if delete:
-            total += f"; {await delete_orphans(parts.blobs, listed, older_than=older)} deleted"
+            total += f"; {await delete_orphans(blobs, listed, older_than=older)} deleted"
         _print(total)
 
     return _run(work)

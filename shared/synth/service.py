@@ -23,6 +23,7 @@ from starlette.types import ASGIApp
 
 from synth.blobs import BlobStore
 from synth.bus.connection import Connection, connect
+from synth.bus.history.store_identity import open_store
 from synth.bus.server.embedded import free_port
 from synth.errors import SynthError
 from synth.http_server.connection import http_config
@@ -210,6 +211,7 @@ async def serve(name: str, settings: ServiceSettings, setup: Setup) -> None:
         await bus.schemas.wait_until_written_ones_are_declared(service.stop)
         if service.stop.is_set():
             return
+        service.blobs = await open_store(bus, settings.blob_url)
         app = await setup(service) or Starlette(routes=service.observability())
         servers = [_Server(http_config(app, settings, host=settings.host, port=service.port))]
         if settings.metrics_port:

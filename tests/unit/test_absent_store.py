@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -81,3 +82,33 @@ async def test_a_new_store_is_written_and_listed_as_it_is(store: BlobStore):
 
 async def _all(store: BlobStore) -> list[tuple[str, int, object]]:
     return [entry async for entry in store.entries()]
+
+
+async def test_a_store_with_an_id_is_absent_without_it_also_for_a_process_that_starts_then(folder: Path):
+    new = BlobStore.open(f"file:{folder}")
+    await new.identify("one")
+    store = replace(BlobStore.open(f"file:{folder}"), id="one")
+    ref = await store.put_bytes("jobs/a", b"body")
+    away = unmount(folder)
+    late = replace(BlobStore.open(f"file:{folder}"), id="one")
+    for change in (
+        lambda: late.put_bytes("jobs/b", b"x"),
+        lambda: late.get_bytes(ref),
+        lambda: late.uris_below("jobs/a"),
+        lambda: late.delete([ref.uri]),
+        lambda: _all(late),
+    ):
+        with pytest.raises(StoreAbsent, match="is its disk mounted"):
+            await change()
+    assert [*folder.iterdir()] == []
+    folder.rmdir()
+    away.rename(folder)
+    assert await late.get_bytes(ref) == b"body"
+    assert [key for key, *_ in await _all(late)] == ["jobs/a"], "its id is no blob"
+
+
+async def test_another_clusters_store_takes_nothing(folder: Path):
+    await BlobStore.open(f"file:{folder}").identify("two")
+    store = replace(BlobStore.open(f"file:{folder}"), id="one")
+    with pytest.raises(StoreAbsent, match="is the store two, of another cluster"):
+        await store.put_bytes("jobs/b", b"x")

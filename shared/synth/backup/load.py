@@ -20,6 +20,7 @@ from synth.backup.save import STREAMS
 from synth.backup.streams import StreamFile, load_stream
 from synth.blobs import BlobCorrupt, BlobStore
 from synth.bus.connection import Connection
+from synth.bus.history.store_identity import check_restorable, saved_id
 from synth.bus.recorded import Recorded
 from synth.bus.replay import replay
 from synth.bus.server.provision import provision
@@ -43,7 +44,12 @@ async def load_cluster(
     # As the backup has them: one of an earlier version has other buckets, which `provision` moves.
     saved = {stream.name: stream for stream in manifest.streams}
     present = {name: await _state(bus, name) for name in saved}
+    # The restored log has the id of the store that the backup was made of.
+    id = saved_id(saved[EVENTS].config.get("metadata") or {})
+    await check_restorable(blobs, id)
     await _put_blobs(blobs, folder, manifest)
+    if id:
+        await blobs.identify(id)
     report(f"{manifest.blobs} blobs are in the store")
     replicas = topology.streams[0].num_replicas or 1
     for name in reversed(saved):

@@ -22,6 +22,7 @@ import msgspec
 import obstore
 from obstore.store import LocalStore, from_url
 
+from synth.blobs.identity import TOP_FOLDERS, identity_key, read_local
 from synth.blobs.local import INCOMING, remove_empty_folders, take_file, write_bytes
 from synth.errors import Permanent, Transient
 from synth.events import BlobRef
@@ -30,6 +31,7 @@ _CHUNK = 4 << 20
 _ABSENT_DELAY_S = 15.0
 # Beside the tree, not in it: a checkpoint has a manifest.json of its own.
 _MANIFEST = ".manifest.json"
+_IDENTITIES = frozenset(map(identity_key, TOP_FOLDERS))
 
 
 class BlobMissing(Permanent):
@@ -41,13 +43,15 @@ class BlobCorrupt(Permanent):
 
 
 class StoreAbsent(Transient):
-    """The folder of a local store is not there, or nothing was ever written into it: it is not mounted (yet).
+    """The folder of a local store is not there, or is not the cluster's: its disk is not mounted (yet).
 
-    for_s: for how many seconds this process has found it so.
+    for_s: for how many seconds this process has found it so. other: whose the folder is, if it is another cluster's.
     """
 
-    def __init__(self, folder: Path, *, for_s: float) -> None:
+    def __init__(self, folder: Path, *, for_s: float, other: str = "") -> None:
         what = f"the blob store's folder {folder} is empty or not there: is its disk mounted?"
+        if other:
+            what = f"the blob store's folder {folder} is the store {other}, of another cluster: which disk is mounted?"
         super().__init__(what, delay=_ABSENT_DELAY_S)
         self.for_s = for_s
 
@@ -76,10 +80,15 @@ def _leads_out(path: str) -> bool:
 
 @dataclass(frozen=True)
 class BlobStore:
-    """The cluster's blobs. root: their folder on the local disk, None when the store is remote."""
+    """The cluster's blobs. root: their folder on the local disk, None when the store is remote.
+
+    id: of the store, in each of its top folders; a folder without it is absent. "": not known, so a folder is absent if
+    it was never written.
+    """
 
     store: obstore.store.ObjectStore
     root: Path | None
+    id: str = ""
     #: First folders of keys that this process has seen, and since when (by the monotonic clock) others are absent.
     _present: set[str] = field(default_factory=set[str], repr=False, compare=False)
     _absent: dict[str, float] = field(default_factory=dict[str, float], repr=False, compare=False)
@@ -301,34 +310,57 @@ class BlobStore:
 
     async def below(self, folder: str | None) -> AsyncIterator[tuple[str, int, datetime]]:
         """Yield each blob of a folder and of its subfolders: key, size, when it was written. Raises `StoreAbsent`."""
-        for first in self._present if folder is None else [folder]:
+        every = TOP_FOLDERS if self.id else tuple(self._present)
+        for first in every if folder is None else [folder]:
             self._check_present(first)
         pages = obstore.list(self.store, prefix=folder)  # pyright: ignore[reportUnknownMemberType]
         async for page in pages:
             for item in page:
-                yield item["path"], item["size"], item["last_modified"]
+                if item["path"] not in _IDENTITIES:
+                    yield item["path"], item["size"], item["last_modified"]
 
     def _missing(self, uri: str) -> BlobMissing | StoreAbsent:
         """Return the error for a blob that an event names and that does not exist."""
         return self._find_absent(blob_key(uri)) or BlobMissing(f"{uri} is not in the blob store")
 
     def _check_present(self, key: str) -> None:
-        """Raise `StoreAbsent` if the folder existed before: its mount would later hide a blob that is written now."""
-        was_present = key.partition("/")[0] in self._present
-        if (absent := self._find_absent(key)) is not None and was_present:
+        """Raise `StoreAbsent` if the folder must exist: its mount would later hide a blob that is written now."""
+        first = key.partition("/")[0]
+        must_exist = first in self._present or (bool(self.id) and first in TOP_FOLDERS)
+        if (absent := self._find_absent(key)) is not None and must_exist:
             raise absent
 
     def _find_absent(self, key: str) -> StoreAbsent | None:
         if self.root is None:
             return None
         first = key.partition("/")[0]
-        # The first writer makes this folder, and no code removes it.
-        if (self.root / first / INCOMING).is_dir():
+        other = ""
+        if self.id and first in TOP_FOLDERS:
+            other = read_local(self.root, first)
+            is_present = other == self.id
+        else:
+            # The first writer makes this folder, and no code removes it.
+            is_present = (self.root / first / INCOMING).is_dir()
+        if is_present:
             self._present.add(first)
             self._absent.pop(first, None)
             return None
         since = self._absent.setdefault(first, time.monotonic())
-        return StoreAbsent(self.root / first, for_s=time.monotonic() - since)
+        return StoreAbsent(self.root / first, for_s=time.monotonic() - since, other=other)
+
+    async def identities(self) -> dict[str, str]:
+        """Return the id in each top folder; "" without one."""
+        return {folder: await self.identity(folder) for folder in TOP_FOLDERS}
+
+    async def identity(self, folder: str) -> str:
+        """Return the id in a top folder; "" without one."""
+        return (await self.find_bytes(identity_key(folder)) or b"").decode(errors="replace").strip()
+
+    async def identify(self, id: str) -> None:
+        """Write the id into each top folder that has none."""
+        for folder, known in (await self.identities()).items():
+            if not known:
+                await self.put_bytes(identity_key(folder), id.encode())
 
     async def verify(self, ref: BlobRef) -> None:
         """Read a blob, and check its digest. Raises `BlobMissing`, `BlobCorrupt`."""

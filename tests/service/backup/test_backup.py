@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import shutil
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import ExitStack
@@ -112,6 +113,32 @@ async def with_files(cluster: Cluster) -> list[str]:
         await Publisher(gateway).once(event, org="org_a", key=f"file_{n}", id="1")
         keys.append(key)
     return keys
+
+
+async def test_a_restored_store_is_the_one_that_was_saved_and_another_clusters_is_refused(make, tmp_path):
+    old, backup = make("old"), str(tmp_path / "backup")
+    assert old.synthd("init").returncode == 0
+    await with_files(old)
+    assert old.synthd("backup", backup).returncode == 0
+    ids = await old.blobs.identities()
+    assert len(set(ids.values())) == 1
+    (old.home / "blobs").rename(tmp_path / "away")
+    away = old.synthd("backup", backup)
+    assert (away.returncode, "is its disk mounted" in away.stderr) == (1, True), away.stderr
+    (old.home / "blobs").rmdir()
+    (tmp_path / "away").rename(old.home / "blobs")
+    new = make("new")
+    await new.blobs.identify("other")
+    refused = new.synthd("restore", backup)
+    assert (refused.returncode, "is another cluster's" in refused.stderr) == (1, True), refused.stderr
+    shutil.rmtree(new.home / "blobs")
+    for _ in range(2):
+        # Killed before its log was there, it is begun again.
+        assert new.synthd("restore", backup).returncode == 0
+        await (await new.as_("bus")).js.delete_stream(EVENTS)
+    assert new.synthd("restore", backup).returncode == 0
+    assert await new.blobs.identities() == ids
+    assert new.synthd("init").returncode == 0
 
 
 async def test_a_second_backup_copies_only_what_is_new_and_removes_what_is_gone(make, tmp_path):

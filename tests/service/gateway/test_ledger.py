@@ -123,6 +123,18 @@ async def test_a_flipped_byte_of_the_log_is_noticed(gateway, own_bus: Bus, ledge
     assert 5 in watch.damage.events
 
 
+async def test_a_flipped_byte_of_an_event_that_expires_is_noticed(gateway, own_bus: Bus, ledger, monkeypatch):
+    monkeypatch.setattr(ledger_reading, "_STALL_S", 1.0)
+    own_bus.stop()
+    (block,) = (own_bus.home / "store").rglob(f"{EVENTS}/msgs/*.blk")
+    body = bytearray(block.read_bytes())
+    body[body.rindex(b"Nats-TTL") + 2] ^= 1
+    block.write_bytes(body)
+    own_bus.start()
+    watch = await looked(gateway, ledger)
+    assert watch.damage.events == [EVENTS_BEFORE + 1]
+
+
 def test_a_damaged_ledger_is_begun_again(ledger):
     file = LedgerFile(ledger)
     block = file.block(0)

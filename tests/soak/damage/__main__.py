@@ -21,17 +21,23 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from synth.cli.api.dead_letters import dead_letters
 from synth.demo.math import dataset
 from synth.runtime import logs
-from tests.e2e.cli.conftest import Shell
+from tests.e2e.cli.conftest import Shell, eventually
 from tests.e2e.platform import Platform, rl, sft
 from tests.e2e.task_apps import KEY, letters, served
+from tests.e2e.test_dead_letters import publish
 from tests.soak.damage.places import SHARES, Damage, draw
 from tests.soak.damage.verdicts import Verdict, judge, read_cluster
 
 _OUTCOMES = ("detected", "recovered", "harmless", "silent")
 _UP_S = 600.0
 _SECOND_KEYS = 3
+_LETTERS = 4
+_WRONG_KEYS = 8
+_LIVE_S = 240.0
+_EVAL = '[eval]\nmodel = "tiny-qwen3"\nseeds = "0-9999"\nenv_name = "letters"\nmax_tokens = 8\ntask_app_url = "{url}"\n'
 #: A server that cannot read a message is waited for.
 _AT_ONCE = 8
 
@@ -39,7 +45,7 @@ console = Console(width=160)
 
 
 def make_cluster(folder: Path) -> None:
-    """Start a cluster, have it do an SFT job and an RL job, and stop it."""
+    """Start a cluster, have it do an SFT job and an RL job, and stop it while it does others."""
     folder.mkdir(parents=True, exist_ok=True)
     shell = Shell(folder)
     (folder / ".env").write_text(f"ENVIRONMENT_API_KEY={KEY}\n")
@@ -50,12 +56,33 @@ def make_cluster(folder: Path) -> None:
         (folder / "math.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in dataset.rows(128, seed=0)))
         saving = sft(steps=12).replace("[hyperparameters]", "[hyperparameters]\ncheckpoint_every = 4")
         model = platform.succeeded(platform.submit(saving, "--dataset", "math.jsonl"))["model"]
-        with served(letters()) as app:
-            platform.succeeded(platform.submit(rl(model, app.url, iterations=3)))
         for number in range(_SECOND_KEYS):
             shell.ok("keys", "create", "--name", f"key-{number}")
+        _make_records(platform)
+        with served(letters()) as app:
+            platform.succeeded(platform.submit(rl(model, app.url, iterations=3)))
+            _begin_jobs(platform, app.url)
+            shell.run("down")
     finally:
         shell.run("down")
+
+
+def _make_records(platform: Platform) -> None:
+    """Make dead letters, and audit records beside those of the keys."""
+    for number in range(_LETTERS):
+        publish(platform, f"work.collect.default.org_none.job_{number}.0", b"no task")
+    for number in range(_WRONG_KEYS):
+        platform.api.get("/api/jobs", headers={"Authorization": f"Bearer sk_wrong_{number}"})
+    eventually(lambda: len(dead_letters(platform.client, limit=100, settled=True)[0]) >= _LETTERS, timeout=_LIVE_S)
+
+
+def _begin_jobs(platform: Platform, task_url: str) -> None:
+    """Begin a job of each kind: their tasks are owned, or wait, when the cluster stops."""
+    training = platform.submit(sft(steps=100_000), "--dataset", "math.jsonl")
+    waiting = platform.submit(rl("tiny-qwen3", task_url, iterations=1000))
+    evaluated = platform.submit(_EVAL.format(url=task_url))
+    for job, fact in ((training, "job.started"), (waiting, "policy.loaded"), (evaluated, "job.started")):
+        eventually(lambda job=job, fact=fact: bool(platform.events(job, fact)), timeout=_LIVE_S)
 
 
 def run(data: Path, damages: int, seed: int) -> bool:

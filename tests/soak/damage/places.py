@@ -7,15 +7,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from synth.bus.server.topology import EVENTS, SECRET_BUCKETS
+from synth.bus.server.topology import AUDIT, DEAD, EVENTS, SECRET_BUCKETS, WORK
 
 #: Of this many damages, so many hit the place.
-SHARES = {"log": 7, "buckets": 6, "blobs": 3, "checkpoints": 4}
+SHARES = {"log": 6, "buckets": 5, "tasks": 4, "dead letters": 2, "audit": 2, "blobs": 3, "checkpoints": 4}
+#: The streams of each place on the bus.
+STREAMS = {
+    "log": [EVENTS],
+    "buckets": [f"KV_{bucket}" for bucket in SECRET_BUCKETS],
+    "tasks": [WORK],
+    "dead letters": [DEAD],
+    "audit": [AUDIT],
+}
 #: Of what a stream is made of, most damages hit messages.
 _OF_MESSAGES = 0.7
 #: Of the damages of messages, in a server that was killed.
 _KILLED = 0.5
-_STREAMS = Path("nats/store/jetstream/streams/streams")
+_FOLDER = Path("nats/store/jetstream/streams/streams")
 
 
 @dataclass(frozen=True)
@@ -44,7 +52,7 @@ def draw(rng: random.Random, data: Path) -> Damage:
     """Draw a place, a file of it, and a byte of that."""
     (place,) = rng.choices([*SHARES], [*SHARES.values()])
     files = files_of(place, data)
-    if place in ("log", "buckets"):
+    if place in STREAMS:
         blocks = [file for file in files if file.suffix == ".blk"]
         files = blocks if rng.random() < _OF_MESSAGES else [file for file in files if file not in blocks]
     file = rng.choice(files)
@@ -54,10 +62,9 @@ def draw(rng: random.Random, data: Path) -> Damage:
 
 def files_of(place: str, data: Path) -> Sequence[Path]:
     """The files of a place that are not empty, below the data folder."""
-    if place in ("log", "buckets"):
-        names = [EVENTS] if place == "log" else [f"KV_{bucket}" for bucket in SECRET_BUCKETS]
+    if place in STREAMS:
         # A stream's queues are apart: what a service has taken from them is taken again.
-        folders = [data / _STREAMS / name for name in names]
+        folders = [data / _FOLDER / name for name in STREAMS[place]]
         found = [path for folder in folders for path in (*folder.glob("meta.*"), *folder.glob("msgs/*"))]
     else:
         is_wanted = place == "checkpoints"

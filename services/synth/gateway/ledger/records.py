@@ -29,7 +29,7 @@ from synth.bus.server.topology import AUDIT, DEAD, PUBLISH_TIMEOUT_S, audit_subj
 from synth.erasure.records import read_erasures
 from synth.gateway import metrics
 from synth.gateway.ledger.file import BLOCK, WIDTH, LedgerFile
-from synth.gateway.ledger.reading import digest_of, read_info, read_messages
+from synth.gateway.ledger.reading import StreamReading, digest_of, read_info
 from synth.runtime import logs
 
 log = logs.get("ledger")
@@ -137,7 +137,7 @@ class RecordWatch:
                 self._file.put_records(stream, first, block, reached=min(last, first + BLOCK - 1))
             first, seen = first + BLOCK, _empty()
 
-        async with aclosing(read_messages(self._bus, stream, after)) as messages:
+        async with aclosing(StreamReading(self._bus, stream, after).messages()) as messages:
             async for msg in messages:
                 seq, _, nanoseconds, _ = delivery_numbers(msg.reply)
                 while seq >= first + BLOCK:

@@ -28,7 +28,7 @@ from synth.bus.server.topology import EVENTS, SECRET_BUCKETS
 from synth.erasure.records import read_erasures
 from synth.errors import Transient
 from synth.gateway.ledger.file import BLOCK, KnownStream, LedgerFile, Revision
-from synth.gateway.ledger.reading import digest_of, read_info, read_messages
+from synth.gateway.ledger.reading import StreamReading, digest_of, read_info
 from synth.gateway.ledger.records import RECORD_STREAMS, RecordWatch
 from synth.runtime import logs
 
@@ -213,7 +213,8 @@ class LedgerWatch:
                 self._file.put_block(first, block, reached=min(last, first + BLOCK - 1))
             first, seen = first + BLOCK, array("I", bytes(4 * BLOCK))
 
-        async with aclosing(read_messages(self._bus, EVENTS, after)) as messages:
+        reading = StreamReading(self._bus, EVENTS, after)
+        async with aclosing(reading.messages()) as messages:
             async for msg in messages:
                 seq = delivery_numbers(msg.reply)[0]
                 while seq >= first + BLOCK:
@@ -221,19 +222,21 @@ class LedgerWatch:
                 last, seen[seq - first] = seq, digest_of(msg)
         while first <= max(last, known.reached):
             close_block()
-        return lost
+        return sorted({*lost, *reading.unreadable})
 
     async def _read_bucket(self, stream: str, *, after: int) -> list[str]:
         """Read a bucket after a sequence and record new messages; return the subjects that are missing or changed."""
         known, seen, last = self._file.keys(stream), dict[str, Revision](), after
-        async with aclosing(read_messages(self._bus, stream, after)) as messages:
+        reading = StreamReading(self._bus, stream, after)
+        async with aclosing(reading.messages()) as messages:
             async for msg in messages:
                 last = delivery_numbers(msg.reply)[0]
                 seen[msg.subject] = Revision(last, digest_of(msg))
         lost = [
             subject
             for subject, was in (known.items() if after == 0 else ())
-            if was.digest and (now := seen.get(subject)) != was and (now is None or now.seq <= was.seq)
+            if was.seq in reading.unreadable
+            or (was.digest and (now := seen.get(subject)) != was and (now is None or now.seq <= was.seq))
         ]
         changed = {subject: now for subject, now in seen.items() if subject not in lost and known.get(subject) != now}
         if changed:

@@ -16,6 +16,7 @@ from synth.backup.load import check_target, load_cluster
 from synth.backup.save import save_cluster
 from synth.blobs import BlobStore
 from synth.bus.connection import Connection, connect
+from synth.bus.history.store_identity import open_store
 from synth.bus.server.embedded import ServerConfig, free_port, start, wait_healthy
 from synth.bus.server.topology import topology
 from synth.console.errors import CliError
@@ -56,17 +57,17 @@ async def back_up(data: Path, target: Path, *, report: Report) -> BackupManifest
     aliases = data / "models" / ALIASES_FILE
     if aliases.exists():
         shutil.copy(aliases, target / ALIASES_FILE)
-    blobs = BlobStore.open(f"file:{data / 'blobs'}")
+    url = f"file:{data / 'blobs'}"
     if is_alive(state.supervisor_pid, state.supervisor_started):
         bus = await connect_as_bus(state, next(p.port for p in state.processes if p.name == "nats"))
         try:
-            return await save_cluster(bus, blobs, folder, report=report)
+            return await save_cluster(bus, await open_store(bus, url), folder, report=report)
         finally:
             await bus.close()
     with file.locked(), _bus_alone(state, data) as port:
         bus = await connect_as_bus(state, port)
         try:
-            return await save_cluster(bus, blobs, folder, report=report)
+            return await save_cluster(bus, await open_store(bus, url), folder, report=report)
         finally:
             await bus.close()
 

@@ -167,7 +167,7 @@ class Supervisor:
     async def _keep_erasing(self) -> NoReturn:
         """Erase the events of deleted jobs and files, until the stop."""
         # Imported here: to look at a cluster needs no client of its bus.
-        from synth.blobs import BlobStore
+        from synth.bus.history.store_identity import open_store
         from synth.erasure.sweep import Sweeper
         from synth.local.cluster.backup import connect_as_bus
         from synth.runtime import logs
@@ -178,7 +178,7 @@ class Supervisor:
             try:
                 bus = await connect_as_bus(self.state, self.plan.nats.port)
                 try:
-                    await Sweeper(bus, BlobStore.open(f"file:{self.plan.blobs}")).run()
+                    await Sweeper(bus, await open_store(bus, f"file:{self.plan.blobs}")).run()
                 finally:
                     await bus.close()
             except Exception as error:  # noqa: BLE001 - whatever it is, the services go on without it
