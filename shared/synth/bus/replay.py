@@ -162,11 +162,14 @@ class StreamFollower:
 
     async def open_patiently(self) -> int:
         """Open, and try again for as long as the bus is away."""
+        is_away = False
         while True:
             try:
                 return await self.open()
             except (NatsError, NoStreamResponseError, OSError) as error:
-                log.warning("follow cannot open", error=repr(error), filters=self._filters)
+                if not is_away:
+                    log.warning("follow cannot open", error=repr(error), filters=self._filters)
+                is_away = True
                 await asyncio.sleep(_AGAIN_S)
 
     async def _reopen(self, why: str) -> None:
@@ -306,12 +309,15 @@ async def _last_seq(nc: BusClient, filters: list[str], stream: str) -> int:
 
 async def _last_seq_of_one(nc: BusClient, subject: str, stream: str) -> int:
     question = json.dumps({"last_by_subj": subject}).encode()
+    is_away = False
     while True:
         try:
             reply = await nc.request(f"{nc.api}.STREAM.MSG.GET.{stream}", question, timeout=_REQUEST_S)
             break
         except (NatsError, OSError) as error:
-            log.warning("the leader does not say what is last", error=repr(error), stream=stream, subject=subject)
+            if not is_away:
+                log.warning("the leader does not say what is last", error=repr(error), stream=stream, subject=subject)
+            is_away = True
             await asyncio.sleep(_AGAIN_S)
     answer = cast(dict[str, Any], json.loads(reply.data))
     if "error" not in answer:

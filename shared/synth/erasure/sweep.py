@@ -1,7 +1,8 @@
 """Erases the events of deleted jobs and files from the log as they are deleted, so that the log gets their bytes back.
 
 Invariants. As in `erase.py`: the `deleted` facts stay, and no event is erased before the blobs that it names are
-removed. An erasure that was killed is started again: each start looks at every deletion in the log.
+removed. An erasure that was killed is started again: a bucket has the position up to which the deletions are erased.
+A service that has not noticed a deletion may append events of the job after it: each deletion is looked at once more.
 
 A full log takes no `deleted` either. A gateway then leaves it as a dead letter, and here events of the job or the file
 are erased, one by one, until there is room for it. The last fact of its lifecycle stays until then, so that a killed
@@ -33,6 +34,7 @@ from synth.bus.recorded import MSG_ID, SCHEMA, Recorded, decode, delivery_number
 from synth.bus.replay import StreamFollower, read_stream
 from synth.bus.server.topology import DEAD, EVENTS, PUBLISH_TIMEOUT_S
 from synth.erasure.erase import TOMBSTONES, erase_messages, type_of
+from synth.erasure.position import SweptLog, read_swept_patiently, write_swept
 from synth.errors import Permanent, SynthError, Transient
 from synth.events import FileDeleted, JobDeleted
 from synth.events.catalogue import CATALOGUE
@@ -56,13 +58,17 @@ _ERRORS = (SynthError, NatsError, JetStreamError, TimeoutError, OSError, BaseErr
 
 @dataclass
 class _Deleted:
-    """A deletion whose events are to be erased. seq: its own. due: when to look at it, on the monotonic clock."""
+    """A deletion whose events are to be erased. seq: its own. due: when to look at it, on the monotonic clock.
+
+    erased: once; events may have been appended since.
+    """
 
     org: str
     key: str
     seq: int
     due: float = 0.0
     delay: float = _FIRST_DELAY_S
+    erased: bool = False
 
 
 @dataclass
@@ -71,21 +77,43 @@ class Sweeper:
 
     bus: Connection
     blobs: BlobStore
+    late_s: float = 600.0
+    """Seconds after an erasure in which a service may append an event of the deleted job."""
     _deleted: dict[str, _Deleted] = field(default_factory=dict[str, _Deleted])
+    _followed: int = 0
+    _stored: SweptLog | None = None
+    _fails: bool = False
 
     async def run(self) -> NoReturn:
         """Follow the deletions, and erase what can be erased, for ever."""
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._follow_deletions())
             tasks.create_task(self._follow_letters())
+            self._stored = await read_swept_patiently(self.bus)
+            tasks.create_task(self._follow_deletions(self._stored.seq))
             while True:
                 await self._erase_due()
+                await self._store_position()
                 await asyncio.sleep(_INTERVAL_S)
 
-    async def _follow_deletions(self) -> None:
-        async for message in _follow(self.bus, EVENTS, [f"{type_}.*.*" for type_ in sorted(TOMBSTONES)]):
+    async def _follow_deletions(self, after: int) -> None:
+        deletions = [f"{type_}.*.*" for type_ in sorted(TOMBSTONES)]
+        async for message in _follow(self.bus, EVENTS, deletions, after=after):
             _, _, org, key = message.subject.split(".")
-            self._deleted[key] = _Deleted(org, key, delivery_numbers(message.reply)[0])
+            self._followed = delivery_numbers(message.reply)[0]
+            self._deleted[key] = _Deleted(org, key, self._followed)
+
+    async def _store_position(self) -> None:
+        """Store the sequence up to which every deletion is erased."""
+        done = min((deleted.seq - 1 for deleted in self._deleted.values()), default=self._followed)
+        if self._stored is None or done <= self._stored.seq:
+            return
+        swept = SweptLog(stream=self._stored.stream, seq=done)
+        try:
+            await write_swept(self.bus, swept)
+        except _ERRORS as error:
+            self._note(error)
+        else:
+            self._stored = swept
 
     async def _follow_letters(self) -> None:
         async for message in _follow(self.bus, DEAD, _LETTERS):
@@ -104,13 +132,25 @@ class Sweeper:
         try:
             done = await self._try_to_erase(deleted)
         except _ERRORS as error:
-            log.warning("what was deleted cannot be erased now", key=deleted.key, error=str(error))
+            self._note(error, key=deleted.key)
             done = False
-        if not done:
+        else:
+            self._note(None)
+        if done and not deleted.erased:
+            deleted.erased, deleted.due = True, time.monotonic() + self.late_s
+        elif not done:
             deleted.due = time.monotonic() + deleted.delay
             deleted.delay = min(2 * deleted.delay, _LAST_DELAY_S)
         elif self._deleted[deleted.key] is deleted:
             del self._deleted[deleted.key]
+
+    def _note(self, error: BaseException | None, **about: str) -> None:
+        """Log a failure, and its end, once each."""
+        if error is not None and not self._fails:
+            log.warning("what was deleted cannot be erased now", error=str(error), **about)
+        elif error is None and self._fails:
+            log.info("what was deleted is erased again")
+        self._fails = error is not None
 
     async def _try_to_erase(self, deleted: _Deleted) -> bool:
         """Erase the events of one job or file; returns whether none is left."""
@@ -190,9 +230,9 @@ class Sweeper:
         return True
 
 
-async def _follow(bus: Connection, stream: str, filters: list[str]) -> AsyncGenerator[Msg]:
-    """Yield each message on these subjects, for ever."""
-    follower = StreamFollower(bus.nc, filters, stream=stream)
+async def _follow(bus: Connection, stream: str, filters: list[str], *, after: int = 0) -> AsyncGenerator[Msg]:
+    """Yield each message on these subjects after a sequence, for ever."""
+    follower = StreamFollower(bus.nc, filters, stream=stream, after=after)
     try:
         async with aclosing(follower.messages()) as messages:
             async for message in messages:

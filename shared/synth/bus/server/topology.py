@@ -39,6 +39,8 @@ DAMAGE = "damage"
 JUDGING = "judging"
 TASK_FAILURES = "task_failures"
 EVENT_TRIES = "event_tries"
+#: How far the deletions of the log are erased: of the user `bus` alone.
+ERASURE = "erasure"
 
 ACK_WAIT_S = 10.0
 HEARTBEAT_S = 3.0
@@ -225,6 +227,7 @@ def topology(
         JUDGING: JUDGING_TTL_S,
         TASK_FAILURES: TASK_FAILURES_TTL_S,
         EVENT_TRIES: EVENT_TRIES_TTL_S,
+        ERASURE: 0,
     }
     return BusTopology(streams, consumers, buckets, replicas)
 
