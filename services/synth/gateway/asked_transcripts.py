@@ -17,6 +17,7 @@ from weakref import WeakValueDictionary
 from obstore.exceptions import BaseError
 
 from synth.blobs import BlobStore
+from synth.errors import SynthError
 from synth.events import BlobRef
 from synth.runtime import logs
 
@@ -67,6 +68,6 @@ class AskedTranscripts:
             # Another gateway may have received the same request since, and written the blob again.
             if self._open[key] == 1 and await self._blobs.written_at(uri) == self._written[key]:
                 await self._blobs.delete([uri])
-        except (OSError, BaseError) as error:
+        except (SynthError, OSError, BaseError) as error:
             # The client still gets its response, and the judge's sweep removes the blob later.
             log.warning("a transcript cannot be removed now", key=key, error=repr(error))

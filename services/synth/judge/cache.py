@@ -1,12 +1,14 @@
 """The answers of judges by their prompt, in the blob store: all replicas share them, and they survive a restart.
 
 The key of an answer contains the organisation and the digest of its prompt, so no organisation can read the answers of
-another. Every replica removes old answers and old requests to `/judge/v1/score`.
+another. No event has the digest of an answer, so each begins with its own. Every replica removes old answers and old
+requests to `/judge/v1/score`.
 """
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from datetime import UTC, datetime, timedelta
 from typing import TypeVar
 
@@ -14,6 +16,7 @@ import msgspec
 from obstore.exceptions import BaseError
 
 from synth.blobs import BlobStore
+from synth.errors import SynthError
 from synth.judging.contract import JudgeAnswer
 from synth.runtime import logs
 
@@ -23,6 +26,8 @@ log = logs.get("judge cache")
 FOLDER = "judging"
 _SWEEP_S = 3600.0
 _BATCH = 500
+#: Of the digest that an answer begins with.
+_DIGEST_CHARACTERS = 64
 
 _T = TypeVar("_T")
 
@@ -40,7 +45,7 @@ class AnswerCache:
 
     async def put(self, org: str, digest: str, answer: msgspec.Struct) -> None:
         """Keep an answer; replicas that have the same one at the same time write the same."""
-        await self._blobs.put_bytes(_answer_key(org, digest), msgspec.json.encode(answer))
+        await self._blobs.put_bytes(_answer_key(org, digest), _sealed(answer))
 
     async def find_undelivered(self, org: str, digest: str) -> JudgeAnswer | None:
         """Return the answer to the question with this digest, if it was not delivered."""
@@ -48,7 +53,7 @@ class AnswerCache:
 
     async def put_undelivered(self, org: str, digest: str, answer: JudgeAnswer) -> None:
         """Keep an answer until the question is sent again."""
-        await self._blobs.put_bytes(_undelivered_key(org, digest), msgspec.json.encode(answer))
+        await self._blobs.put_bytes(_undelivered_key(org, digest), _sealed(answer))
 
     async def drop_undelivered(self, org: str, digest: str) -> None:
         """Drop an answer that was delivered, so that its cost is reported only once."""
@@ -59,7 +64,7 @@ class AnswerCache:
         while True:
             try:
                 await self._remove_old()
-            except (OSError, BaseError) as error:
+            except (SynthError, OSError, BaseError) as error:
                 # It does not matter when it is done.
                 log.warning("old answers cannot be removed now", error=repr(error))
             await asyncio.sleep(_SWEEP_S)
@@ -75,12 +80,24 @@ class AnswerCache:
         body = await self._blobs.find_bytes(key)
         if body is None:
             return None
+        digest, text = body[:_DIGEST_CHARACTERS], body[_DIGEST_CHARACTERS:]
         try:
-            return msgspec.json.decode(body, type=kind)
+            if digest != _digest(text):
+                raise msgspec.DecodeError("it is not what was written (sha256 differs)")
+            return msgspec.json.decode(text, type=kind)
         except msgspec.DecodeError as error:
-            # Another version wrote it: the judge is called again.
+            # It is damaged, or another version wrote it: the judge is called again.
             log.warning("a kept answer cannot be read", key=key, error=str(error))
             return None
+
+
+def _sealed(answer: msgspec.Struct) -> bytes:
+    text = msgspec.json.encode(answer)
+    return _digest(text) + text
+
+
+def _digest(text: bytes) -> bytes:
+    return hashlib.sha256(text).hexdigest().encode()
 
 
 def _answer_key(org: str, digest: str) -> str:

@@ -47,6 +47,7 @@ from synth.rollouts.collection.types import (
     RolloutSpec,
 )
 from synth.trajectories import RecordedTrajectory, RolloutBatch
+from synth.transcripts.batch_header import LENGTH_BYTES, header_length
 
 
 class RolloutLog:
@@ -280,7 +281,9 @@ class RolloutLog:
     async def publish_batch(self, batch: RolloutBatch, values: dict[str, float]) -> None:
         """Publish the batch of an iteration, the next one in order."""
         k = batch.meta.iteration
-        blob = await self._put_blob(f"jobs/{self._job_id}/batches/{k}", batch.to_bytes())
+        body = batch.to_bytes()
+        header = body[: LENGTH_BYTES + header_length(body)]
+        blob = await self._put_blob(f"jobs/{self._job_id}/batches/{k}", body)
         event = RolloutBatched(
             iteration=k,
             batch=blob,
@@ -288,6 +291,8 @@ class RolloutLog:
             groups_kept=batch.meta.groups_kept,
             groups_dropped=batch.meta.groups_dropped,
             values=values,
+            header_bytes=len(header),
+            header_sha256=hashlib.sha256(header).hexdigest(),
         )
         await self._append(event, id=str(k))
         self._finished.add(("train", k))

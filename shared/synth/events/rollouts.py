@@ -125,7 +125,11 @@ class RolloutFailed(Event, frozen=True, kw_only=True):
 
 @event("rollout.batch", by=Role.ROLLOUTS, reads={Role.TRAINER: Reading.FOLLOW}, write=Write.FENCED)
 class RolloutBatched(Event, frozen=True, kw_only=True):
-    """Iteration k is collected: one batch blob (`synth.trajectories.RolloutBatch`)."""
+    """Iteration k is collected: one batch blob (`synth.trajectories.RolloutBatch`).
+
+    header_bytes, header_sha256: of the begin of the blob, which is read without its arrays; 0 and "" of an earlier
+    version.
+    """
 
     iteration: int
     batch: BlobRef
@@ -133,6 +137,8 @@ class RolloutBatched(Event, frozen=True, kw_only=True):
     groups_kept: int
     groups_dropped: int
     values: dict[str, float]
+    header_bytes: int = 0
+    header_sha256: str = ""
 
 
 @event("eval.completed", by=Role.ROLLOUTS, reads={Role.TRAINER: Reading.FOLLOW}, write=Write.FENCED)

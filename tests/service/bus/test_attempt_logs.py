@@ -10,7 +10,7 @@ import structlog
 
 from synth.blobs import BlobStore
 from synth.bus.replay import replay
-from synth.bus.tasks.attempt_logs import AttemptLogs, LastLines
+from synth.bus.tasks.attempt_logs import AttemptLogs, LastLines, without_digest
 from synth.bus.tasks.lease import Lease
 from synth.errors import Transient
 from synth.events import TrainLogged
@@ -49,7 +49,11 @@ async def run(own, act, blobs: BlobStore, *, every_s: float = 60, until=None):
 async def read(blobs: BlobStore) -> list[list[dict]]:
     """The lines of each stored log of job_1."""
     keys = [key async for key, _, _ in blobs.below(FOLDER)]
-    texts = [await blobs.find_bytes(key) or b"" for key in sorted(keys)]
+    texts: list[bytes] = []
+    for key in sorted(keys):
+        text, is_whole = without_digest(await blobs.find_bytes(key) or b"")
+        assert is_whole
+        texts.append(text)
     return [[json.loads(line) for line in text.splitlines()] for text in texts]
 
 

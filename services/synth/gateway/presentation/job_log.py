@@ -8,7 +8,7 @@ import msgspec
 
 from synth.api.schemas import LoggedLine
 from synth.blobs import BlobStore
-from synth.bus.tasks.attempt_logs import LOG_FOLDER
+from synth.bus.tasks.attempt_logs import LOG_FOLDER, without_digest
 from synth.runtime.lines import split_lines
 
 _HEAD = ("timestamp", "service", "level", "event", "exception")
@@ -18,11 +18,21 @@ async def read_lines(blobs: BlobStore, job: str, after: datetime | None) -> list
     """Read a job's stored lines, oldest first. after: leave out older lines."""
     # Two tasks of the job in one process have the same lines.
     raw: dict[bytes, None] = {}
+    damaged: list[LoggedLine] = []
     async for key, _, written_at in blobs.below(f"jobs/{job}/{LOG_FOLDER}"):
         if after is None or written_at >= after:
-            raw |= dict.fromkeys(split_lines(await blobs.find_bytes(key) or b""))
+            text, is_whole = without_digest(await blobs.find_bytes(key) or b"")
+            raw |= dict.fromkeys(split_lines(text))
+            damaged += [] if is_whole else [_note_of_damage(key, written_at)]
     lines = [line for text in raw if (line := _line(text)) is not None and (after is None or line.time >= after)]
-    return sorted(lines, key=lambda line: line.time)
+    return sorted(lines + damaged, key=lambda line: line.time)
+
+
+def _note_of_damage(key: str, written_at: datetime) -> LoggedLine:
+    message = "this log is not what was written (sha256 differs): some of its lines may be wrong or missing"
+    return LoggedLine(
+        time=written_at, service="gateway", level="error", message=message, trace=None, fields={"blob": key}
+    )
 
 
 def _line(raw: bytes) -> LoggedLine | None:

@@ -1,14 +1,15 @@
-"""The rows of a file of prompts, each read by its number; memory holds only the position of each row."""
+"""The rows of a file of prompts, each read by its number; memory holds only the position and a digest of each row."""
 
 from __future__ import annotations
 
 import asyncio
+import zlib
 from array import array
 from typing import Any
 
 import msgspec
 
-from synth.blobs import BlobStore
+from synth.blobs import BlobCorrupt, BlobStore
 from synth.errors import Problem, UserError
 from synth.events import BlobRef
 from synth.graders.schema import Grader, templates_of
@@ -18,13 +19,14 @@ _SHOWN = 20
 
 
 class PromptRows:
-    """The byte offsets of the begin and the end of each row of a checked file; they take sixteen bytes per row."""
+    """The byte offsets of the begin and the end of each row of a checked file, and its CRC: twenty bytes per row."""
 
     def __init__(self, blobs: BlobStore, ref: BlobRef) -> None:
         self._blobs = blobs
         self._ref = ref
         self._starts = array("Q")
         self._ends = array("Q")
+        self._digests = array("I")
 
     @classmethod
     async def open(cls, blobs: BlobStore, ref: BlobRef, grader: Grader, *, where: str) -> PromptRows:
@@ -42,13 +44,17 @@ class PromptRows:
         return rows
 
     async def row(self, number: int) -> dict[str, Any]:
-        """Return a row by its number, from 0."""
-        return msgspec.json.decode(await self._blobs.get_range(self._ref, self._starts[number], self._ends[number]))
+        """Return a row by its number, from 0. Raises `BlobCorrupt` for a row that has changed since."""
+        line = await self._blobs.get_range(self._ref, self._starts[number], self._ends[number])
+        if zlib.crc32(line) != self._digests[number]:
+            raise BlobCorrupt(f"row {number} of {self._ref.uri} is not what was written")
+        return msgspec.json.decode(line)
 
-    def add(self, start: int, end: int) -> None:
-        """Add the position of the next row."""
+    def add(self, start: int, line: bytes) -> None:
+        """Add the next row. start: its position."""
         self._starts.append(start)
-        self._ends.append(end)
+        self._ends.append(start + len(line))
+        self._digests.append(zlib.crc32(line))
 
 
 class _RowCheck:
@@ -70,7 +76,7 @@ class _RowCheck:
         for line in lines:
             self._line += 1
             if line and not line.isspace():
-                self._rows.add(self._at, self._at + len(line))
+                self._rows.add(self._at, line)
                 self._read(line)
             self._at += len(line) + 1
 

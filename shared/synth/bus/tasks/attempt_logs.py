@@ -2,12 +2,14 @@
 
 The blob is written again at intervals, so that `synthctl logs JOB` shows a job that runs, and when an attempt ends.
 When the task is done, an event names the blob and the bytes of all logs of the job, which count in the organisation's
-bytes. A process that dies leaves its last write. A log that cannot be stored costs a warning, never the attempt.
+bytes. Until then no event has its digest, so the first line of a log has the digest of the others. A process that dies
+leaves its last write. A log that cannot be stored costs a warning, never the attempt.
 """
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import re
 import secrets
 import time
@@ -17,6 +19,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from threading import Lock
 
+import msgspec
 from nats.errors import Error as NatsError
 from nats.js.errors import Error as JetStreamError
 from obstore.exceptions import BaseError
@@ -34,6 +37,7 @@ log = logs.get("attempt logs")
 
 #: The folder of a job's logs, below the job's own.
 LOG_FOLDER = "logs"
+_DIGEST = "sha256"
 _EVENTS = {"train": TrainLogged, "collect": CollectionLogged, "serve": PolicyLogged}
 #: Logs of tasks that were handed back, which may come again.
 _MOST_OPEN = 64
@@ -41,6 +45,19 @@ _MOST_OPEN = 64
 _WRITE_S = 5.0
 #: Secrets of others that an address, a header or an error may carry.
 _SECRETS = re.compile(r"(?<=://)[^/@\s\"]+(?=@)|(?<=[Bb]earer )[^\s\"\\]+|\b(?:sk-|hf_|xox[a-z]-|gh[ps]_)[\w-]{8,}")
+
+
+def with_digest(text: bytes) -> bytes:
+    """Return a log's text behind a line with its digest."""
+    return msgspec.json.encode({_DIGEST: hashlib.sha256(text).hexdigest()}) + b"\n" + text
+
+
+def without_digest(body: bytes) -> tuple[bytes, bool]:
+    """Return the text of a stored log, and whether it is as written; true for an earlier version's, without a digest."""
+    first, _, text = body.partition(b"\n")
+    if not first.startswith(b'{"%s":' % _DIGEST.encode()):
+        return body, True
+    return text, with_digest(text) == body
 
 
 class LastLines:
@@ -135,7 +152,7 @@ class AttemptLog:
         try:
             async with asyncio.timeout(_WRITE_S):
                 key = f"{self._folder}/{self.name}-{self.task.kind}.jsonl"
-                self._blob = await self.logs.blobs.put_bytes(key, self.lines.text())
+                self._blob = await self.logs.blobs.put_bytes(key, with_digest(self.lines.text()))
             self._written = written
         except (SynthError, OSError, BaseError, TimeoutError) as error:
             log.warning("a log is not stored", job=self.task.job_id, error=repr(error))

@@ -7,6 +7,7 @@ import json
 
 from synth.blobs import BlobStore
 from synth.bus.publish import Publisher
+from synth.bus.tasks.attempt_logs import with_digest
 from synth.events import CollectionLogged, TrainLogged
 
 ROWS = b'{"messages": []}\n'
@@ -42,6 +43,21 @@ async def test_the_lines_of_a_job_are_merged_by_time_for_its_organisation_alone(
     later = (await user.http.get(path, params={"since": "2026-11-28T11:00:03+01:00"})).json()["data"]
     assert [found["message"] for found in later] == ["failed", "ends"]
     assert (await other.http.get(path)).status_code == 404
+
+
+async def test_a_damaged_log_is_shown_with_a_note(start_gateway, client_of):
+    running = await start_gateway()
+    user = await client_of(running)
+    job = (await user.submit())["id"]
+    text = with_digest((line(1, "trainer", "begun") + line(2, "trainer", "ends")).encode()).decode()
+    await store(running.service.blobs, job, "1-train", text)
+    path = f"/api/jobs/{job}/logs"
+    assert [found["message"] for found in (await user.http.get(path)).json()["data"]] == ["begun", "ends"]
+    await store(running.service.blobs, job, "1-train", text.replace("begun", "began"))
+    lines = (await user.http.get(path)).json()["data"]
+    assert [found["message"] for found in lines[:2]] == ["began", "ends"]
+    assert (lines[2]["service"], lines[2]["level"]) == ("gateway", "error")
+    assert "is not what was written" in lines[2]["message"]
 
 
 async def test_stored_logs_count_in_the_bytes_of_the_organisation(start_gateway, client_of, bus_as):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import hashlib
 from typing import Any
 
 import msgspec
@@ -22,6 +24,7 @@ from synth.events import (
 )
 from synth.gateway.read_model import rollout_log
 from synth.trajectories import BatchMeta, Branch, RolloutBatch, RolloutMeta
+from synth.transcripts.batch_header import LENGTH_BYTES, header_length
 from synth.transcripts.transcript import Transcript, TranscriptTurn
 from tests.service.gateway.job_histories import begin, step, verify
 from tests.service.gateway.wait import wait_until_shown
@@ -96,9 +99,18 @@ class Story:
         built = RolloutBatch.build(
             [branch] * len(kept), [m.advantage or 0.0 for m in kept], [metas.index(m) for m in kept], meta
         )
-        blob = blob or await self._blobs.put_bytes(f"jobs/{self._job}/batches/{iteration}", built.to_bytes())
+        body = built.to_bytes()
+        blob = blob or await self._blobs.put_bytes(f"jobs/{self._job}/batches/{iteration}", body)
+        header = body[: LENGTH_BYTES + header_length(body)]
         event = RolloutBatched(
-            iteration=iteration, batch=blob, sequences=built.sequences, groups_kept=1, groups_dropped=1, values={}
+            iteration=iteration,
+            batch=blob,
+            sequences=built.sequences,
+            groups_kept=1,
+            groups_dropped=1,
+            values={},
+            header_bytes=len(header),
+            header_sha256=hashlib.sha256(header).hexdigest(),
         )
         await self._rollouts.fenced(event, fence=self._claim, id=str(iteration))
 
@@ -267,6 +279,31 @@ async def test_why_a_rollout_is_not_trained_is_said(user, job: str, story: Story
     assert (await training("t5_2"))["reason"] == "too_old"
     partly = await training("t5_3")
     assert (partly["state"], partly["trained_tokens"], partly["sequences_too_old"]) == ("batched", 4, 1)
+
+
+async def test_a_damaged_header_of_a_batch_is_a_503(user, job: str, story: Story, blobs: BlobStore, bus_as):
+    await story.request(1, oldest=0)
+    for index, reward in enumerate((1.0, 0.0, 0.5, 0.5)):
+        await story.complete(1, index, reward)
+    m = story.meta
+    await story.batch(1, [m(1, 0, 1.0, 1.25), m(1, 1, 0.0, -1.0), m(1, 2, 0.5, None), m(1, 3, 0.5, None)])
+    path = f"/api/jobs/{job}/rollouts/{job}_t1_0"
+    await eventually_trained(user, path)
+    assert blobs.root is not None
+    file = blobs.root / f"jobs/{job}/batches/1"
+    body = file.read_bytes()
+    file.write_bytes(body.replace(b"1.25", b"1.35", 1))
+    reply = await user.http.get(path)
+    assert (reply.status_code, "is not what was written" in reply.text) == (503, True), reply.text
+
+
+async def eventually_trained(user, path: str) -> None:
+    """Wait until the read model has the batch."""
+    async with asyncio.timeout(30):
+        while True:
+            if (await user.http.get(path)).json()["training"]["advantage"] == 1.25:
+                return
+            await asyncio.sleep(0.05)
 
 
 async def test_what_has_expired_is_said_so(user, job: str, story: Story):

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from synth.blobs import BlobStore
+from synth.blobs import BlobCorrupt, BlobStore
 from synth.errors import UserError
 from synth.graders.python.pool import open_pool
 from synth.graders.python.settings import PythonPoolSettings
@@ -42,6 +42,14 @@ async def test_rows_are_read_by_their_number(tmp_path: Path):
     made = [json.dumps({"messages": [], "answer": f"ä{i}"}, ensure_ascii=False) for i in range(3)]
     rows = await _rows(tmp_path, [made[0], "", "  ", made[1], made[2]])
     assert [(await rows.row(i))["answer"] for i in range(3)] == ["ä0", "ä1", "ä2"]
+
+
+async def test_a_row_that_has_changed_since_the_file_was_read_is_refused(tmp_path: Path):
+    rows = await _rows(tmp_path, ['{"answer": 1}', '{"answer": 2}'])
+    (tmp_path / "rows").write_text('{"answer": 1}\n{"answer": 3}')
+    assert await rows.row(0) == {"answer": 1}
+    with pytest.raises(BlobCorrupt, match="row 1 of"):
+        await rows.row(1)
 
 
 async def test_a_row_without_what_the_grader_reads_is_told_with_its_line(tmp_path: Path):

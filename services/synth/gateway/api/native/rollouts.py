@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import re
 from typing import Annotated, Any, cast
 
@@ -18,9 +19,9 @@ from synth.api.rollouts import (
     RolloutSummary,
     RolloutTraining,
 )
-from synth.blobs import BlobMissing, BlobStore
+from synth.blobs import BlobCorrupt, BlobMissing, BlobStore
 from synth.errors import Problem
-from synth.events import BlobRef
+from synth.events import BlobRef, RolloutBatched
 from synth.gateway.api.openapi import json_response, returns
 from synth.gateway.api.parameters import PageLimit
 from synth.gateway.auth import CurrentKey
@@ -114,7 +115,7 @@ async def _training(gateway: Gateway, found: FoundRollout, rollout: RolloutSumma
     batch: BatchMeta | None = None
     if found.batched is not None:
         try:
-            batch = await _read_batch_meta(gateway.blobs, found.batched.batch)
+            batch = await _read_batch_meta(gateway.blobs, found.batched)
         except BlobMissing:
             batch = None
     return training_view(
@@ -127,11 +128,21 @@ async def _training(gateway: Gateway, found: FoundRollout, rollout: RolloutSumma
     )
 
 
-async def _read_batch_meta(blobs: BlobStore, ref: BlobRef) -> BatchMeta:
-    """Read the metadata of a batch without its arrays, which may be gigabytes."""
-    length = header_length(await blobs.get_range(ref, 0, LENGTH_BYTES))
-    header = await blobs.get_range(ref, LENGTH_BYTES, LENGTH_BYTES + length)
-    return await asyncio.to_thread(read_batch_meta, header)
+async def _read_batch_meta(blobs: BlobStore, batched: RolloutBatched) -> BatchMeta:
+    """Read the metadata of a batch without its arrays, which may be gigabytes. Raises `BlobMissing`, `BlobCorrupt`."""
+    ref = batched.batch
+    if not batched.header_bytes:
+        # Of an earlier version, without a digest of the header.
+        size = LENGTH_BYTES + header_length(await blobs.get_range(ref, 0, LENGTH_BYTES))
+        body = await blobs.get_range(ref, 0, size)
+    else:
+        body = await blobs.get_range(ref, 0, batched.header_bytes)
+        if hashlib.sha256(body).hexdigest() != batched.header_sha256:
+            raise BlobCorrupt(f"the header of {ref.uri} is not what was written (sha256 differs)")
+    try:
+        return await asyncio.to_thread(read_batch_meta, body[LENGTH_BYTES:])
+    except ValueError as error:
+        raise BlobCorrupt(f"the header of {ref.uri} cannot be read: {error}") from error
 
 
 async def _read_transcript(blobs: BlobStore, ref: BlobRef | None) -> tuple[bytes | None, str]:
