@@ -53,7 +53,7 @@ def with_digest(text: bytes) -> bytes:
 
 
 def without_digest(body: bytes) -> tuple[bytes, bool]:
-    """Return the text of a stored log, and whether it is as written; true for an earlier version's, without a digest."""
+    """Return the text of a stored log, and whether it is as it was written. An earlier version's has no digest."""
     first, _, text = body.partition(b"\n")
     if not first.startswith(b'{"%s":' % _DIGEST.encode()):
         return body, True
