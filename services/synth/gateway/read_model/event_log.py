@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import NamedTuple
@@ -28,6 +29,8 @@ from synth.gateway.read_model.projected_file import Mark, ProjectedFile
 #: Digits of the longest sequence that a client may send: every number with so many digits fits into 64 bits.
 MAX_SEQUENCE_DIGITS = 18
 _TIMEOUT_S = 5.0
+#: The pause between two reads of a server that lags behind the leader.
+_LAG_S = 0.02
 #: Deletions of one file that are read at a time.
 _ERASED_PAGE = 16
 #: No log is so long; the server's sequences have 64 bits.
@@ -65,11 +68,41 @@ async def read_page(
     limit: int,
     since: datetime | None = None,
     max_bytes: int | None = None,
+    whole: bool = False,
 ) -> Page:
     """Read up to `limit` events on `subject` after a sequence, or from a time on.
 
-    max_bytes: the limit for the page; a larger event is returned alone. Raises `Transient` if the bus does not answer.
+    max_bytes: the limit for the page; a larger event is returned alone. whole: a page that is the last one has every
+    event that the stream's leader has; any server may answer, and may lag behind the leader. Raises `Transient` if the
+    bus does not answer.
     """
+    lags_until = time.monotonic() + _TIMEOUT_S
+    while True:
+        page = await _read_page(bus, subject, after=after, limit=limit, since=since, max_bytes=max_bytes)
+        if not whole or page.more:
+            return page
+        last = await _read_last_seq(bus, subject)
+        if last <= (page.events[-1].seq if page.events else after):
+            return page
+        if time.monotonic() > lags_until:
+            raise Transient(f"a server of the bus lags behind the leader: it has no event {last} on {subject}")
+        await asyncio.sleep(_LAG_S)
+
+
+async def _read_last_seq(bus: Connection, subject: str) -> int:
+    """Return the sequence of the last event on a subject, as the stream's leader knows it; 0 without any."""
+    try:
+        found = await read_across_reconnects(bus, lambda: bus.js.get_last_msg(EVENTS, subject))
+    except NotFoundError:
+        return 0
+    except (TimeoutError, NatsError) as error:
+        raise Transient(f"the bus did not answer a read of {subject}: {error!r}") from error
+    return found.seq or 0
+
+
+async def _read_page(
+    bus: Connection, subject: str, *, after: int, limit: int, since: datetime | None, max_bytes: int | None
+) -> Page:
     if after >= _SEQUENCE_LIMIT:
         return Page([], more=False)
     start: dict[str, object] = (
@@ -121,7 +154,7 @@ async def is_erased(bus: Connection, subject: str, *, before: int) -> bool:
     """
     after = 0
     while True:
-        page = await read_page(bus, subject, after=after, limit=_ERASED_PAGE)
+        page = await read_page(bus, subject, after=after, limit=_ERASED_PAGE, whole=True)
         events = [event for event in page.events if event.seq < before]
         if not all(isinstance(event.event, JobDeleted | FileDeleted) for event in events):
             return False

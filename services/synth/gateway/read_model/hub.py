@@ -232,7 +232,7 @@ class Hub:
             self.past_reads_waiting -= 1
         metrics.STREAM_READS.inc()
         try:
-            page = await read_page(self._bus, subject, after=after, limit=MAX_EVENTS, max_bytes=BLOCK_BYTES)
+            page = await read_page(self._bus, subject, after=after, limit=MAX_EVENTS, max_bytes=BLOCK_BYTES, whole=True)
         finally:
             self._past_reads.release()
         while page.events and self.model.applied < page.events[-1].seq:
