@@ -12,6 +12,7 @@ from typing import Annotated, NamedTuple
 import typer
 from nats.errors import Error as NatsError
 from nats.js.errors import Error as JetStreamError
+from obstore.exceptions import BaseError
 from pydantic import Field, SecretStr
 
 from synth.backup.archive import archive
@@ -129,7 +130,7 @@ def _run(work: Callable[[_Parts], Awaitable[int | None]]) -> int:
 
     try:
         return asyncio.run(run())
-    except SynthError as error:
+    except (SynthError, BaseError, OSError) as error:
         _report(f"error: {error}")
     except (NatsError, JetStreamError, TimeoutError) as error:
         _report(f"error: the bus does not do it ({error!r}): check it with `synthd bus check`, then try again")
