@@ -186,7 +186,7 @@ class Run:
         while not self.found:
             await asyncio.sleep(_CHECKING_S)
             seen = list(self.log.seen)
-            self.found += check_log(seen, ()) + self.workload.lateness()
+            self.found += check_log(seen, ()) + self.workload.lateness() + self.cluster.greedy.check(seen)
             ended = {fact.key for fact in seen if fact.type in TERMINAL_FACTS}
             for job in ended & set(self.workload.expected) - done:
                 done.add(job)
@@ -248,7 +248,9 @@ async def judge(
     found = check_log(facts, seen)
     found += workload.lateness()
     by_job = {job: [fact for fact in facts if fact.key == job] for job in workload.expected}
-    unknown = {fact.key for fact in facts if fact.type == "job.created"} - set(by_job)
+    found += cluster.greedy.check(facts)
+    submitted = [fact for fact in facts if fact.type == "job.created" and fact.org != cluster.greedy.org]
+    unknown = {fact.key for fact in submitted} - set(by_job)
     found += [Violation("a submission is one job", job, "nobody submitted it") for job in unknown]
     for job, its in by_job.items():
         batches = await _batches(cluster, its)

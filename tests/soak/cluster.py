@@ -30,6 +30,7 @@ from synth.runtime.settings import ServiceSettings
 from synth.service_secrets import ServiceSecrets
 from tests.judge_server import JudgeCall, JudgeServer, scored
 from tests.soak.bus_servers import BusServers
+from tests.soak.greedy import make_greedy
 from tests.soak.processes import ServiceProcess, plan_process
 from tests.soak.shim import compile_shim
 from tests.soak.tcp_proxy import TcpProxy
@@ -75,6 +76,7 @@ class SoakCluster:
         self.bus: Connection = await connect(self.settings, "bus")
         self._closing.push_async_callback(self.bus.close)
         await provision(self.bus.js, topology(replicas=len(self.bus_servers.servers)))
+        self.greedy = await make_greedy(self.bus, cluster_secret=self.cluster_secret, bootstrap_key=self.api_key)
         await asyncio.to_thread(make_tiny_qwen3, self.folder / "models" / MODEL)
         shim = await asyncio.to_thread(compile_shim, self.folder)
         self.blobs = BlobStore.open(f"file:{self.folder / 'blobs'}")
@@ -114,6 +116,7 @@ class SoakCluster:
             "SYNTH_BOOTSTRAP_API_KEY": self.api_key,
             "SYNTH_BOOTSTRAP_ENVIRONMENT_KEY": self.environment_key,
             "SYNTH_SERVE_REPLICAS": str(REPLICAS),
+            "SYNTH_ORG_LIMITS": self.greedy.setting,
             "SYNTH_GRACE_S": "8",
             # Longer than the faults that can meet in one call: a job whose app comes back within it is not refused.
             "SYNTH_RETRY_FOR_S": "30",

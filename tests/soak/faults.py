@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 import signal
 from collections import Counter
@@ -9,6 +10,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
+from tests.soak.checkpoints import find_newest
 from tests.soak.cluster import SoakCluster
 from tests.soak.processes import ServiceProcess
 from tests.soak.tcp_proxy import Link
@@ -149,6 +151,28 @@ async def _disk_full(cluster: SoakCluster, fault: Fault) -> AsyncGenerator[None]
     yield
     control.disk_full = False
     control.write()
+
+
+@_kind("damage a checkpoint", seconds=(20, 30), victims=("checkpoint",))
+async def _damage_checkpoint(cluster: SoakCluster, fault: Fault) -> AsyncGenerator[None]:
+    """Damage the newest checkpoint of a job, and have its next attempt read it."""
+    newest = await find_newest(cluster)
+    if newest is not None:
+        newest.flip()
+        trainer = next(process for process in cluster.services if process.name == newest.worker)
+        trainer.strike(signal.SIGKILL)
+    yield
+    if newest is not None:
+        newest.flip()
+
+
+@_kind("fill an organisation's share of the log", seconds=(8, 15), victims=("greedy",))
+async def _fill_share(cluster: SoakCluster, fault: Fault) -> AsyncGenerator[None]:
+    ports = [gateway.port for gateway in cluster.of("gateway")]
+    submitting = asyncio.create_task(cluster.greedy.submit_for_ever(ports))
+    yield
+    submitting.cancel()
+    await asyncio.gather(submitting, return_exceptions=True)
 
 
 @_kind("rotate the cluster's secret", seconds=(1, 2), victims=("secret",))

@@ -150,6 +150,27 @@ def _whole_blobs() -> None:
     blob_store.take_file = takes
 
 
+def _checked_files() -> None:
+    """A file of a stored tree is used though it is not what was written."""
+
+    async def checks(path: Path, ref: object, progress: object = None) -> None:
+        return
+
+    blob_store._check = checks  # type: ignore[assignment]
+
+
+def _share() -> None:
+    """An organisation may take all of the log."""
+    if sys.argv[2] != "gateway":
+        return
+    from synth.gateway.commands import quotas
+
+    def unlimited(gateway: object, org: str) -> None:
+        return
+
+    quotas._log_quota = unlimited  # type: ignore[assignment]
+
+
 def _earlier_secret() -> None:
     """What was made with another secret of the cluster than the current one is refused."""
     os.environ.pop(service_secrets.CLUSTER_SECRET_EARLIER, None)
@@ -174,6 +195,8 @@ GUARDS: dict[str, Guard] = {
     "redelivery": Guard(_redelivery, ("kill", "drain"), victims=("rollouts", "trainer"), job_s=150.0),
     "clocks": Guard(_clocks, ("wrong clock",), victims=("inference",), at_least_s=15.0),
     "whole blobs": Guard(_whole_blobs, ("disk full",)),
+    "checked files": Guard(_checked_files, ("damage a checkpoint",), jobs=("rl",)),
+    "share of the log": Guard(_share, ("fill an organisation's share of the log",), at_least_s=15.0),
     # The cluster does not seal what is stored again either (`SoakCluster.rotate_secret`).
     EARLIER_SECRET: Guard(_earlier_secret, ("rotate the cluster's secret",)),
     "retries": Guard(_nothing, ("failing answers", "nonsense for an answer", "hanging answers")),
