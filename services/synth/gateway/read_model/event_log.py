@@ -92,12 +92,12 @@ async def read_page(
 async def _read_last_seq(bus: Connection, subject: str) -> int:
     """Return the sequence of the last event on a subject, as the stream's leader knows it; 0 without any."""
     try:
-        found = await read_across_reconnects(bus, lambda: bus.js.get_last_msg(EVENTS, subject))
+        last = await read_across_reconnects(bus, lambda: bus.js.get_last_msg(EVENTS, subject))
     except NotFoundError:
         return 0
     except (TimeoutError, NatsError) as error:
         raise Transient(f"the bus did not answer a read of {subject}: {error!r}") from error
-    return found.seq or 0
+    return last.seq or 0
 
 
 async def _read_page(
