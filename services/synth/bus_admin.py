@@ -130,10 +130,12 @@ def _run(work: Callable[[_Parts], Awaitable[int | None]]) -> int:
 
     try:
         return asyncio.run(run())
-    except (SynthError, BaseError, OSError) as error:
+    except SynthError as error:
         _report(f"error: {error}")
     except (NatsError, JetStreamError, TimeoutError) as error:
         _report(f"error: the bus does not do it ({error!r}): check it with `synthd bus check`, then try again")
+    except (BaseError, OSError) as error:
+        _report(f"error: {error}")
     return 1
 
 
@@ -245,6 +247,7 @@ def erase(org: Organisation, job: Job = None) -> int:
 @app.command()
 def sweep() -> int:
     """Erase each job and file that is deleted, until SIGTERM."""
+
     async def work(parts: _Parts) -> None:
         await Sweeper(parts.bus, await parts.blobs()).run()
 
