@@ -164,6 +164,7 @@ def request_limits(settings: InferenceSettings) -> RequestLimits:
     return RequestLimits(
         body=settings.max_request_bytes,
         values=settings.max_request_values,
+        characters=settings.max_prompt_characters,
         buffered=settings.http_buffered_bytes,
         choices=settings.max_choices,
         seconds=settings.completion_s,

@@ -92,6 +92,10 @@ class InferenceSettings(ServiceSettings, GuardSettings, ImageSettings):
     """The most JSON values in one request: decoding this many takes about 20 ms, in which no other request runs. A
     text is one value, and so is an image. Eight escapes in a text count as a value, and a long number as several."""
 
+    max_prompt_characters: int = Field(default=4 << 20, ge=1)
+    """The most characters of text in the messages and tools of one chat, images left out. No other request runs while a
+    step of a chat template copies them. A model with a context of more than a million tokens may need more."""
+
     max_request_image_bytes: int = Field(default=256 << 20, ge=1)
     """All images of one chat together, fetched ones included: they are in memory while it is answered."""
 

@@ -21,7 +21,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, TypeVar, get_args
+from typing import Annotated, Any, Literal, TypeVar, cast, get_args
 
 import msgspec
 from msgspec import Meta
@@ -191,6 +191,24 @@ def template_tools(tools: Sequence[dict[str, Any]]) -> list[dict[str, Any]] | No
 def object_text(value: object) -> str:
     """Return the text of a content that is an object."""
     return json.dumps(value, ensure_ascii=False)
+
+
+def text_length(conversation: Conversation) -> int:
+    """Return how many characters the texts of a conversation have, those of its tools included, images left out."""
+    length, waiting = 0, [*conversation.messages, *conversation.tools]
+    while waiting:
+        value: Any = waiting.pop()
+        if isinstance(value, str):
+            length += len(value)
+        elif isinstance(value, dict):
+            entries = cast(dict[str, Any], value)
+            length += sum(map(len, entries))
+            waiting += entries.values()
+        elif isinstance(value, list):
+            waiting += cast(list[Any], value)
+        elif isinstance(value, msgspec.Struct) and getattr(value, "type", None) not in IMAGE_TYPES:
+            waiting += msgspec.structs.astuple(value)
+    return length
 
 
 def images_in(messages: Sequence[Message]) -> int:

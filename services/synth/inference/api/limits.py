@@ -12,8 +12,8 @@ VALUES_SETTING = "SYNTH_MAX_REQUEST_VALUES"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestLimits:
-    """The bounds of one request. body: bytes; values: JSON values in it;
-    buffered: bytes of the bodies of all requests. choices: the largest `n`.
+    """The bounds of one request. body: bytes; values: JSON values in it; characters: of the texts of its messages and
+    tools; buffered: bytes of the bodies of all requests. choices: the largest `n`.
 
     seconds: for a completion on a user's own account; a rollout's may take the rest of its rollout. end_seconds:
     for the engine to end it when that is over.
@@ -22,6 +22,7 @@ class RequestLimits:
 
     body: int = 32 << 20
     values: int = 200_000
+    characters: int = 4 << 20
     buffered: int = 1 << 30
     choices: int = 128
     seconds: float = 3600.0

@@ -84,10 +84,16 @@ def build_prompt(
     shown: ShownImages,
     limits: RequestLimits,
 ) -> Prompt:
-    """Render and tokenise. Raises `ContextOverflow` for a prompt whose text alone has too many tokens."""
+    """Render and tokenise.
+
+    Raises `ContextOverflow` for a prompt whose text alone has too many tokens, and `UserError` for one with too many
+    characters.
+    """
     context = binding.engine.max_context
     try:
-        return binding.chat.prompt(conversation, history, shown.images, most=context - 1)
+        return binding.chat.prompt(
+            conversation, history, shown.images, most=context - 1, most_characters=limits.characters
+        )
     except TooManyTokens as error:
         default = default_max_tokens(binding, limits)
         completion = build_sampling_params(request, binding.sampling, default_max_tokens=default).max_tokens

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar
@@ -238,7 +239,7 @@ def typed(value: Any, kind: type[_T], where: str = "", *, api: str = "chat") -> 
 
 def _problems(r: ChatRequest, max_choices: int) -> list[Problem]:
     def wrong(where: str, value: object, expected: str, fix: str = "") -> Problem:
-        return Problem(what=f"{where} is {value!r}", expected=expected, fix=fix, where=where)
+        return Problem(what=f"{where} is {reprlib.repr(value)}", expected=expected, fix=fix, where=where)
 
     limit = max_tokens(r)
     fewer = "send several requests, or have the operator raise SYNTH_MAX_CHOICES"
@@ -279,9 +280,7 @@ def max_tokens(request: ChatRequest) -> int | None:
 
 
 def stop_strings(request: ChatRequest) -> tuple[str, ...]:
-    if request.stop is None:
-        return ()
-    return (request.stop,) if isinstance(request.stop, str) else tuple(request.stop)
+    return (request.stop,) if isinstance(request.stop, str) else tuple(request.stop or ())
 
 
 def num_choices(request: ChatRequest) -> int:

@@ -9,6 +9,7 @@ its content.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -17,10 +18,10 @@ from typing import Any
 import msgspec
 
 from synth.chat.families import Family
-from synth.chat.messages import Conversation, Message, image_address, image_parts, template_messages
+from synth.chat.messages import Conversation, Message, image_address, image_parts, template_messages, text_length
 from synth.chat.replies.reader import Opening
-from synth.chat.template import ChatTemplate
-from synth.errors import Permanent
+from synth.chat.template import ChatTemplate, TooManyTokens
+from synth.errors import Permanent, Problem, UserError
 from synth.images.processor import ImageProcessor
 from synth.images.prompt_image import PromptImage, expand_image_tokens
 from synth.inference.engines.protocol import EngineImage
@@ -113,12 +114,16 @@ class ChatFormat:
         images: Mapping[str, EngineImage] | None = None,
         *,
         most: int | None = None,
+        most_characters: int | None = None,
     ) -> Prompt:
         """Return the prompt to sample after. With a `history`, a continued call's own ids come first, untouched.
 
         images: the images that the messages show, by the addresses in them. most: tokens of text that a prompt may
-        have. Raises `UserError` for messages that the template cannot render, and `TooManyTokens` for more than `most`.
+        have. most_characters: characters of the texts of the messages and tools. Raises `UserError` for messages that
+        the template cannot render or that have more characters, and `TooManyTokens` for more than `most`.
         """
+        if most_characters is not None:
+            self._check_characters(conversation, most_characters, most)
         shown = _images_of(conversation.messages, images)
         if history is None or not history.calls:
             return Prompt(self._encode(self.template.prompt(conversation), shown, most), shown)
@@ -138,6 +143,27 @@ class ChatFormat:
             history.branch_breaks += 1
             continued = self._encode(text, shown, most)
         return Prompt(continued, shown)
+
+    def _check_characters(self, conversation: Conversation, most_characters: int, most: int | None) -> None:
+        """Refuse texts that are too long to render.
+
+        Each step of a template copies them, and no other thread runs during a copy.
+        """
+        characters = text_length(conversation)
+        if characters <= most_characters:
+            return
+        if most is not None and self.characters_per_token is not None:
+            least = math.ceil(characters / self.characters_per_token)
+            if least > most:
+                raise TooManyTokens(least, exact=False)
+        raise UserError(
+            Problem(
+                what=f"the texts of the messages and tools have {characters:,} characters",
+                expected=f"at most {most_characters:,} (SYNTH_MAX_PROMPT_CHARACTERS)",
+                fix="shorten the messages, or have the operator raise it",
+                where="messages",
+            )
+        )
 
     def opening(self, prompt_ids: Sequence[int]) -> Opening:
         """Return how the reply to a prompt begins: inside its reasoning if the prompt ends in open reasoning."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from synth.errors import UserError
 from synth.inference.api.requests import JobSampling, build_sampling_params, decode_request, one_call
 from synth.inference.api.sampling_plan import build_conversation
 from synth.jobs.resolved import EvalJob, RolloutSettings, Sampling
@@ -89,3 +90,10 @@ def test_a_rollout_is_sampled_as_its_jobs_file_says():
     params = build_sampling_params(read(temperature=2, top_p=0.1, max_tokens=400), job, default_max_tokens=9)
     assert (params.temperature, params.max_tokens, params.top_p, params.top_k) == (0.5, 9, 0.9, 4)
     assert (job.thinking, job.thinking_budget, job.constrain_tools) == (True, 3, True)
+
+
+@pytest.mark.parametrize("body", [{"stop": ["x" * 10_000_000] * 5}, {"thinking_mode": "x" * 10_000_000}])
+def test_an_error_shows_little_of_a_long_value(body: dict[str, object]):
+    with pytest.raises(UserError) as refused:
+        read(**body)
+    assert len(str(refused.value)) < 500

@@ -8,14 +8,16 @@ from typing import Any
 
 import pytest
 
-from synth.chat.messages import ContentPart, Conversation, Message
+from synth.chat.messages import ContentPart, Conversation, Message, text_length
+from synth.chat.template import TooManyTokens
 from synth.errors import UserError
+from synth.inference.api.limits import RequestLimits
 from synth.inference.api.replies import ChunkWriter, ReplyOptions
 from synth.inference.chat.generation import ReplyDelta
 from synth.inference.chat.output_parser import ParsedReply, ReplyParser
 from synth.inference.chat.prompts import ChatFormat, TokenHistory
 from synth.inference.tokenizers import load_tokenizer
-from tests.loop_gaps import LoopGaps, RecordProperty
+from tests.loop_gaps import LoopGaps, RecordProperty, check_gaps
 
 CALL = '<tool_call>\n{"name":"move","arguments":{"x":1}}\n</tool_call>'
 TOOLS = [{"type": "function", "function": {"name": "move"}}]
@@ -226,3 +228,36 @@ async def test_a_long_prompt_does_not_hold_the_event_loop(chat: ChatFormat, reco
         prompt = await asyncio.to_thread(chat.prompt, Conversation([user("word " * 40_000)]))
     assert len(prompt.ids) > 40_000
     gaps.check(record_property, "inference", "a prompt of 200 kB")
+
+
+def test_texts_of_too_many_characters_are_refused_before_they_are_rendered(chat: ChatFormat):
+    talk = Conversation([user("ab " * 100), Message(role="assistant", reasoning="c" * 50)], TOOLS)
+    assert chat.prompt(talk, most_characters=1000).ids
+    with pytest.raises(UserError, match=r"at most 300 \(SYNTH_MAX_PROMPT_CHARACTERS\)"):
+        chat.prompt(talk, most_characters=300)
+    for more in (user("a" * 700), Message(role="user", content=[ContentPart(type="text", text="a" * 700)])):
+        with pytest.raises(UserError, match="SYNTH_MAX_PROMPT_CHARACTERS"):
+            chat.prompt(Conversation([*talk.messages, more]), most_characters=1000)
+
+
+def test_texts_that_certainly_have_too_many_tokens_overflow_the_context(chat: ChatFormat):
+    with pytest.raises(TooManyTokens) as refused:
+        chat.prompt(Conversation([user("a" * 100_000)]), most=100, most_characters=1000)
+    assert 100 < refused.value.tokens < 100_000
+
+
+def test_images_are_no_characters():
+    image = ContentPart(type="image_url", image_url="data:image/png;base64," + "A" * 10_000)
+    assert text_length(Conversation([Message(role="user", content=[image, ContentPart(type="text", text="abc")])])) < 20
+
+
+async def test_the_longest_text_does_not_hold_the_event_loop(chat: ChatFormat, record_property: RecordProperty):
+    most = RequestLimits().characters
+    # One wide character makes each character of the text four bytes.
+    talk = Conversation([user("\U0001f600" + "<|im_start|>" * (most // 12 - 1))])
+
+    async def refuse() -> None:
+        with pytest.raises(TooManyTokens):
+            await asyncio.to_thread(chat.prompt, talk, most=4095, most_characters=most)
+
+    await check_gaps(refuse, record_property, "inference", "a text of the most characters")
