@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from synth.errors import SynthError
@@ -11,6 +12,8 @@ _PNG = b"\x89PNG\r\n\x1a\n"
 #: Start-of-frame markers of JPEG: all of C0 … CF but the tables' (C4, CC) and the one that is reserved (C8).
 _JPEG_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 _JPEG_ALONE = frozenset(range(0xD0, 0xD9)) | {0x01}
+#: Parts of a file before its size, which are passed on an event loop in some milliseconds. Files have a few hundred.
+_MOST_PARTS = 1 << 14
 
 
 class ImageRefused(SynthError):
@@ -57,14 +60,22 @@ def _read_header(body: bytes) -> ImageFormat | None:
     return None
 
 
+def _count_part(parts: Iterator[int]) -> None:
+    if next(parts, None) is None:
+        raise NotAnImage(f"an image whose header has more than {_MOST_PARTS:,} parts")
+
+
 def _gif(body: bytes) -> ImageFormat | None:
     """Return the size of a GIF for decoders: of its screen, or of a larger first frame."""
     width, height = struct.unpack_from("<HH", body, 6)
     at = 13 + (3 << (body[10] & 7) + 1 if body[10] & 0x80 else 0)
+    parts = iter(range(_MOST_PARTS))
     while body[at] == 0x21:  # an extension: its sub-blocks, each behind its length, up to one of length 0
         at += 2
         while body[at]:
+            _count_part(parts)
             at += body[at] + 1
+        _count_part(parts)
         at += 1
     if body[at] != 0x2C:
         return None
@@ -86,8 +97,9 @@ def _webp(body: bytes) -> ImageFormat | None:
 
 
 def _jpeg(body: bytes) -> ImageFormat | None:
-    at = 2
+    at, parts = 2, iter(range(_MOST_PARTS))
     while True:
+        _count_part(parts)
         if body[at] != 0xFF:
             return None
         marker = body[at + 1]

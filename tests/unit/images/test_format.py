@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+import time
 
 import pytest
 from hypothesis import given
@@ -12,6 +13,7 @@ from synth.images.format import ImageFormat, NotAnImage, read_image_format
 from tests.image_server import GIF, PNG
 
 _APP0 = b"\xff\xe0\0\x10JFIF\0\x01\x01\0\0\x01\0\x01\0\0"
+_NO_TABLE = b"GIF89a\x01\0\x01\0\0\0\0"
 JPEG = b"\xff\xd8" + _APP0 + b"\xff\xff\xc2\0\x11\x08\0\x30\0\x40\x03"
 
 
@@ -64,3 +66,26 @@ def test_a_gif_is_as_large_as_its_first_frame_makes_it():
     assert read_image_format(bytes(large)) == ImageFormat("gif", 4000, 3000)
     with pytest.raises(NotAnImage):
         read_image_format(GIF[:13] + b"\x3b")
+
+
+@pytest.mark.parametrize(
+    ("begins", "part"),
+    [
+        (b"\xff\xd8\xff", b"\xff"),
+        (b"\xff\xd8", b"\xff\xe0\0\x02"),
+        (_NO_TABLE + b"!\xfe", b"\x01a"),
+        (_NO_TABLE, b"!\xfe\0"),
+    ],
+)
+def test_a_header_of_millions_of_parts_is_refused_in_little_time(begins: bytes, part: bytes):
+    body, began = begins + part * (10_000_000 // len(part)), time.process_time()
+    with pytest.raises(NotAnImage, match="more than 16,384 parts"):
+        read_image_format(body)
+    assert time.process_time() - began < 0.1
+
+
+def test_a_header_of_some_hundred_parts_is_read():
+    comment = b"!\xfe" + b"\x01a" * 500 + b"\0"
+    assert read_image_format(GIF[:19] + comment + GIF[19:]) == read_image_format(GIF)
+    jpeg = JPEG[:2] + _APP0 * 500 + JPEG[2:]
+    assert read_image_format(jpeg) == ImageFormat("jpeg", 64, 48)
