@@ -25,6 +25,7 @@ from synth.bus.server.topology import API_KEYS, DAMAGE, EVENTS
 from synth.errors import Permanent, Problem, Transient, UserError
 from synth.gateway import errors
 from synth.gateway.api import openapi
+from synth.gateway.api.large_bodies import refuse_invalid_body
 from synth.gateway.api.native import (
     account,
     environment_keys,
@@ -195,7 +196,7 @@ def describe_api(observability: Sequence[BaseRoute] = ()) -> FastAPI:
         version="1",
         description="Post-train language models: a TOML in, a served model out.",
         routes=list(observability),
-        dependencies=[Depends(refuse_unknown_query)],
+        dependencies=[Depends(refuse_unknown_query), Depends(refuse_invalid_body)],
         # FastAPI's page loads scripts from another host; docs/openapi.json is the document.
         openapi_url=None,
         docs_url=None,

@@ -89,6 +89,14 @@ class ApiError(Exception):
         self.headers = headers or {}
 
 
+class InvalidBody(RequestValidationError):
+    """A body that does not fit the model of its route. count: of all errors, of which `errors()` has the first ones."""
+
+    def __init__(self, errors: list[dict[str, Any]], count: int) -> None:
+        super().__init__(errors)
+        self.count = count
+
+
 def not_found(kind: str, id: str) -> ApiError:
     """Return a 404 for an item that does not exist or is another organisation's: the caller cannot tell which."""
     fix = f"`synthctl {kind}s ls` shows yours" if kind in _LISTED else ""
@@ -178,7 +186,8 @@ def _to_api_error(error: Exception, request: Request) -> ApiError:
             return ApiError(400, str(error), problems=error.problems)
         case RequestValidationError():
             errors = error.errors()
-            problems = shorten_problems([_problem(e) for e in errors[:MOST_PROBLEMS]], of=len(errors))
+            count = error.count if isinstance(error, InvalidBody) else len(errors)
+            problems = shorten_problems([_problem(e) for e in errors[:MOST_PROBLEMS]], of=count)
             message = "; ".join(p.text() for p in problems)
             param = problems[0].where.partition(".")[2] or None
             return ApiError(422, message, type="invalid_request", param=param, problems=problems)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 
 import httpx
@@ -11,6 +12,7 @@ import pytest
 from synth.bus.kv.replicas import Replica, announce
 from synth.keys import Cid, mint_cid
 from tests.keyrings import credentials
+from tests.loop_gaps import RecordProperty, check_gaps
 from tests.service.gateway.conftest import Client
 from tests.service.gateway.raw_http import PATIENCE_S, connect
 
@@ -138,3 +140,19 @@ async def test_a_slash_at_the_end_of_a_path_does_not_count(user: Client, path: s
     reply = await user.http.get(path, headers={"Host": "elsewhere.example"})
     assert reply.status_code == 200
     assert "location" not in reply.headers
+
+
+async def test_a_large_body_of_many_wrong_fields_is_refused_with_the_first_ones(
+    start_gateway, client_of, record_property: RecordProperty
+):
+    user = await client_of(await start_gateway())
+    body = json.dumps({"config": "a", **{f"f{i}": 0 for i in range(40_000)}})
+
+    async def send() -> httpx.Response:
+        return await user.http.post("/api/jobs", content=body, headers={"Content-Type": "application/json"})
+
+    await send()
+    reply = await check_gaps(send, record_property, "gateway", "a body of unknown fields")
+    error = reply.json()["error"]
+    assert (reply.status_code, error["param"]) == (422, "f0")
+    assert (len(error["problems"]), error["problems"][-1]["what"]) == (101, "and 39,900 more problems")

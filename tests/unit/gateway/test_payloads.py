@@ -230,6 +230,7 @@ def test_an_adapter_is_trained_where_any_of_three_places_says_so(hyper, training
             "metadata.effective_config.data.validation_files",
         ),
         (parse_sft_job, {"hyperparameters": {"x": "y" * 300_000}}, "config"),
+        (parse_rl_job, {"data": {"config_toml": "a = [" + "{b=1}," * 50_000 + "]"}}, "data.config_toml"),
     ],
 )
 def test_a_body_of_another_shape_is_refused_at_its_place(make, body, place):

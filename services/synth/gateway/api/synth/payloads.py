@@ -66,6 +66,16 @@ def read_body(body: bytes) -> Table:
         raise _bad_field(f"the body is no job: {error}", "", expected="a JSON object") from error
 
 
+def read_rl_job(body: bytes) -> JobRequest:
+    """Decode and parse a body of `POST /rl/jobs`. Raises UserError."""
+    return parse_rl_job(read_body(body))
+
+
+def read_sft_job(body: bytes) -> JobRequest:
+    """Decode and parse a body of `POST /learning/jobs`, `/sft/jobs`. Raises UserError."""
+    return parse_sft_job(read_body(body))
+
+
 def parse_rl_job(body: Table) -> JobRequest:
     """Parse `POST /rl/jobs`: `data` with the whole TOML as `config`, or the same keys without `data` around them."""
     data = _table(body, "data") if "data" in body else body
@@ -140,6 +150,7 @@ def _rl_config(data: Table, place: str) -> Table:
         return dict(_table(data, "config", place))
     text = _text(data, "config_toml", place)
     if text is not None:
+        _check_size(text, f"{place}config_toml")
         return dict(read_toml(text, name=f"{place}config_toml").data)
     if "job_config_id" in data:
         raise _bad_field(
@@ -172,9 +183,8 @@ def _create(kind: str, config: Table, *, body: Table, kept: tuple[str, ...], **f
     metadata = fields.pop("metadata", Table()) | _table(body, "metadata")
     metadata |= {name: beside[name] for name in kept if beside.get(name) is not None}
     text = msgspec.json.encode(config).decode()
-    for place, size in (("config", len(msgspec.json.encode(text))), ("metadata", len(msgspec.json.encode(metadata)))):
-        if size > MAX_CONFIG_BYTES:
-            raise _bad_field(f"{size} bytes", place, expected=f"at most {MAX_CONFIG_BYTES}", fix="put data into files")
+    _check_size(text, "config")
+    _check_size(metadata, "metadata")
     return JobCreated(
         config=text,
         config_name=f"{kind}.json",
@@ -185,6 +195,12 @@ def _create(kind: str, config: Table, *, body: Table, kept: tuple[str, ...], **f
         allow_experimental=True,
         **fields,
     )
+
+
+def _check_size(value: Any, place: str) -> None:
+    size = len(msgspec.json.encode(value))
+    if size > MAX_CONFIG_BYTES:
+        raise _bad_field(f"{size} bytes", place, expected=f"at most {MAX_CONFIG_BYTES}", fix="put data into files")
 
 
 def _table(holder: Table, name: str, place: str = "") -> Table:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated, Any
 
 import msgspec
@@ -12,7 +13,7 @@ from synth.api.limits import MAX_IDEMPOTENCY_KEY
 from synth.bus.kv.secrets import ApiKey
 from synth.errors import Problem
 from synth.gateway.api.openapi import Responses, json_response, returns
-from synth.gateway.api.synth.payloads import JobRequest, parse_rl_job, parse_sft_job, read_body
+from synth.gateway.api.synth.payloads import JobRequest, read_rl_job, read_sft_job
 from synth.gateway.api.synth.schemas import SynthJob
 from synth.gateway.api.synth.views import job_view
 from synth.gateway.auth import CurrentKey
@@ -41,7 +42,7 @@ async def create_rl_job(
 
     `data.config` is the whole TOML; `data.model` and `data.endpoint_base_url` override its values.
     """
-    job = parse_rl_job(read_body(await request.body()))
+    job = await _read(request, gateway, caller, read_rl_job)
     if job.environment_key is not None:
         url = job.created.task_url
         # The validator reports an invalid address, so that the response does not depend on the key in the request.
@@ -57,10 +58,16 @@ async def create_sft_job(request: Request, caller: CurrentKey, gateway: GatewayD
 
     The tables of the client's TOML are in `metadata.effective_config`.
     """
-    job = parse_sft_job(read_body(await request.body()))
+    job = await _read(request, gateway, caller, read_sft_job)
     for name, file in (("training_file", job.created.training_file), ("validation_file", job.created.validation_file)):
         _reject_failed_file(gateway, caller.org, name, file)
     return await _submit(gateway, caller, job, route="/api/learning/jobs", key=key)
+
+
+async def _read(request: Request, gateway: Gateway, caller: ApiKey, read: Callable[[bytes], JobRequest]) -> JobRequest:
+    """Read a body, a large one in a worker process: its TOML may take seconds."""
+    body = await request.body()
+    return await gateway.service.off_loop.process(read, body, org=caller.org, size=len(body), task="read the job")
 
 
 async def _submit(gateway: Gateway, caller: ApiKey, job: JobRequest, *, route: str, key: str | None) -> Response:
