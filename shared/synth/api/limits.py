@@ -20,3 +20,5 @@ MAX_PAGE = 200
 MAX_MODELS = 1000
 MAX_EVENTS = 2000
 MAX_STEPS = 10_000
+#: Values of metrics of one page, which has at least the values of one step.
+MAX_POINTS = 10_000

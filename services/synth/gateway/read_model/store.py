@@ -273,11 +273,16 @@ class ReadModel(ProjectedFile):
         steps: int,
         since: datetime | None = None,
         until: datetime | None = None,
+        within_s: float,
     ) -> list[job_metrics.PublishedPoint]:
-        """Call `job_metrics.published_points`: return a job's metrics by the step of their publication."""
-        return job_metrics.published_points(
-            self._db, job_id, after_step=after_step, name=name, steps=steps, since=since, until=until
-        )
+        """Call `job_metrics.published_points` on a separate connection, for another thread.
+
+        It returns a job's metrics by the step of their publication. Raises `TimeoutError` after `within_s`.
+        """
+        with database_file.reading(self._path, within_s) as db:
+            return job_metrics.published_points(
+                db, job_id, after_step=after_step, name=name, steps=steps, since=since, until=until
+            )
 
     def _sees_all(self) -> bool:
         return not newer_events.can_read_more(self._db)

@@ -92,3 +92,15 @@ async def test_models_are_listed_and_found_by_ids_with_slashes_and_colons(
         with pytest.raises(openai.NotFoundError) as missing:
             await client.models.retrieve(unknown)
         assert missing.value.code == "model_not_found"
+
+
+@pytest.mark.parametrize("order", ["asc", "desc"])
+async def test_a_long_list_of_files_is_read_in_pieces(client: openai.AsyncOpenAI, monkeypatch: Any, order: Any):
+    monkeypatch.setattr("synth.gateway.api.openai.files._ROWS", 3)
+    made = [(await upload(client, b'{"a": %d}\n' % i)).id for i in range(7)]
+    ids = made if order == "asc" else made[::-1]
+    for limit in (1, 3, 6, 7, 8):
+        page = await client.files.list(limit=limit, order=order)
+        assert ([file.id for file in page.data], page.has_more) == (ids[:limit], limit < 7)
+    after = await client.files.list(limit=4, order=order, after=ids[1])
+    assert [file.id for file in after.data] == ids[2:6]

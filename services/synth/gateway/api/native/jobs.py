@@ -191,7 +191,10 @@ async def metrics(
     name: str | None = None,
     limit: Annotated[int, Query(ge=1, le=MAX_STEPS, description="Steps, each with all its values")] = 2000,
 ) -> Response:
-    """Return every value of `train.step`, and the values of evaluations as `eval.…`."""
+    """Return every value of `train.step`, and the values of evaluations as `eval.…`.
+
+    A page has at most 10,000 values, or those of one step. If `more` is true, continue with `after_step`.
+    """
     await gateway.job(caller.org, job_id)
     points, more = gateway.read_model.points(job_id, after_step=after_step, name=name, steps=limit)
     return json_response(Points(points=points, more=more))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query, Request
@@ -22,6 +23,8 @@ from synth.gateway.errors import ApiError
 router = APIRouter(tags=["openai"])
 
 _PURPOSE = "fine-tune"
+#: Files that are read at a time: other requests are served between two of them.
+_ROWS = 200
 _FORM = {
     "required": True,
     "content": {
@@ -54,9 +57,17 @@ async def list_files(
 ) -> Response:
     """List your organisation's files."""
     cursor = (await gateway.file(caller.org, after)).created_seq if after else None
-    place = {"before": cursor} if order == "desc" else {"after": cursor or 0}
-    rows = gateway.read_model.files(caller.org, limit=limit + 1, purpose=purpose, **place)
-    return page_response([file_object(row) for row in rows[:limit]], more=len(rows) > limit)
+    files: list[FileObject] = []
+    more = True
+    while more and len(files) < limit:
+        place = {"before": cursor} if order == "desc" else {"after": cursor or 0}
+        most = min(_ROWS, limit - len(files))
+        rows = gateway.read_model.files(caller.org, limit=most + 1, purpose=purpose, **place)
+        files += [file_object(row) for row in rows[:most]]
+        more = len(rows) > most
+        cursor = rows[most - 1].created_seq if more else None
+        await asyncio.sleep(0)
+    return page_response(files, more=more)
 
 
 @router.get("/files/{file_id}", summary="One file", responses=returns(FileObject))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime
@@ -12,7 +13,7 @@ from fastapi import APIRouter, Depends, Query, Request
 from starlette.responses import Response
 
 from synth.api.limits import MAX_EVENTS, MAX_STEPS
-from synth.errors import Problem
+from synth.errors import Problem, Transient
 from synth.gateway.api.openapi import json_response, returns
 from synth.gateway.api.pagination import items_after
 from synth.gateway.api.sse import wants_stream
@@ -56,6 +57,8 @@ _Handler = TypeVar("_Handler", bound=Callable[..., Any])
 # SQLite's integers have 64 bits.
 AfterStep = Annotated[int | None, Query(ge=-(1 << 53), le=1 << 53)]
 Limit = Annotated[int, Query(ge=1, le=100_000)]
+#: Steps whose metrics are read in some milliseconds.
+_FEW_STEPS = 1000
 
 
 async def _run_query(
@@ -175,10 +178,26 @@ async def get_metrics(
         start, following = await _run(gateway, row, run)
         since, until = start.time, following.time if following else None
     wanted, steps = our_metric(name) if name else None, min(limit, MAX_STEPS)
-    points = gateway.read_model.published_points(
-        job_id, after_step=after_step, name=wanted, steps=steps, since=since, until=until
-    )
-    return json_response(SynthPoints(points=[point_view(point, job_id) for point in points]))
+
+    def read() -> Response:
+        points = gateway.read_model.published_points(
+            job_id,
+            after_step=after_step,
+            name=wanted,
+            steps=steps,
+            since=since,
+            until=until,
+            within_s=gateway.settings.list_timeout_s,
+        )
+        return json_response(SynthPoints(points=[point_view(point, job_id) for point in points]))
+
+    # 10,000 steps have too many points for the event loop.
+    size = 0 if steps <= _FEW_STEPS else sys.maxsize
+    try:
+        return await gateway.service.off_loop.thread(read, org=caller.org, size=size)
+    except TimeoutError as error:
+        taken = f"{gateway.settings.list_timeout_s:g} s (SYNTH_LIST_TIMEOUT_S)"
+        raise Transient(f"the metrics were not read within {taken}; request fewer steps") from error
 
 
 @_job_route("GET", "/timeline", "The phases of a job", SynthTimeline)

@@ -7,12 +7,15 @@ the job's end: no point ever appears at a step that was already published.
 
 from __future__ import annotations
 
+import itertools
+import operator
 import sqlite3
 from datetime import datetime
 from typing import Any
 
 import msgspec
 
+from synth.api.limits import MAX_POINTS
 from synth.api.schemas import Point
 from synth.bus.recorded import Recorded
 from synth.events import TrainStep
@@ -60,21 +63,23 @@ def record_event(db: sqlite3.Connection, recorded: Recorded, *, ended: bool) -> 
 def measured_points(
     db: sqlite3.Connection, job: str, *, after_step: int, name: str | None, steps: int
 ) -> tuple[list[Point], bool]:
-    """Return a job's points of the first `steps` steps after `after_step`, ascending; and whether there are more."""
-    found = db.execute(
-        "SELECT DISTINCT step FROM metrics WHERE job = ?1 AND step > ?2 AND name = coalesce(?3, name)"
-        " ORDER BY step LIMIT ?4",
-        (job, after_step, name, steps + 1),
-    ).fetchall()
-    if not found:
-        return [], False
+    """Return a job's points of the first steps after `after_step`, ascending; and whether there are more.
+
+    They are the points of at most `steps` steps, and at most `MAX_POINTS` points, but all of the first step.
+    """
     rows = db.execute(
-        "SELECT name, step, value, time FROM metrics WHERE job = ?1 AND step > ?2 AND step <= ?3"
-        " AND name = coalesce(?4, name) ORDER BY step, name",
-        (job, after_step, found[:steps][-1][0], name),
+        "SELECT name, step, value, time FROM metrics WHERE job = ?1 AND step > ?2 AND name = coalesce(?3, name)"
+        " ORDER BY step, name",
+        (job, after_step, name),
     )
-    points = [Point(name=n, step=s, value=v, time=datetime.fromisoformat(t)) for n, s, v, t in rows]
-    return points, len(found) > steps
+    points: list[Point] = []
+    for _, of_step in itertools.groupby(rows, key=operator.itemgetter(1)):
+        more = [Point(name=n, step=s, value=v, time=datetime.fromisoformat(t)) for n, s, v, t in of_step]
+        if steps == 0 or (points and len(points) + len(more) > MAX_POINTS):
+            return points, True
+        points += more
+        steps -= 1
+    return points, False
 
 
 def metric_names(db: sqlite3.Connection, job: str) -> list[str]:
