@@ -43,6 +43,8 @@ _STARTUP_S = 3.0
 #: glibc's name of the size from which a buffer is mapped by itself, and unmapped when it is freed.
 _M_MMAP_THRESHOLD = -3
 _MAPPED_BYTES = 4 << 20
+#: How long a thread may keep the GIL while the event loop waits for it. A request waits so at each of its steps.
+_SWITCH_S = 0.0005
 #: The checks whose failure a restart mends; the others pass by themselves, or need somebody to do something.
 _VITAL = frozenset({"worker"})
 
@@ -252,6 +254,7 @@ def run(name: str, settings: ServiceSettings, setup: Setup) -> int:
         return await setup(service)
 
     hide_memory()
+    sys.setswitchinterval(_SWITCH_S)
     _return_large_buffers()
     try:
         uvloop.run(serve(name, settings, setup_without_keys))
