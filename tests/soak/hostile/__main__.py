@@ -44,6 +44,8 @@ ATTACKS = HOSTILE | COSTS
 _INPUT_S = 120.0
 _QUIET_S = 15.0
 _AFTER_S = 180.0
+#: How long an attack by cost lasts at least.
+_LEAST_S = 10.0
 #: Of the inputs of each kind, before memory is looked at: pools are filled and caches made.
 _WARM_UP = 0.1
 _GOOD_ROW = b'{"messages": [{"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "%d"}]}\n'
@@ -56,10 +58,11 @@ async def run(folder: Path, kinds: list[str], inputs: int, seed: int) -> list[st
     environments: dict[tuple[tuple[str, str], ...], list[str]] = {}
     for kind in kinds:
         environments.setdefault(tuple(ATTACKS[kind].environment.items()), []).append(kind)
+    each = -(-inputs // max(1, sum(ATTACKS[kind].prepare is None for kind in kinds)))
     found: list[str] = []
     for i, (environment, alike) in enumerate(environments.items()):
         (place := folder / str(i)).mkdir(exist_ok=True)
-        found += await _run_on_one(place, alike, dict(environment), -(-inputs // len(kinds)), seed, table)
+        found += await _run_on_one(place, alike, dict(environment), each, seed, table)
     console.print(table)
     return found
 
@@ -114,7 +117,7 @@ def _in_ms(medians: Mapping[str, float]) -> str:
 async def _attack(
     ring: Ring, quiet: Quiet, kind: str, inputs: int, before: Mapping[str, float], table: Table
 ) -> list[str]:
-    attack, begun, told = ATTACKS[kind], time.time(), 0.0
+    attack, told = ATTACKS[kind], 0.0
 
     def say(sent: int) -> None:
         nonlocal told
@@ -123,12 +126,19 @@ async def _attack(
             console.print(f"[dim]{time.strftime('%H:%M:%S')}  {kind}: {sent} of {inputs}")
 
     ring.known.clear()
+    if attack.prepare is not None:
+        inputs = await attack.prepare(ring)
+    begun = time.time()
     warm_up = int(inputs * _WARM_UP)
     gaps = await read_gaps(ring.target.ports)
     ring.note = _print_inputs(ring.target, dict(gaps))
     wrong = await storm(ring, attack, warm_up, deadline_s=_INPUT_S, say=lambda sent: None)
     memory, sizes = ring.target.memory(), ring.target.memory_of_processes()
     wrong += await storm(ring, attack, inputs - warm_up, deadline_s=_INPUT_S, say=say)
+    while attack.prepare is not None and time.time() < begun + _LEAST_S:
+        # A median of a few answers says little.
+        inputs += (more := await attack.prepare(ring))
+        wrong += await storm(ring, attack, more, deadline_s=_INPUT_S, say=say)
     grown = {name: size - memory[name] for name, size in ring.target.memory().items()}
     if attack.most_gap_s is not None:
         # A process that was started since has grown from nothing.
@@ -227,7 +237,7 @@ def _show_errors(attacked: Target) -> None:
 def main() -> int:
     """Attack, and print what was broken; exit code 1 where something was."""
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("--inputs", type=int, default=10_000, help="of all kinds together")
+    options.add_argument("--inputs", type=int, default=10_000, help="of all kinds together, beside the attacks by cost")
     options.add_argument("--seed", type=int, default=0)
     options.add_argument("--only", choices=list(ATTACKS), action="append", help="this kind alone; repeatable")
     options.add_argument("--folder", type=Path, help="of the platform's data and logs; kept")

@@ -160,6 +160,7 @@ class Attack:
     services: those that have to do with it; environment: their settings, beside those of the campaign.
     most_slower: by how much the median of another organisation may grow; most_growth: bytes, of a service's memory.
     most_gap_s: for how long an event loop may stand still; None: for any time.
+    prepare: returns how many inputs there are; None: as many as the campaign sends.
     """
 
     send: Callable[[Ring], Awaitable[str | None]]
@@ -170,6 +171,7 @@ class Attack:
     most_slower: float = 2.0
     most_growth: int = 200 << 20
     most_gap_s: float | None = None
+    prepare: Callable[[Ring], Awaitable[int]] | None = None
 
 
 #: Kind → how it is sent.

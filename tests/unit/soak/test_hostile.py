@@ -48,8 +48,9 @@ from tests.loop_gaps import RecordProperty, check_gaps
 from tests.service.jobs import make_model_dir
 from tests.soak.hostile.addresses import forbidden_addresses, image_address
 from tests.soak.hostile.bus_messages import bus_message
-from tests.soak.hostile.costs.chats import image_chats, schemas
+from tests.soak.hostile.costs.chats import schemas
 from tests.soak.hostile.costs.graders import grader_bodies
+from tests.soak.hostile.costs.images import image_chats
 from tests.soak.hostile.costs.job_files import costly_job_files
 from tests.soak.hostile.costs.lists import costly_lists
 from tests.soak.hostile.job_texts import job_text

@@ -2,53 +2,69 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import math
 import random
+import sys
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, TypeVar
+from contextlib import AsyncExitStack
+from typing import Any, Generic, TypeVar
 
 import httpx
 
 from tests.soak.hostile.attacks import EVALUATION, Attack, Ring, wrong_of
 from tests.soak.hostile.costs.answers import costly_answers
 from tests.soak.hostile.costs.bodies import costly_bodies
-from tests.soak.hostile.costs.chats import image_chats, schema_chats, template_chats
+from tests.soak.hostile.costs.chats import schema_chats, template_chats
 from tests.soak.hostile.costs.graders import grader_bodies, python_bodies
+from tests.soak.hostile.costs.history import make_history
+from tests.soak.hostile.costs.images import image_chats
 from tests.soak.hostile.costs.job_files import costly_job_files
-from tests.soak.hostile.costs.lists import costly_lists, tagged_job
+from tests.soak.hostile.costs.lists import costly_lists
 from tests.soak.hostile.target import MODEL, VISION_MODEL, post, upload
 
 _Case = TypeVar("_Case")
-#: The jobs that the lists have to show.
-_JOBS = 240
-#: Bytes of each of their files.
-_PADDING = 20_000
+_CONTROL_S = 10.0
 _GRADERS = "/v1/fine_tuning/alpha/graders"
 
 
-def _in_turn(
-    cases: Callable[[Ring], Awaitable[Sequence[tuple[str, _Case]]]],
-    send: Callable[[Ring, _Case], Awaitable[httpx.Response | str | None]],
-) -> Callable[[Ring], Awaitable[str | None]]:
-    """Send the cases one after the other, and again others like them when all were sent."""
-    left: list[tuple[str, _Case]] = []
+class _Cases(Generic[_Case]):
+    """Sends cases one after the other, each once."""
 
-    async def send_next(ring: Ring) -> str | None:
-        if not left:
-            left.extend(await cases(ring))
-        name, case = left.pop(0)
+    def __init__(
+        self,
+        make: Callable[[Ring], Awaitable[Sequence[tuple[str, _Case]]]],
+        send: Callable[[Ring, _Case], Awaitable[httpx.Response | str | None]],
+    ) -> None:
+        self._make = make
+        self._send = send
+        self._left: list[tuple[str, _Case]] = []
+
+    async def prepare(self, ring: Ring) -> int:
+        """Make the cases; returns their number."""
+        self._left = list(await self._make(ring))
+        return len(self._left)
+
+    async def send(self, ring: Ring) -> str | None:
+        """Send the next case; returns what was wrong."""
+        name, case = self._left.pop(0)
         begun = time.monotonic()
-        answer = await send(ring, case)
+        answer = await self._send(ring, case)
         wrong = wrong_of(answer, name) if isinstance(answer, httpx.Response) else answer
-        status = f"{answer.status_code} {answer.text[:100]}" if isinstance(answer, httpx.Response) else wrong or "ended"
+        status = (
+            f"{answer.status_code} {len(answer.content):,} bytes {answer.text[:60]}"
+            if isinstance(answer, httpx.Response)
+            else wrong or "ended"
+        )
         await ring.note(name, status, time.monotonic() - begun)
         return f"{name}: {wrong}" if wrong else None
 
-    return send_next
-
 
 async def _chat(ring: Ring, fields: dict[str, Any]) -> httpx.Response:
+    if "input" in fields:
+        return await post(ring.http, "/v1/responses", {"model": MODEL, "max_output_tokens": 4} | fields)
     return await post(ring.http, "/v1/chat/completions", {"model": MODEL, "max_tokens": 4} | fields)
 
 
@@ -79,15 +95,9 @@ async def _list(ring: Ring, path: str) -> httpx.Response:
 
 
 async def _lists(ring: Ring) -> list[tuple[str, str]]:
-    """The lists, once there are jobs that they show: some wait for a trainer, and as many were rejected."""
-    rows = b'{"messages": [{"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "4"}]}\n'
-    file = str((await upload(ring.http, "rows.jsonl", rows)).raise_for_status().json()["id"])
-    while len(ring.known) < _JOBS:
-        text = tagged_job(file if len(ring.known) % 2 else "file_x", _PADDING)
-        reply = await post(ring.http, "/api/jobs", {"config": text})
-        ring.known.append(str(reply.raise_for_status().json()["id"]))
-    # The tags of a job are there once it was validated.
-    await ring.target.verified_or_ended(ring.known[-1])
+    """The lists, once there is what they show."""
+    if not ring.known:
+        await make_history(ring)
     return costly_lists(ring.rng, ring.known)
 
 
@@ -129,10 +139,11 @@ _CHATS = ("gateway", "inference")
 _JOB_FILES = ("gateway", "validator", "verifier")
 
 
-def _cost(send: Callable[[Ring], Awaitable[str | None]], *services: str, **environment: str) -> Attack:
+def _cost(cases: _Cases[Any], *services: str, **environment: str) -> Attack:
     return Attack(
-        send,
+        cases.send,
         services,
+        prepare=cases.prepare,
         at_once=1,
         environment=environment,
         most_slower=3.0,
@@ -141,22 +152,42 @@ def _cost(send: Callable[[Ring], Awaitable[str | None]], *services: str, **envir
     )
 
 
+async def _prepare_one(_: Ring) -> int:
+    return 1
+
+
+def _control(processes: int) -> Attack:
+    """No attack: processes beside the platform that compute all the time, which shows what a busy machine costs."""
+
+    async def compute(_: Ring) -> None:
+        async with AsyncExitStack() as closing:
+            for _process in range(processes):
+                busy = await asyncio.create_subprocess_exec(sys.executable, "-c", "while True: pass")
+                closing.push_async_callback(busy.wait)
+                closing.callback(busy.kill)
+            await asyncio.sleep(_CONTROL_S)
+
+    return Attack(compute, (*_CHATS, *_JOB_FILES), environment={}, most_slower=math.inf, prepare=_prepare_one)
+
+
 #: Kind → how it is sent.
 COSTS: dict[str, Attack] = {
-    "cost of schemas": _cost(_in_turn(_seeded(schema_chats), _chat), *_CHATS),
-    "cost of templates": _cost(_in_turn(_seeded(template_chats), _chat), *_CHATS),
-    "cost of images": _cost(_in_turn(_seeded(image_chats), _show), *_CHATS),
-    "cost of image files": _cost(_in_turn(_seeded(_image_rows), _upload), "gateway", "files"),
-    "cost of graders": _cost(_in_turn(_seeded(grader_bodies), _grade), "gateway", "judge"),
-    "cost of refused code": _cost(_in_turn(_seeded(python_bodies), _grade), "gateway"),
-    "cost of bodies": _cost(_in_turn(_seeded(costly_bodies), _post), "gateway"),
-    "cost of lists": _cost(_in_turn(_lists, _list), *_JOB_FILES, "files"),
-    "cost of job files": _cost(_in_turn(_seeded(costly_job_files), _check_job), *_JOB_FILES),
+    "control: one busy process": _control(1),
+    "control: two busy processes": _control(2),
+    "cost of schemas": _cost(_Cases(_seeded(schema_chats), _chat), *_CHATS),
+    "cost of templates": _cost(_Cases(_seeded(template_chats), _chat), *_CHATS),
+    "cost of images": _cost(_Cases(_seeded(image_chats), _show), *_CHATS),
+    "cost of image files": _cost(_Cases(_seeded(_image_rows), _upload), "gateway", "files"),
+    "cost of graders": _cost(_Cases(_seeded(grader_bodies), _grade), "gateway", "judge"),
+    "cost of refused code": _cost(_Cases(_seeded(python_bodies), _grade), "gateway"),
+    "cost of bodies": _cost(_Cases(_seeded(costly_bodies), _post), "gateway"),
+    "cost of lists": _cost(_Cases(_lists, _list), *_JOB_FILES, "files"),
+    "cost of job files": _cost(_Cases(_seeded(costly_job_files), _check_job), *_JOB_FILES),
     "cost of answers": _cost(
-        _in_turn(_seeded(lambda rng: costly_answers()), _play), *_JOB_FILES, "rollouts", "inference"
+        _Cases(_seeded(lambda rng: costly_answers()), _play), *_JOB_FILES, "rollouts", "inference"
     ),
     "cost of code": _cost(
-        _in_turn(_seeded(python_bodies), _grade),
+        _Cases(_seeded(python_bodies), _grade),
         "gateway",
         SYNTH_PYTHON_GRADERS="true",
         # A grader without an end is ended sooner.

@@ -1,21 +1,15 @@
-"""Chats that cost much for one request: schemas, templates and images at the limits of the settings."""
+"""Chats that cost much for one request: schemas and templates at the limits of the settings."""
 
 from __future__ import annotations
 
-import base64
-import functools
 import json
 import random
-import struct
-import zlib
-from collections.abc import Callable, Collection
 from typing import Any
 
 from synth.inference.settings import InferenceSettings
 
 _SETTINGS = InferenceSettings()
-_PNG = b"\x89PNG\r\n\x1a\n"
-#: Bytes of a request beside its schema, messages or images.
+#: Bytes of a request beside its schema or messages.
 _AROUND = 2048
 
 Case = tuple[str, dict[str, Any]]
@@ -37,6 +31,16 @@ def schemas(rng: random.Random) -> dict[str, dict[str, Any]]:
     for _ in range(depth // 2):
         deep = {"type": "object", "properties": {salt: deep}}
     repeated = f"({salt}|" + "(a|b)?" * 20 + f"){{0,{size // 4}}}"
+    tree: dict[str, Any] = {"type": "integer"}
+    for level in range(8):
+        tree = {"type": "object", "properties": {f"{salt}{level}{i}": tree for i in range(3 if level < 5 else 1)}}
+    lists: dict[str, Any] = {"type": "string"}
+    for _ in range(depth):
+        lists = {"type": "array", "items": lists, "minItems": 3}
+    choices: dict[str, Any] = {"const": salt}
+    for i in range(depth // 2 - 1):
+        choices = {"anyOf": [choices, {"type": "array", "items": {"enum": [i, salt]}}]}
+    numbers = {f"{salt}{i}": {"type": "integer", "minimum": -(10**30), "maximum": 10**30 + i} for i in range(300)}
     refs = {f"d{i}": {"anyOf": [{"$ref": f"#/$defs/d{(i * 7 + 1) % 200}"}] * 4} for i in range(200)}
     return {
         "properties": {"type": "object", "properties": wide},
@@ -48,6 +52,16 @@ def schemas(rng: random.Random) -> dict[str, dict[str, Any]]:
         "enum": {"enum": [f"{salt}{i}" for i in range(size // 24)]},
         "one long text": {"const": salt + "x" * (size - 60)},
         "nesting": deep,
+        "a wide and deep tree": tree,
+        "lists in one another": lists,
+        "choices in one another": choices,
+        "ranges of numbers": {"type": "object", "properties": numbers, "required": list(numbers)},
+        "pattern properties": {
+            "type": "object",
+            "patternProperties": {f"^{salt}{i}(a|b)*$": {"type": "string"} for i in range(size // 60)},
+        },
+        "long texts": {"type": "string", "minLength": 10**9, "maxLength": 10**9 + 1, "title": salt},
+        "a recursion": {"$defs": {"a": {"type": "array", "items": {"$ref": "#/$defs/a"}}}, "$ref": "#/$defs/a"},
         "alternatives": {"anyOf": [{"type": "object", "properties": {f"{salt}{i}": {}}} for i in range(size // 70)]},
         "patterns": {"type": "string", "pattern": "|".join(f"{salt}{i}.*" for i in range(size // 24))},
         "repeated pattern": {"type": "string", "pattern": repeated},
@@ -86,16 +100,30 @@ def _tool_chats(rng: random.Random) -> list[Case]:
     ]
 
 
+def _described(text: str) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": "f", "description": text, "parameters": {}}}
+
+
 def template_chats(rng: random.Random) -> list[Case]:
     """Chats whose messages take much of the template, up to `SYNTH_MAX_REQUEST_BYTES` and `…_VALUES`."""
     size, values = _SETTINGS.max_request_bytes - _AROUND, _SETTINGS.max_request_values - 100
-    salt = f"{rng.randrange(1 << 40):x}"
+    salt, most = f"{rng.randrange(1 << 40):x}", _SETTINGS.max_prompt_characters - 100
     user = {"role": "user", "content": salt}
     call = {"type": "function", "id": "a", "function": {"name": "f", "arguments": json.dumps({"a": [0] * 1000})}}
     calls = {"role": "assistant", "content": "", "tool_calls": [call]}
     turns = [user, {"role": "assistant", "content": "4"}]
     return [
         ("one long text", {"messages": [{"role": "user", "content": salt + "ab " * (size // 3)}]}),
+        ("a text of the most characters", {"messages": [{"role": "user", "content": salt + "ab " * (most // 3)}]}),
+        (
+            "the same with wide ones",
+            {"messages": [{"role": "user", "content": salt + "\U0001f600" + "ab " * (most // 3)}]},
+        ),
+        ("the most marks", {"messages": [{"role": "user", "content": salt + "<|im_start|>" * (most // 12)}]}),
+        ("private characters", {"messages": [{"role": "user", "content": salt + "\U000f0000" * (values // 10)}]}),
+        ("long tools", {"messages": [user], "tools": [_described("ab " * (most // 3))]}),
+        ("items of a response", {"input": [user] * (values // 4)}),
+        ("a long item of a response", {"input": salt + "ab " * (most // 3)}),
         ("one word", {"messages": [{"role": "user", "content": salt + "x" * size}]}),
         ("marks", {"messages": [{"role": "user", "content": salt + "<|im_start|>" * (size // 12)}]}),
         ("spaces", {"messages": [{"role": "user", "content": salt + " " * size}]}),
@@ -111,56 +139,16 @@ def template_chats(rng: random.Random) -> list[Case]:
         ("keys of messages", {"messages": [{**user, **{f"{salt}{i}": 0 for i in range(values // 3)}}]}),
         ("settings", {"messages": [user], "chat_template_kwargs": {f"{salt}{i}": 0 for i in range(values // 3)}}),
         ("tokens", {"messages": [user], "logit_bias": {str(i): 1 for i in range(values // 3)}}),
+        ("no token", {"messages": [user], "logit_bias": dict.fromkeys(map(str, range(320)), -100), "n": 16}),
+        ("long ids of tokens", {"messages": [user], "logit_bias": {"9" * (size // 8): 1, "x" * (size // 8): 1}}),
+        ("too many stop strings", {"messages": [user], "stop": ["x"] * (values // 2)}),
+        ("empty stop strings", {"messages": [user], "stop": ["", "x" * size]}),
+        ("short stop strings", {"messages": [user], "stop": ["a", "b", "c", "d"], "n": _SETTINGS.max_choices}),
+        ("roles", {"messages": [{"role": f"r{i}", "content": "a"} for i in range(values // 4)]}),
+        ("a long role", {"messages": [{"role": "x" * size, "content": "a"}]}),
         ("stop strings", {"messages": [user], "stop": ["x" * (size // 4)] * 4}),
-        ("choices", {"messages": [user], "n": _SETTINGS.max_choices, "max_tokens": 8, "logprobs": True}),
+        (
+            "choices",
+            {"messages": [user], "n": _SETTINGS.max_choices, "max_tokens": 8, "logprobs": True, "top_logprobs": 20},
+        ),
     ]
-
-
-def image_chats(rng: random.Random, only: Collection[str] = ()) -> list[Case]:
-    """Chats that show images of the largest size, number and most spellings of an address. only: these, if any."""
-    pixels, size = _SETTINGS.max_image_pixels, _SETTINGS.max_request_bytes - _AROUND
-    side = int(pixels**0.5)
-    small = _data(png(32, 32 + rng.randrange(32)))
-    # What is made only if it is needed: to compress the largest images takes seconds.
-    addresses: dict[str, Callable[[], list[str]]] = {
-        "the largest image": lambda: [_data(png(side, side))],
-        "an image above the limit": lambda: [_data(png(side + 1, side + 1))],
-        "a wide image": lambda: [_data(png(pixels, 1))],
-        "the most bytes": lambda: [_data(png(64, 64, junk=_SETTINGS.max_image_bytes - 4096))],
-        "several largest images": lambda: [_data(png(side, side - i)) for i in range(1, 5)],
-        "many images": lambda: [small] * min(_SETTINGS.max_request_values // 8, size // (len(small) + 60)),
-        "parameters": lambda: [small.replace(";base64", ";a=b" * (size // 8) + ";base64")],
-        "percent signs": lambda: ["data:image/png," + "%00" * (size // 3)],
-        "percent signs and base64": lambda: ["data:image/png;base64," + "%41" * (size // 3)],
-        "spaces": lambda: [small.replace(",", "," + " " * (size // 2))],
-        "padding": lambda: ["data:image/png;base64,AA" + "=" * size],
-        "no base64": lambda: ["data:image/png;base64," + "*" * size],
-        "a long address": lambda: ["http://127.0.0.2/" + "a/../" * (size // 5)],
-        "a long host": lambda: ["http://" + "a." * (size // 2) + "invalid/"],
-    }
-    return [(name, {"messages": [_showing(urls())]}) for name, urls in addresses.items() if not only or name in only]
-
-
-def _showing(urls: list[str]) -> dict[str, Any]:
-    return {"role": "user", "content": [{"type": "image_url", "image_url": {"url": url}} for url in urls]}
-
-
-@functools.cache
-def png(width: int, height: int, *, junk: int = 0) -> bytes:
-    """A grey PNG of this size with `junk` bytes of random text in it: what compresses to little decodes to much."""
-    pack = zlib.compressobj(9)
-    row, body = b"\0" * (width + 1), bytearray()
-    for _ in range(height):
-        body += pack.compress(row)
-    body += pack.flush()
-    beside = _chunk(b"tEXt", b"a\0" + random.Random(junk).randbytes(junk)) if junk else b""
-    header = struct.pack(">II", width, height) + b"\x08\0\0\0\0"
-    return _PNG + _chunk(b"IHDR", header) + beside + _chunk(b"IDAT", bytes(body)) + _chunk(b"IEND", b"")
-
-
-def _chunk(kind: bytes, body: bytes) -> bytes:
-    return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
-
-
-def _data(image: bytes) -> str:
-    return "data:image/png;base64," + base64.b64encode(image).decode()
