@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import subprocess
+import sys
 from collections.abc import Awaitable
 from typing import Any, cast
 
@@ -74,3 +76,26 @@ async def test_an_address_may_ask_for_the_metrics_only_so_often():
     assert (await asked(page, "10.0.0.7")).headers["Retry-After"] == "1"
     now = 1.0
     assert [(await asked(page, "10.0.0.7")).status_code for _ in range(3)] == [200, 200, 429]
+
+
+_SWITCH_INTERVAL = """
+import sys, uvloop
+from synth.runtime.settings import ServiceSettings
+from synth.service import run
+
+async def setup(service):
+    return None
+
+def print_interval(main):
+    main.close()
+    print(sys.getswitchinterval())
+
+uvloop.run = print_interval
+run("files", ServiceSettings(), setup)
+"""
+
+
+def test_a_thread_of_a_service_hands_over_the_interpreter_sooner_than_by_default():
+    # A request of a neighbour waits for a long chat's thread at each of its steps.
+    process = subprocess.run([sys.executable, "-c", _SWITCH_INTERVAL], capture_output=True, text=True, check=True)
+    assert float(process.stdout) <= 0.001 < sys.getswitchinterval()

@@ -152,7 +152,10 @@ def _step(event: dict[str, Any], *, after_call: int) -> TranscriptStep:
 
 
 def _number(value: Any) -> float | None:
-    return float(value) if isinstance(value, int | float) else None
+    try:
+        return float(value) if isinstance(value, int | float) else None
+    except OverflowError:
+        return None  # an integer of more than 308 digits
 
 
 def _without_nulls(part: dict[str, Any]) -> dict[str, Any]:

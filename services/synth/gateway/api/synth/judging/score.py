@@ -5,7 +5,6 @@ The judge service does the work, because it may call addresses that users name.
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import time
 from typing import Any
@@ -27,7 +26,7 @@ from synth.gateway.settings import GatewaySettings
 from synth.judging.contract import JudgeAnswer, JudgeFailure, JudgeRollouts, RolloutReview, RolloutToJudge
 from synth.judging.rubric import rubric_from_request
 from synth.judging.settings import JudgeModel, Judging, Rubric
-from synth.transcripts.transcript import Transcript
+from synth.runtime.off_loop import INLINE_BYTES
 
 router = APIRouter(tags=["judging"])
 
@@ -41,16 +40,9 @@ async def score(body: ScoreRequest, caller: CurrentKey, gateway: GatewayDep) -> 
     no scores, or has not finished.
     """
     started = time.monotonic()
-    rubric = rubric_from_request(body.rubric, body.options.rubric_overrides)
-    if isinstance(rubric, Problem):
-        if body.rubric is None and body.options.rubric_overrides is None:
-            rubric = _no_rubric(body)
-        raise _invalid(rubric)
-    transcript = transcript_of(body.trace)
-    if isinstance(transcript, Problem):
-        raise _invalid(transcript)
+    # A trace may have 25,000 steps.
+    rubric, content, digest = await gateway.service.off_loop.thread(_read, body, org=caller.org, size=INLINE_BYTES + 1)
     judging = _judging(body.options, rubric, gateway.settings)
-    content, digest = await asyncio.to_thread(_encoded, transcript)
     gateway.capacity.check(len(content))
     async with gateway.asked.hold(caller.org, content, digest) as asked:
         question = JudgeRollouts(
@@ -68,10 +60,18 @@ async def score(body: ScoreRequest, caller: CurrentKey, gateway: GatewayDep) -> 
     return json_response(_reply(body, judging.judges[0], answer.reviews[0], answer, seconds))
 
 
-def _encoded(transcript: Transcript) -> tuple[bytes, str]:
-    """Return the transcript as JSON, and its SHA-256 as hex."""
+def _read(body: ScoreRequest) -> tuple[Rubric, bytes, str]:
+    """Return the rubric, the transcript of the trace as JSON, and its SHA-256 as hex. Raises a 422."""
+    rubric = rubric_from_request(body.rubric, body.options.rubric_overrides)
+    if isinstance(rubric, Problem):
+        if body.rubric is None and body.options.rubric_overrides is None:
+            rubric = _no_rubric(body)
+        raise _invalid(rubric)
+    transcript = transcript_of(body.trace)
+    if isinstance(transcript, Problem):
+        raise _invalid(transcript)
     content = msgspec.json.encode(transcript)
-    return content, hashlib.sha256(content).hexdigest()
+    return rubric, content, hashlib.sha256(content).hexdigest()
 
 
 async def ask_judge(bus: Connection, question: JudgeRollouts, *, until: float) -> JudgeAnswer:
