@@ -26,7 +26,7 @@ from tests.soak.hostile.costs.lists import costly_lists
 from tests.soak.hostile.target import MODEL, VISION_MODEL, post, upload
 
 _Case = TypeVar("_Case")
-_CONTROL_S = 10.0
+_CONTROL_S = 8.0
 _GRADERS = "/v1/fine_tuning/alpha/graders"
 
 
@@ -172,15 +172,14 @@ def _control(processes: int) -> Attack:
 
 #: Kind → how it is sent.
 COSTS: dict[str, Attack] = {
-    "control: one busy process": _control(1),
-    "control: two busy processes": _control(2),
+    "two busy processes": _control(2),
     "cost of schemas": _cost(_Cases(_seeded(schema_chats), _chat), *_CHATS),
     "cost of templates": _cost(_Cases(_seeded(template_chats), _chat), *_CHATS),
     "cost of images": _cost(_Cases(_seeded(image_chats), _show), *_CHATS),
     "cost of image files": _cost(_Cases(_seeded(_image_rows), _upload), "gateway", "files"),
     "cost of graders": _cost(_Cases(_seeded(grader_bodies), _grade), "gateway", "judge"),
     "cost of refused code": _cost(_Cases(_seeded(python_bodies), _grade), "gateway"),
-    "cost of bodies": _cost(_Cases(_seeded(costly_bodies), _post), "gateway"),
+    "cost of bodies": _cost(_Cases(_seeded(costly_bodies), _post), "gateway", "judge"),
     "cost of lists": _cost(_Cases(_lists, _list), *_JOB_FILES, "files"),
     "cost of job files": _cost(_Cases(_seeded(costly_job_files), _check_job), *_JOB_FILES),
     "cost of answers": _cost(
@@ -191,6 +190,6 @@ COSTS: dict[str, Attack] = {
         "gateway",
         SYNTH_PYTHON_GRADERS="true",
         # A grader without an end is ended sooner.
-        SYNTH_PYTHON_GRADER_TIMEOUT_S="5",
+        SYNTH_PYTHON_GRADER_TIMEOUT_S="2",
     ),
 }

@@ -40,7 +40,7 @@ def schemas(rng: random.Random) -> dict[str, dict[str, Any]]:
     choices: dict[str, Any] = {"const": salt}
     for i in range(depth // 2 - 1):
         choices = {"anyOf": [choices, {"type": "array", "items": {"enum": [i, salt]}}]}
-    numbers = {f"{salt}{i}": {"type": "integer", "minimum": -(10**30), "maximum": 10**30 + i} for i in range(300)}
+    numbers = {f"{salt}{i}": {"type": "integer", "minimum": -(2**52), "maximum": 2**52 + i} for i in range(300)}
     refs = {f"d{i}": {"anyOf": [{"$ref": f"#/$defs/d{(i * 7 + 1) % 200}"}] * 4} for i in range(200)}
     return {
         "properties": {"type": "object", "properties": wide},
@@ -92,7 +92,7 @@ def _tool_chats(rng: random.Random) -> list[Case]:
         return [{"type": "function", "function": function} for function in functions]
 
     many = _SETTINGS.max_request_values // 12
-    full = min((_SETTINGS.max_request_bytes - _AROUND) // each, _SETTINGS.max_request_values // (each // 20))
+    full = min((_SETTINGS.max_request_bytes - _AROUND) // each, _SETTINGS.max_request_values // (each // 10))
     return [
         ("many tools", {"messages": user, "tools": tools(many, {})}),
         ("many tools, one forced", {"messages": user, "tools": tools(many, {}), "tool_choice": "required"}),
@@ -122,14 +122,14 @@ def template_chats(rng: random.Random) -> list[Case]:
         ("the most marks", {"messages": [{"role": "user", "content": salt + "<|im_start|>" * (most // 12)}]}),
         ("private characters", {"messages": [{"role": "user", "content": salt + "\U000f0000" * (values // 10)}]}),
         ("long tools", {"messages": [user], "tools": [_described("ab " * (most // 3))]}),
-        ("items of a response", {"input": [user] * (values // 4)}),
+        ("items of a response", {"input": [user] * (values // 6)}),
         ("a long item of a response", {"input": salt + "ab " * (most // 3)}),
         ("one word", {"messages": [{"role": "user", "content": salt + "x" * size}]}),
         ("marks", {"messages": [{"role": "user", "content": salt + "<|im_start|>" * (size // 12)}]}),
         ("spaces", {"messages": [{"role": "user", "content": salt + " " * size}]}),
         ("characters of four bytes", {"messages": [{"role": "user", "content": salt + "\U0001f600" * (values // 10)}]}),
         ("turns", {"messages": turns * (values // 10)}),
-        ("parts", {"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}] * (values // 4)}]}),
+        ("parts", {"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}] * (values // 6)}]}),
         ("calls", {"messages": [user, *([calls, {"role": "tool", "content": "4", "tool_call_id": "a"}] * 2000)]}),
         (
             "reasoning",
@@ -144,7 +144,7 @@ def template_chats(rng: random.Random) -> list[Case]:
         ("too many stop strings", {"messages": [user], "stop": ["x"] * (values // 2)}),
         ("empty stop strings", {"messages": [user], "stop": ["", "x" * size]}),
         ("short stop strings", {"messages": [user], "stop": ["a", "b", "c", "d"], "n": _SETTINGS.max_choices}),
-        ("roles", {"messages": [{"role": f"r{i}", "content": "a"} for i in range(values // 4)]}),
+        ("roles", {"messages": [{"role": f"r{i}", "content": "a"} for i in range(values // 6)]}),
         ("a long role", {"messages": [{"role": "x" * size, "content": "a"}]}),
         ("stop strings", {"messages": [user], "stop": ["x" * (size // 4)] * 4}),
         (

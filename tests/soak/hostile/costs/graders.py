@@ -44,7 +44,7 @@ def grader_bodies(rng: random.Random) -> list[Case]:
         ("braces", {"grader": {**check, "reference": "{{" * (size // 2)}, "model_sample": "4"}),
         ("a long path", {"grader": {**check, "reference": "{{item" + ".a" * (size // 2) + "}}"}, "model_sample": "4"}),
         ("a wide item", {"grader": equal, "model_sample": "4", "item": {"a": [0] * values}}),
-        ("an item of lists", {"grader": equal, "model_sample": "4", "item": {"a": [[]] * values}}),
+        ("an item of lists", {"grader": equal, "model_sample": "4", "item": {"a": [[]] * (values // 2 - 50)}}),
         (
             "an item of keys",
             {"grader": equal, "model_sample": "4", "item": dict.fromkeys(map(str, range(values // 2)))},
@@ -57,11 +57,11 @@ def grader_bodies(rng: random.Random) -> list[Case]:
         (
             "many graders",
             {
-                "grader": {**multi(equal, "g0"), "graders": {f"g{i}": {} for i in range(values // 2)}},
+                "grader": {**multi(equal, "g0"), "graders": {f"g{i}": {} for i in range(values // 4)}},
                 "model_sample": "4",
             },
         ),
-        ("messages", {"grader": {**score, "input": [message] * (values // 4)}, "model_sample": "4"}),
+        ("messages", {"grader": {**score, "input": [message] * (values // 6)}, "model_sample": "4"}),
         ("unknown fields", {"grader": {**equal, **{f"f{i}": 0 for i in range(values // 3)}}, "model_sample": "4"}),
         ("many problems", {"grader": {**score, "input": [{"role": "x"}] * (values // 3)}, "model_sample": "4"}),
     ]
@@ -96,5 +96,5 @@ def python_bodies(rng: random.Random) -> list[Case]:
     part = {**python, "source": f"{salt}a = [{'0,' * (above // MAX_GRADERS // 2 - 200)}]\n{grade}"}
     graders = {f"g{i}": part for i in range(MAX_GRADERS)}
     bodies["many sources"] = {"grader": {"type": "multi", "graders": graders, "calculate_output": "g0"}}
-    bodies["a wide item"] = {"grader": {**python, "source": salt + grade}, "item": {"a": [[]] * values}}
+    bodies["a wide item"] = {"grader": {**python, "source": salt + grade}, "item": {"a": [[]] * (values // 2 - 50)}}
     return [(name, {**body, "model_sample": "4"}) for name, body in bodies.items()]
