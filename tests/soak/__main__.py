@@ -173,7 +173,7 @@ class Run:
     def summary(self) -> str:
         """The run in one line."""
         kinds = len({fault.kind for fault in self.storm.done})
-        ended = sum(fact.type in TERMINAL_FACTS for fact in self.log.seen)
+        ended = sum(fact.type in TERMINAL_FACTS and fact.key in self.workload.kinds for fact in self.log.seen)
         return (
             f"seed {self.plan.seed}: {(time.monotonic() - self.begun) / 60:.1f} minutes, {len(self.storm.done)} faults "
             f"of {kinds} kinds, {ended} of {len(self.workload.kinds)} jobs ended, {len(self.log.seen)} facts, "
