@@ -15,7 +15,7 @@ PINNED := $(PIP) --no-deps --require-hashes
 # Our own package, with what is installed already: nothing is fetched to build it.
 OURS := $(PIP) --no-deps --no-build-isolation --editable .
 .DEFAULT_GOAL := help
-.PHONY: help install install-vllm install-synth-ai demo demo-vision test lint unit service test-clients test-docs test-vllm-engine test-vllm-cluster long chaos storm soak hostile damage environments contracts digests pins precommit tax clean
+.PHONY: help install install-vllm install-synth-ai demo demo-vision test lint unit service test-clients test-docs test-vllm-engine test-vllm-cluster long chaos storm soak hostile damage environments contracts site pictures digests pins precommit tax clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
@@ -90,12 +90,12 @@ CLIENTS := synth-ai-0.2.16 synth-ai-0.2.23 openai-1 openai-2 openai agents
 
 install-synth-ai: .venv-clients/synth-ai-0.2.23/installed ## make .venv-clients/synth-ai-0.2.23, with the published client
 
-environments: .venv-vllm/installed $(CLIENTS:%=.venv-clients/%/installed) ## what test-clients, test-docs and the tests of vLLM need beside .venv (faster with --jobs=2)
+environments: .venv-vllm/installed .venv-site/installed $(CLIENTS:%=.venv-clients/%/installed) ## what test-clients, test-docs and the tests of vLLM need beside .venv (faster with --jobs=2)
 
 test-clients: .venv/installed $(CLIENTS:%=.venv-clients/%/installed) ## the published clients, unmodified, against a cluster; each test with one version, both in `make soak`
 	@$(BIN)/pytest tests/clients -m "not soak" --numprocesses 2 --dist loadfile
 
-test-docs: .venv/installed .venv-clients/synth-ai-0.2.23/installed ## README and the pages of docs/, run as written
+test-docs: .venv/installed .venv-clients/synth-ai-0.2.23/installed site ## README and the pages of docs/, run as written; the site, built strictly
 	@$(BIN)/pytest tests/docs -m "not soak" --numprocesses 2 --dist loadgroup
 
 test-vllm-engine: .venv-vllm/installed ## the vLLM engine alone
@@ -125,6 +125,15 @@ damage: .venv/installed ## 200 damaged bytes, one at a time, in a stopped cluste
 contracts: .venv/installed ## write the generated documents of docs/
 	@$(BIN)/python -m contracts
 
+.venv-site/installed: deploy/site.txt
+	@$(PYTHON) -m venv .venv-site && .venv-site/bin/pip install $(PINNED) --requirement $< && touch $@
+
+site: .venv-site/installed ## build the documentation site into .site/html; a broken link is an error
+	@.venv-site/bin/python -m contracts.site
+
+pictures: .venv/installed .venv-site/installed ## record the pictures of terminals in docs/pictures from a run of the demo
+	@.venv-site/bin/python -m contracts.site.pictures
+
 digests: .venv/installed ## resolve the tags of images and actions, and pin them (needs their registry and GitHub)
 	@$(BIN)/python -m contracts.digests
 
@@ -141,4 +150,4 @@ tax: .venv/installed ## what the platform costs against one plain process
 	@$(BIN)/python -m benchmarks.tax
 
 clean: ## remove what the commands above made
-	rm -rf .venv .venv-clients .venv-pins .venv-vllm .synth .pytest_cache .ruff_cache
+	rm -rf .venv .venv-clients .venv-pins .venv-site .venv-vllm .site .synth .pytest_cache .ruff_cache

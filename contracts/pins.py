@@ -18,6 +18,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 FILES = (
     "constraints.txt",
+    "deploy/site.txt",
     "deploy/torch-cpu.txt",
     "deploy/torch.txt",
     "deploy/uv.txt",

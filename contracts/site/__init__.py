@@ -1,0 +1,1 @@
+"""The documentation site: the pages of the repository, arranged for mkdocs."""
