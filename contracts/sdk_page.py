@@ -40,9 +40,9 @@ def sdk_page() -> str:
 
 
 def _described(thing: Callable[..., Any], members: tuple[str, ...]) -> Iterator[str]:
-    module = thing.__module__
-    yield f"## `{thing.__name__}`\n"
-    yield f"From `{module}`.\n"
+    title = thing.__name__
+    yield f"## `{title}`\n"
+    yield f"From `{thing.__module__}`.\n"
     # An app is given its episodes and replies: it makes none itself. Most exceptions have the constructor of Exception.
     called = inspect.isfunction(thing) or "__init__" in vars(thing)
     signature = inspect.signature(thing) if called else None
@@ -50,11 +50,11 @@ def _described(thing: Callable[..., Any], members: tuple[str, ...]) -> Iterator[
         fields = [field for field in dataclasses.fields(thing) if field.name[0] != "_"]
         yield f"```text\n{chr(10).join(f'{field.name}: {field.type}' for field in fields)}\n```\n"
     elif signature:
-        yield f"```text\n{_signature(thing.__name__, signature)}\n```\n"
+        yield f"```text\n{_signature(title, signature)}\n```\n"
     yield _text(thing, [*signature.parameters] if signature else [])
     for name in members:
         member = inspect.getattr_static(thing, name)
-        yield f"### `{thing.__name__}.{name}`\n"
+        yield f"### `{title}.{name}`\n"
         if isinstance(member, property):
             yield _text(member, [])
         else:

@@ -50,7 +50,7 @@ def test_each_file_of_a_recipe_has_the_example(title: str, example: str):
 @pytest.fixture
 def scratch_event() -> Iterator[EventSpec]:
     @event("train.measured", by=Role.TRAINER, reads={Role.JUDGE: Reading.QUEUE})
-    class TrainMeasured(Event):
+    class TrainMeasured(Event, frozen=True):
         """The trainer has measured something."""
 
         step: int
