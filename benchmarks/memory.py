@@ -22,18 +22,19 @@ import transformers
 from synth.jobs.memory import TrainingMemory, training_memory
 from synth.jobs.parse.toml import read_toml
 from synth.jobs.resolve.job import Overrides, resolve_job
-from synth.jobs.resolved import RlJob, SftJob
+from synth.methods.base import TrainingJob
+from synth.methods.rl import RlJob
+from synth.methods.sft import SftJob
 from synth.models import Registry
 from synth.models.config_shape import read_shape
-from synth.trainer.config import RlTrainConfig, SftTrainConfig
 from synth.trainer.learner import rng
 from synth.trainer.learner.data.packing import Sequences
 from synth.trainer.learner.data.sft_dataset import SftDataset
+from synth.trainer.learner.methods.sft import SftTrainer
 from synth.trainer.learner.model.policy import Policy, load_policy
 from synth.trainer.learner.model.reference import load_reference
 from synth.trainer.learner.rl import RlTrainer
-from synth.trainer.learner.sft import SftTrainer
-from synth.trainer.owner.learner_config import build_train_config
+from synth.trainer.owner.learner_config import machine_of
 from synth.trainer.settings import TrainerSettings
 from synth.trajectories import BatchMeta, Branch, RolloutBatch, RolloutMeta
 from synth.weights import nf4
@@ -175,27 +176,27 @@ def compare(case: Case, folder: Path, *, device: str = "cpu") -> Compared:
         device=device,  # pyright: ignore[reportArgumentType]
         longest=case.length,
     )
-    config = build_train_config(job, settings)
+    machine = machine_of(job, settings)
     rng.seed_everything(0, threads=1, deterministic=False)
     source = folder / "model"
     if job.mode == "qlora":
         nf4.write_rounded_model(source, folder / "rounded")
         source = folder / "rounded"
-    policy = load_policy(source, config, dropout=False)
+    policy = load_policy(source, job, machine, dropout=False)
     # The model has no tokenizer, and nothing of its memory is in what ends a turn.
     policy.__dict__["eos_ids"] = {2}
-    if isinstance(config, RlTrainConfig):
-        reference = load_reference(policy, config)
-        trainer: Any = RlTrainer(policy, config, reference=reference)
+    if isinstance(job, RlJob):
+        reference = load_reference(policy, job)
+        trainer: Any = RlTrainer(policy, job, reference=reference)
         copies = [policy.model] + ([reference.policy.model] if reference is not None and not job.lora else [])  # pyright: ignore
     else:
-        assert isinstance(config, SftTrainConfig)
-        trainer = SftTrainer(policy, config, _rows(case))
+        assert isinstance(job, SftJob)
+        trainer = SftTrainer(policy, job, _rows(case))
         copies = [policy.model]
 
     def train() -> None:
         for step in (1, 2):
-            trainer.step(*([_batch(case, step)] if isinstance(config, RlTrainConfig) else []))
+            trainer.step(*([_batch(case, step)] if isinstance(job, RlJob) else []))
 
     loaded = 0 if device == "cuda" else sum(_held(model) for model in copies)
     return Compared(predicted, loaded + _peak(train, policy))
@@ -213,7 +214,7 @@ def write_model(path: Path, case: Case) -> None:
     getattr(transformers, f"{name}ForCausalLM")(config).save_pretrained(path)
 
 
-def _job(case: Case, models: Path) -> RlJob | SftJob:
+def _job(case: Case, models: Path) -> TrainingJob:
     rows = 2 * case.tokens // case.length
     tables = case.tables + ("" if case.mode == "full" else _ADAPTER)
     keys = "\n".join(case.keys)
@@ -223,7 +224,7 @@ def _job(case: Case, models: Path) -> RlJob | SftJob:
         variety = "fft" if case.mode == "full" else case.mode
         text = _SFT.format(variety=variety, rows=rows, length=case.length, tokens=case.tokens, keys=keys, tables=tables)
     job = resolve_job(read_toml(text, name="job.toml"), overrides=Overrides(), registry=Registry(models)).job
-    assert isinstance(job, RlJob | SftJob)
+    assert isinstance(job, TrainingJob)
     return job
 
 

@@ -17,16 +17,15 @@ from benchmarks.tax_app import question, reward_of
 from examples.one_process import Task, sample
 from synth.inference.engines.settings import EngineSettings
 from synth.inference.engines.transformers import TransformersEngine
-from synth.jobs.job_data import job_from_data
-from synth.jobs.resolved import RlJob
+from synth.methods.job import job_from_data
+from synth.methods.rl import RlJob
 from synth.rollouts.collection.batching import CreditRules, ScoredRollout, build_batch
 from synth.rollouts.collection.metrics import collection_metrics
-from synth.trainer.config import RlTrainConfig
 from synth.trainer.learner import rng
 from synth.trainer.learner.data.sft_dataset import load_tokenizer
 from synth.trainer.learner.model.policy import load_policy
 from synth.trainer.learner.rl import RlTrainer
-from synth.trainer.owner.learner_config import build_train_config
+from synth.trainer.owner.learner_config import machine_of
 from synth.trainer.settings import TrainerSettings
 from synth.trajectories import RolloutBatch
 
@@ -57,13 +56,12 @@ async def run(start: Start) -> None:
     """Sample, build a batch, train, swap the engine's weights; again."""
     job = job_from_data(start.job)
     assert isinstance(job, RlJob)
-    config = build_train_config(job, TrainerSettings(threads=start.threads))
-    assert isinstance(config, RlTrainConfig)
+    machine = machine_of(job, TrainerSettings(threads=start.threads))
     model_dir = Path(start.model_dir)
     engine = await TransformersEngine.load(model_dir, settings=EngineSettings(threads=start.threads, seed=0))
     tokenizer = load_tokenizer(model_dir)
-    rng.seed_everything(config.seed, threads=config.threads, deterministic=config.deterministic)
-    trainer = RlTrainer(load_policy(model_dir, config, dropout=False), config)
+    rng.seed_everything(job.seed, threads=machine.threads, deterministic=machine.deterministic)
+    trainer = RlTrainer(load_policy(model_dir, job, machine, dropout=False), job)
     weights = Path(start.work_dir) / "policy.safetensors"
     for k in range(1, job.iterations + 1):
         marks, cpu = [time.perf_counter()], time.process_time()

@@ -23,7 +23,7 @@ from rich.table import Table
 
 from synth.blobs import BlobStore
 from synth.local.tiny_models.qwen3 import make_tiny_qwen3
-from synth.trainer.config import RlTrainConfig
+from synth.methods.rl import CorrectionSettings, RlJob
 from synth.trainer.learner import rng
 from synth.trainer.learner.checkpoint.background_writer import BackgroundWriter
 from synth.trainer.learner.checkpoint.checkpoint import write_checkpoint
@@ -63,17 +63,19 @@ class Run:
         self._folder = folder
         self._tokens = tokens
         self._blobs = BlobStore.open(f"file:{folder / 'blobs'}")
-        config = RlTrainConfig(
+        job = RlJob(
+            model="model",
+            base_model="model",
             lr=1e-6,
-            steps=100,
+            iterations=100,
             minibatches=1,
             micro_batch_tokens=2 * _LENGTH,
-            gates=False,
+            correction=CorrectionSettings(gates=False),
             checkpoint_every=1,
             seed=0,
         )
         rng.seed_everything(0, threads=1, deterministic=True)
-        self._trainer = RlTrainer(load_policy(model, config, dropout=False), config)
+        self._trainer = RlTrainer(load_policy(model, job, dropout=False), job)
         self.state_bytes = self._trainer.state.size
         self.write_s: list[float] = []
         self._writer = BackgroundWriter(saved=self._store, failed=_fail, progress=lambda stage, done, of: None)

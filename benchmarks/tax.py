@@ -27,7 +27,7 @@ from rich.table import Table
 from benchmarks.cluster_run import MODEL_PARTS, ROOT, Measured, RunFailed, measure, running_cluster
 from benchmarks.one_process import Start, StepTimes
 from benchmarks.workload import DEMO, LARGE, Workload, shortened
-from synth.jobs.job_data import job_to_data
+from synth.methods.job import job_to_data
 
 console = Console()
 RATIO_LIMIT = 1.25

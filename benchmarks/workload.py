@@ -7,8 +7,8 @@ from pathlib import Path
 
 from synth.jobs.parse.toml import read_toml
 from synth.jobs.resolve.job import Overrides, resolve_job
-from synth.jobs.resolved import RlJob
 from synth.local.tiny_models.qwen3 import make_tiny_qwen3
+from synth.methods.rl import RlJob
 from synth.models import Registry
 
 

@@ -9,7 +9,7 @@ from synth.errors import Permanent
 from synth.jobs.memory import TrainingMemory, training_memory
 from synth.jobs.parse.toml import read_toml
 from synth.jobs.resolve.job import Overrides, resolve_job
-from synth.jobs.resolved import RlJob
+from synth.methods.rl import RlJob
 from synth.models import Registry
 from synth.models.hosted_shapes import known_shape
 from synth.models.memory import GIB, engine_memory

@@ -40,13 +40,14 @@ from synth.inference.engines.sampling_time import SamplingTime
 from synth.inference.engines.settings import EngineSettings
 from synth.inference.engines.transformers import TransformersEngine
 from synth.local.tiny_models.qwen3 import make_tiny_qwen3
+from synth.methods.rl import RlJob
+from synth.methods.sft import SftJob
 from synth.rollouts.collection.batching import CreditRules, ScoredRollout, build_batch
-from synth.trainer.config import RlTrainConfig, SftTrainConfig
 from synth.trainer.learner import rng
 from synth.trainer.learner.data.sft_dataset import encode_rows, load_tokenizer
+from synth.trainer.learner.methods.sft import SftTrainer
 from synth.trainer.learner.model.policy import load_policy
 from synth.trainer.learner.rl import RlTrainer
-from synth.trainer.learner.sft import SftTrainer
 from synth.trajectories import CompletionRecord, build_branches
 
 SFT_STEPS = 500
@@ -101,7 +102,10 @@ async def run(work: Path, *, log: Callable[[str], None] = print) -> Rewards:
 
 def fine_tune(model_dir: Path, out: Path, *, log: Callable[[str], None]) -> Path:
     """Next-token prediction on the assistant's words, a cosine schedule, one pass and a bit over the rows."""
-    config = SftTrainConfig(
+    job = SftJob(
+        model="tiny",
+        base_model="tiny",
+        training_file="rows",
         lr=5e-3,
         schedule="cosine",
         min_lr_ratio=0.02,
@@ -111,11 +115,11 @@ def fine_tune(model_dir: Path, out: Path, *, log: Callable[[str], None]) -> Path
         steps=SFT_STEPS,
         packing="padded",
     )
-    rng.seed_everything(config.seed, threads=config.threads, deterministic=config.deterministic)
+    rng.seed_everything(job.seed, threads=1, deterministic=True)
     dataset = msgspec.convert(list(rows(12_000, seed=0)), list[TrainingRow])
-    data = encode_rows(dataset, load_tokenizer(model_dir), sequence_length=config.sequence_length)
-    policy = load_policy(model_dir, config)
-    trainer = SftTrainer(policy, config, data)
+    data = encode_rows(dataset, load_tokenizer(model_dir), sequence_length=job.sequence_length)
+    policy = load_policy(model_dir, job)
+    trainer = SftTrainer(policy, job, data)
     for _ in range(trainer.total):
         result = trainer.step()
         if result.step % 100 == 0:
@@ -126,10 +130,18 @@ def fine_tune(model_dir: Path, out: Path, *, log: Callable[[str], None]) -> Path
 
 async def reinforce(engine: TransformersEngine, model_dir: Path, weights: Path, *, log: Callable[[str], None]) -> None:
     """GSPO: sample groups, compare rewards within each, step, put the new weights into the engine; again."""
-    config = RlTrainConfig(lr=2e-4, warmup_steps=0, steps=RL_ITERATIONS, minibatches=2, packing="padded")
-    rng.seed_everything(config.seed, threads=config.threads, deterministic=config.deterministic)
+    job = RlJob(
+        model="tiny",
+        base_model="tiny",
+        lr=2e-4,
+        warmup_steps=0,
+        iterations=RL_ITERATIONS,
+        minibatches=2,
+        packing="padded",
+    )
+    rng.seed_everything(job.seed, threads=1, deterministic=True)
     tokenizer = load_tokenizer(model_dir)
-    trainer = RlTrainer(load_policy(model_dir, config, dropout=False), config)
+    trainer = RlTrainer(load_policy(model_dir, job, dropout=False), job)
     for iteration in range(1, RL_ITERATIONS + 1):
         # The same question GROUP_SIZE times is a group: its mean reward is the baseline of each of its answers.
         seeds = range(iteration * GROUPS, (iteration + 1) * GROUPS)

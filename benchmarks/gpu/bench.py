@@ -20,13 +20,16 @@ from synth.inference.engines.sampling_time import SamplingTime
 from synth.inference.engines.settings import EngineSettings
 from synth.inference.engines.transformers import TransformersEngine
 from synth.local.tiny_models.qwen3 import make_tiny_qwen3
-from synth.trainer.config import AdapterConfig, RlTrainConfig, SftTrainConfig
+from synth.methods.base import LoraSettings
+from synth.methods.rl import CorrectionSettings, RlJob
+from synth.methods.sft import SftJob
 from synth.trainer.learner.data.packing import Sequences
 from synth.trainer.learner.data.sft_dataset import SftDataset
 from synth.trainer.learner.memory import peak_memory_bytes
+from synth.trainer.learner.methods.sft import SftTrainer
 from synth.trainer.learner.model.policy import Policy, load_policy
 from synth.trainer.learner.rl import RlTrainer
-from synth.trainer.learner.sft import SftTrainer
+from synth.trainer.machine import Machine
 from synth.trajectories import BatchMeta, Branch, RolloutBatch, RolloutMeta
 
 Device = Literal["cpu", "cuda"]
@@ -72,13 +75,16 @@ class Bench:
         return cls(shape, load, made.path, device, steps, options)
 
     @property
-    def _config_options(self) -> dict[str, Any]:
-        bf16 = self.device == "cuda"
+    def _machine(self) -> Machine:
+        on_gpu = self.device == "cuda"
+        return Machine(device="cuda" if on_gpu else "cpu", dtype="bf16" if on_gpu else "fp32", deterministic=False)
+
+    @property
+    def _job_options(self) -> dict[str, Any]:
         return {
+            "model": "model",
+            "base_model": "model",
             "lr": 1e-6,
-            "dtype": "bf16" if bf16 else "fp32",
-            "device": self.device,
-            "deterministic": False,
             "packing": "packed",
             "micro_batch_tokens": self.load.micro_batch_tokens,
         } | {name: value for name, value in self.options.items() if name != "compiled"}
@@ -86,27 +92,31 @@ class Bench:
     def sft_full(self) -> Measured:
         """Full fine-tuning on packed sequences, a loss on the second half of each."""
         load = self.load
-        config = SftTrainConfig(
-            batch_size=load.sequences, sequence_length=load.length, steps=99, **self._config_options
+        job = SftJob(
+            training_file="rows",
+            batch_size=load.sequences,
+            sequence_length=load.length,
+            steps=99,
+            schedule="constant",
+            **self._job_options,
         )
         tokens, mask = self._random_tokens(0)
         sequences = Sequences(tokens, mask.astype(np.float32), np.arange(load.sequences + 1) * load.length)
-        policy = self._compiled(load_policy(self.folder, config))
-        return self._train(SftTrainer(policy, config, SftDataset(sequences, _NOTHING_CUT)).step, policy, FULL)
+        policy = self._compiled(load_policy(self.folder, job, self._machine))
+        return self._train(SftTrainer(policy, job, SftDataset(sequences, _NOTHING_CUT)).step, policy, FULL)
 
     def rl_lora(self) -> Measured:
         """Measure a GSPO iteration through a LoRA of rank 16."""
-        config = RlTrainConfig(
+        job = RlJob(
             mode="lora",
-            lora=AdapterConfig(r=16, alpha=32),
-            steps=99,
+            lora=LoraSettings(r=16, alpha=32),
+            iterations=99,
             # Random log-probabilities of the sampling policy would be rejected as drift.
-            gate_on_policy=(0.0, 1e30),
-            gate_off_policy=(0.0, 1e30),
-            **self._config_options,
+            correction=CorrectionSettings(on_policy=(0.0, 1e30), off_policy=(0.0, 1e30)),
+            **self._job_options,
         )
-        policy = self._compiled(load_policy(self.folder, config, dropout=False))
-        trainer = RlTrainer(policy, config)
+        policy = self._compiled(load_policy(self.folder, job, self._machine, dropout=False))
+        trainer = RlTrainer(policy, job)
         return self._train(lambda: trainer.step(self._batch(trainer.state.step + 1)), policy, LORA)
 
     def sampling(self) -> Measured:

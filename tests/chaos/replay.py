@@ -9,13 +9,12 @@ from pathlib import Path
 from synth.blobs import BlobStore
 from synth.bus.recorded import Recorded
 from synth.events import JobValidated, JobVerified, ModelPublished, RolloutBatched
-from synth.jobs.job_data import job_from_data
-from synth.jobs.resolved import RlJob
-from synth.trainer.config import RlTrainConfig
+from synth.methods.job import job_from_data
+from synth.methods.rl import RlJob
 from synth.trainer.learner import rng
 from synth.trainer.learner.model.policy import load_policy
 from synth.trainer.learner.rl import RlTrainer
-from synth.trainer.owner.learner_config import build_train_config
+from synth.trainer.owner.learner_config import machine_of
 from synth.trainer.settings import TrainerSettings
 from synth.trajectories import RolloutBatch
 from synth.weights.local_model import training_source
@@ -27,11 +26,10 @@ async def replay_training(facts: Sequence[Recorded], blobs: BlobStore, work: Pat
     verified = next(fact.event for fact in facts if isinstance(fact.event, JobVerified))
     job = job_from_data(validated.job)
     assert isinstance(job, RlJob)
-    config = build_train_config(job, TrainerSettings())
-    assert isinstance(config, RlTrainConfig)
+    machine = machine_of(job, TrainerSettings())
     source = await training_source(verified.source, None, blobs, work / "models", hub=False)
-    rng.seed_everything(config.seed, threads=config.threads, deterministic=config.deterministic)
-    trainer = RlTrainer(load_policy(source.model, config, dropout=False), config)
+    rng.seed_everything(job.seed, threads=machine.threads, deterministic=machine.deterministic)
+    trainer = RlTrainer(load_policy(source.model, job, machine, dropout=False), job)
     for batched in (fact.event for fact in facts if isinstance(fact.event, RolloutBatched)):
         batch = RolloutBatch.from_bytes(await blobs.get_bytes(batched.batch))
         await asyncio.to_thread(trainer.step, batch)

@@ -13,7 +13,8 @@ from synth.trainer.learner.model.policy import load_policy
 from synth.trainer.learner.rl import RlTrainer
 from tests.service.families.architectures import ARCHITECTURES, Architecture, save_architecture
 from tests.service.families.test_families import by_policy, largest_difference, sampled
-from tests.unit.trainer.batches import OPEN_GATES, random_batch, rl_config, scored_by
+from tests.unit.trainer.batches import random_batch, scored_by
+from tests.unit.trainer.jobs import OPEN_GATES, rl_job
 from tests.vllm.conftest import SETTINGS
 
 #: vLLM wants heads of 32 on a CPU.
@@ -42,10 +43,10 @@ async def test_a_family_is_served_as_it_is_trained(
     family: Architecture, mode: str, tmp_path: Path, tolerance: float
 ) -> None:
     save_architecture(tmp_path / "model", family, **_WIDE)
-    config = rl_config(lr=3e-3, mode=mode, **OPEN_GATES)
-    torch.manual_seed(config.seed)
-    trainer = RlTrainer(load_policy(tmp_path / "model", config, dropout=False), config)
-    host = await VllmHost.start(tmp_path / "model", SETTINGS, max_lora_rank=None if mode == "full" else config.lora.r)
+    job = rl_job(lr=3e-3, mode=mode, **OPEN_GATES)
+    torch.manual_seed(job.seed)
+    trainer = RlTrainer(load_policy(tmp_path / "model", job, dropout=False), job)
+    host = await VllmHost.start(tmp_path / "model", SETTINGS, max_lora_rank=None if job.lora is None else job.lora.r)
     try:
         engine = await VllmEngine.load(host)
         assert largest_difference(await sampled(engine), by_policy(trainer.policy)) <= tolerance

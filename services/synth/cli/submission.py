@@ -23,8 +23,7 @@ from synth.cli.tui import output
 from synth.console.errors import CliError
 from synth.jobs.lifecycle import TERMINAL
 from synth.jobs.resolve.job import ValidationReport, require_job
-from synth.jobs.resolved import EvalJob, RlJob, SftJob
-from synth.jobs.resolved import Job as ResolvedKind
+from synth.methods.job import Job as ResolvedKind
 
 if TYPE_CHECKING:
     from synth.cli.tui.follow import FollowOptions
@@ -55,15 +54,15 @@ class CheckedJob:
     @property
     def task_app(self) -> ConfigValue | None:
         """The task app's address with the place that names it, a setting or a line of the file; None without an app."""
-        job = self.job
-        if isinstance(job, SftJob) or not _is_played(job):
+        app = self.job.app
+        if app is None:
             return None
         place = ConfigValue("", self.found.origins.get("rollout.task_url", self.name))
-        return dataclasses.replace(self.flags.task_url or place, text=job.rollout.task_url)
+        return dataclasses.replace(self.flags.task_url or place, text=app.task_url)
 
     @property
     def kind(self) -> str:
-        return str(type(self.job).__struct_config__.tag)
+        return self.job.kind
 
 
 def check_locally(text: str, *, name: str, flags: Flags, models_dir: Path | None) -> CheckedJob:
@@ -96,18 +95,14 @@ def submit_job(
     job, flags, app = checked.job, checked.flags, checked.task_app
     if app is not None:
         confirm_app(config, app, trusted=trust_app)
-        if looks and not isinstance(job, SftJob):
+        if looks and job.app is not None:
             place = checked.found.origins["rollout.env_name"]
-            preflight(app, config, client, env_name=ConfigValue(job.rollout.env_name or "", place))
-    files: dict[str, str | None] = {}
-    datasets = job if isinstance(job, SftJob) else job.graded if isinstance(job, RlJob) else None
-    if datasets is not None:
-        files["training_file"] = _uploaded(client, datasets.training_file, check_timeout)
-        files["validation_file"] = _uploaded(client, datasets.validation_file, check_timeout)
-    elif config.environment_key is not None and app is not None:
+            preflight(app, config, client, env_name=ConfigValue(job.app.env_name or "", place))
+    files = {role: _uploaded(client, file, check_timeout) for role, file, _ in job.files}
+    if not files and config.environment_key is not None and app is not None:
         # The verifier tries the keys that belong to the app's address: the one in use here must be among them.
         client.add_environment_key(config.environment_key.text, app.text)
-    if flags.task_url is not None and _is_played(job) and flags.task_url.origin != "--task-url":
+    if flags.task_url is not None and app is not None and flags.task_url.origin != "--task-url":
         output.hint(f"task app: {flags.task_url.text}, from {flags.task_url.label}")
     body = submission_body(checked, name=name, files=files)
     with output.status("submitting"):
@@ -118,21 +113,16 @@ def submit_job(
     return created
 
 
-def submission_body(checked: CheckedJob, *, files: Mapping[str, str | None], name: str | None = None) -> dict[str, Any]:
+def submission_body(checked: CheckedJob, *, files: Mapping[str, str], name: str | None = None) -> dict[str, Any]:
     """Return the body of a submission. files: its datasets by their fields. name: of the job; its file's when None."""
     job, flags = checked.job, checked.flags
     body: dict[str, Any] = {"config": checked.text, "config_name": checked.name, **files}
-    if flags.task_url is not None and _is_played(job):
+    if flags.task_url is not None and job.app is not None:
         body["task_url"] = flags.task_url.text
     body |= {"name": name, "model": flags.model, "examples": flags.examples, "seed": flags.seed}
     # Sent only if set: two submissions are the same if their bodies are.
     body["allow_experimental"] = flags.allow_experimental or None
     return {name: value for name, value in body.items() if value is not None}
-
-
-def _is_played(job: SftJob | RlJob | EvalJob) -> bool:
-    """Return whether a task app plays a job's rollouts."""
-    return isinstance(job, EvalJob) or (isinstance(job, RlJob) and job.graded is None)
 
 
 def task_app_address(flag: str | None, settings: Config) -> ConfigValue | None:
@@ -197,9 +187,9 @@ def cancelled_if_left(client: Client, job_id: str) -> Iterator[None]:
             output.message(f"{job_id} is cancelled: its task app was served by this command")
 
 
-def _uploaded(client: Client, file: str | None, check_timeout: float) -> str | None:
+def _uploaded(client: Client, file: str, check_timeout: float) -> str:
     """Return a file's id; a path is uploaded first."""
-    if file is None or file.startswith("file_"):
+    if file.startswith("file_"):
         return file
     try:
         return upload_ready(client, Path(file), timeout=check_timeout).id

@@ -33,8 +33,8 @@ from synth.events import (
     RolloutRequested,
 )
 from synth.events.catalogue import MAX_EVENT_BODY_BYTES, Event
-from synth.jobs.rewards import RewardSettings
 from synth.judging.contract import JudgeUsage, RolloutReview
+from synth.methods.rewards import RewardSettings
 from synth.rollouts.collection.batching import ScoredRollout
 from synth.rollouts.collection.judged import add_review, with_sources
 from synth.rollouts.collection.types import (

@@ -8,7 +8,7 @@ and the exit code is then 1; the end of the input ends the process at once.
 from __future__ import annotations
 
 from datetime import date
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
@@ -50,15 +50,16 @@ class TokenCacheConfig(msgspec.Struct):
 
 
 class Start(msgspec.Struct, tag="start", tag_field="op"):
-    """The first message. config: of `TrainConfig`. work_dir: this attempt's own; everything else is written below it.
+    """The first message. job: the resolved job. machine: of `Machine`. work_dir: this attempt's own; everything else is
+    written below it.
 
     tokens: None keeps none beyond the attempt. turn: None if the device is not shared.
-    job: the resolved job, to check its memory; None if the service has checked it. where: the field of the job's file
+    check_memory: whether the service has not checked if the job fits the device. where: the field of the job's file
     that names the model. day: on
     """
 
-    kind: Literal["sft", "rl"]
-    config: dict[str, Any]
+    job: dict[str, Any]
+    machine: dict[str, Any]
     model_dir: str
     work_dir: str
     adapter_dir: str | None = None
@@ -67,7 +68,7 @@ class Start(msgspec.Struct, tag="start", tag_field="op"):
     validation: DataFile | None = None
     tokens: TokenCacheConfig | None = None
     turn: TurnConfig | None = None
-    job: dict[str, Any] | None = None
+    check_memory: bool = False
     where: str = ""
     day: date | None = None
 

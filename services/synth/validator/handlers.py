@@ -18,10 +18,10 @@ from synth.bus.rpc import ValidateJob, ValidationVerdict
 from synth.errors import Problem, UserError
 from synth.events import JobCreated, JobRejected, JobValidated
 from synth.events.catalogue import Event
-from synth.jobs.job_data import job_from_data
 from synth.jobs.lifecycle import State
 from synth.jobs.limits import JobLimitSettings
 from synth.jobs.plan import TrainerDevice
+from synth.methods.job import job_from_data
 from synth.models import Registry
 from synth.runtime import logs
 from synth.runtime.off_loop import INLINE_BYTES, OffLoop, TooMuchWork

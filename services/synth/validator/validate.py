@@ -11,16 +11,15 @@ from synth.errors import Problem, UserError
 from synth.events import JobCreated, JobRejected, JobValidated
 from synth.events.catalogue import MAX_EVENT_BODY_BYTES
 from synth.jobs.fit import cannot_fit
-from synth.jobs.job_data import job_to_data
 from synth.jobs.limits import JobLimitSettings, beyond_limits
 from synth.jobs.parse.toml import Document, read_data, read_toml
 from synth.jobs.parse.validate import Kind
 from synth.jobs.plan import TrainerDevice
 from synth.jobs.resolve.job import Overrides, resolve_job
-from synth.jobs.resolved import EvalJob, ResolvedJob, RlJob, SftJob
+from synth.methods.job import ResolvedJob, job_to_data
 from synth.models import Registry
 from synth.models.base_shape import base_shape
-from synth.plugins import is_plugin, plugin_refused
+from synth.plugins import plugin_refused
 
 _WARNINGS_SHOWN = 100
 
@@ -72,16 +71,16 @@ def validate(
         return JobRejected(problems=beyond)
     if refused := _plugins_refused(resolved, plugins):
         return JobRejected(problems=refused)
-    if trainer is not None and isinstance(resolved.job, RlJob | SftJob):
-        shape = base_shape(registry, resolved.job.base_model)
-        too_large = None if shape is None else cannot_fit(resolved.job, shape, trainer, where=resolved.origins["model"])
+    if trainer is not None and (training := resolved.job.training) is not None:
+        shape = base_shape(registry, training.base_model)
+        too_large = None if shape is None else cannot_fit(training, shape, trainer, where=resolved.origins["model"])
         if too_large is not None:
             return JobRejected(problems=[too_large])
     validated = JobValidated(
         job=job_to_data(resolved.job),
         origins=resolved.origins,
         warnings=resolved.warnings[:_WARNINGS_SHOWN],
-        name=resolved.job.label if isinstance(resolved.job, RlJob | EvalJob) and created.name is None else None,
+        name=resolved.job.title if created.name is None else None,
     )
     size = len(msgspec.json.encode(validated))
     if size > MAX_EVENT_BODY_BYTES:
@@ -96,14 +95,8 @@ def validate(
 
 
 def _plugins_refused(resolved: ResolvedJob, allowed: Collection[str]) -> list[Problem]:
-    job = resolved.job
-    if not isinstance(job, RlJob):
-        return []
-    named = {"loss": job.loss, "advantage": job.advantage}
     problems = [
-        plugin_refused(name, allowed, where=resolved.origins[key])
-        for key, name in named.items()
-        if name is not None and is_plugin(name)
+        plugin_refused(name, allowed, where=resolved.origins[field]) for field, name in resolved.job.plugins.items()
     ]
     return [problem for problem in problems if problem is not None]
 

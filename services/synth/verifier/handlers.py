@@ -25,9 +25,8 @@ from synth.datasets.refused import images_refused, prompts_refused, rows_refused
 from synth.errors import Permanent, Problem, Transient, UserError
 from synth.events import BlobRef, JobCreated, JobParked, JobRefused, JobResumed, JobValidated, JobVerified
 from synth.events.catalogue import Event
-from synth.jobs.job_data import job_from_data
 from synth.jobs.lifecycle import RESUMED, State
-from synth.jobs.resolved import EvalJob, Job, RlJob, SftJob, training_start
+from synth.methods.job import Job, job_from_data
 from synth.models import Registry
 from synth.outbound.answer_memory import AnswerMemory
 from synth.runtime import logs
@@ -131,12 +130,11 @@ class VerifierHandlers:
         )
         problems += processor_problems(job, self.registry, where="vision_processor_id")
         problems += self.rendering.template_problems(job, where="model")
-        if not isinstance(job, SftJob):
-            try:
-                problems += await judges_refused(self.bus, request.org, job)
-            except Transient as error:
-                problems.append(Problem(what=str(error), fix="start `synthd judge`, then try again", where="[judge]"))
-        for role, file_id in _files_of(job):
+        try:
+            problems += await judges_refused(self.bus, request.org, job)
+        except Transient as error:
+            problems.append(Problem(what=str(error), fix="start `synthd judge`, then try again", where="[judge]"))
+        for role, file_id, _ in job.files:
             # A path: the client has the file, and uploads it with the job.
             if not file_id.startswith("file_"):
                 rendering = self.rendering.options(job, datetime.now(UTC).date())
@@ -211,24 +209,23 @@ class VerifierHandlers:
         app: VerifiedTaskApp | None = None
         task_url: str | None = None
         files: dict[str, BlobRef] = {}
-        for role, file_id in _files_of(job):
+        for role, file_id, _ in job.files:
             ready = await _collect(problems, self._file(job, history, file_id, role, until))
             files |= {role: ready.rows} if ready else {}
-        if isinstance(job, EvalJob) or (isinstance(job, RlJob) and job.graded is None):
-            task_url = job.rollout.task_url
+        if job.app is not None:
+            task_url = job.app.task_url
             keyed = self._keyed_app(org, task_url, by=history.need(JobCreated).created_by)
             app = await _collect(problems, keyed.verify(rubric_of=seed_of_rubric(job)))
             place = origins.get("rollout.env_name", "env_name")
             names = app.env_names if app else ()
-            if wrong := wrong_env_name(job.rollout.env_name, names, where=place, url=task_url):
+            if wrong := wrong_env_name(job.app.env_name, names, where=place, url=task_url):
                 problems.append(wrong)
             problems += rubric_lacks(job, app.rubric if app else None)
-        if not isinstance(job, SftJob):
-            problems += await judges_refused(self.bus, org, job, retry_for_s=self.settings.retry_for_s)
+        problems += await judges_refused(self.bus, org, job, retry_for_s=self.settings.retry_for_s)
         if problems or source is None:
             return JobRefused(problems=problems)
         return JobVerified(
-            source=source if isinstance(job, EvalJob) else training_start(job, source),
+            source=job.start_model(source),
             task_url=task_url,
             task_key_id=app.key_id if app else None,
             task_name=app.name if app else None,
@@ -264,39 +261,18 @@ class VerifierHandlers:
 
     def _refused(self, job: Job, ready: ReadyFile, file_id: str, role: str) -> list[Problem]:
         where = f"{role} = {file_id!r}"
-        if not isinstance(job, SftJob):
-            last = _last_row(job, role)
+        if job.rows == "prompts":
+            last = job.last_row(role)
             wrong = prompts_refused(
                 ready.name, rows=ready.count, prompts=ready.prompts, images=ready.images, last=last, where=where
             )
             return [wrong] if wrong else []
-        dpo = job.dpo is not None
+        dpo = job.rows == "pairs"
         wrong = rows_refused(ready.name, pairs=ready.pairs, dpo=dpo, unanswered=ready.unanswered, where=where)
         problems = [wrong] if wrong else []
         if ready.images and self.registry.find(job.model).vision is None:
             problems.append(images_refused(ready.name, job.model, where=where))
         return problems
-
-
-def _last_row(job: Job, role: str) -> int:
-    """Return the largest row number of this file that a grader's job plays; -1 if it plays none."""
-    if not isinstance(job, RlJob) or job.graded is None:
-        return -1
-    evaluated = job.evaluation.seeds if job.evaluation is not None else []
-    if role == "validation_file":
-        return max(evaluated, default=-1)
-    sets = (job.train_seeds, *job.curriculum)
-    played = max(max(seeds.listed, default=seeds.start + seeds.count - 1) for seeds in sets)
-    return max(played, *(evaluated if job.graded.file_of("eval") == role else []), -1)
-
-
-def _files_of(job: Job) -> list[tuple[str, str]]:
-    """Return the job's files: what each is to it, and its id."""
-    files = job if isinstance(job, SftJob) else job.graded if isinstance(job, RlJob) else None
-    if files is None:
-        return []
-    roles = (("training_file", files.training_file), ("validation_file", files.validation_file))
-    return [(role, file_id) for role, file_id in roles if file_id is not None]
 
 
 async def _collect(problems: list[Problem], question: Awaitable[_T]) -> _T | None:

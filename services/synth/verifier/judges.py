@@ -8,9 +8,9 @@ import time
 from synth.bus.connection import Connection
 from synth.bus.rpc import ANSWER_WITHIN_S, JUDGE, ask
 from synth.errors import Problem, Transient
-from synth.jobs.resolved import EvalJob, Job, RlJob
 from synth.judging.contract import JudgeAnswer, JudgeRollouts
-from synth.judging.settings import Judging, Rubric
+from synth.judging.settings import Rubric
+from synth.methods.job import Job
 from synth.runtime import logs
 
 log = logs.get("verifier")
@@ -23,7 +23,7 @@ async def judges_refused(bus: Connection, org: str, job: Job, *, retry_for_s: fl
     retry_for_s: for how long a call to a judge service that does not answer is repeated; then the job is admitted, as
     its rollouts wait for judges anyway. None: one call. Raises `Transient` if no judge service answers.
     """
-    judging = _judging(job)
+    judging = job.judging
     if judging is None:
         return []
     question = JudgeRollouts(org=org, job_id="", judging=judging, rubric=judging.rubric or Rubric(), rollouts=[])
@@ -42,17 +42,14 @@ async def judges_refused(bus: Connection, org: str, job: Job, *, retry_for_s: fl
     return [answer.failure.problem] if answer.failure is not None and answer.failure.kind == "refused" else []
 
 
-def seed_of_rubric(job: RlJob | EvalJob) -> int | None:
+def seed_of_rubric(job: Job) -> int | None:
     """Return the seed whose task's rubric the judges apply, the job's first; None if the job file has a rubric."""
-    judging = _judging(job)
-    if judging is None or judging.rubric is not None or job.rewards.scores != "judges":
-        return None
-    return job.seeds[0] if isinstance(job, EvalJob) else job.seeds_of(1)[0]
+    return job.first_seed if job.judging is not None and job.judging.rubric is None else None
 
 
 def rubric_lacks(job: Job, rubric: Rubric | None) -> list[Problem]:
     """Return the scores of a job for which the task app's rubric has no criteria."""
-    judging = _judging(job)
+    judging = job.judging
     if judging is None or rubric is None:
         return []
     return [
@@ -67,7 +64,3 @@ def rubric_lacks(job: Job, rubric: Rubric | None) -> list[Problem]:
         )
         if scored and not criteria
     ]
-
-
-def _judging(job: Job) -> Judging | None:
-    return job.rewards.judging if isinstance(job, RlJob | EvalJob) else None

@@ -10,7 +10,7 @@ from synth.bus.connection import Connection
 from synth.bus.history.model_refs import find_model
 from synth.errors import Problem, UserError
 from synth.events import ModelRef
-from synth.jobs.resolved import Job, RlJob
+from synth.methods.job import Job
 from synth.models import Registry
 from synth.models.folder import processor_settings
 
@@ -22,11 +22,10 @@ async def find_teacher(
 
     where: the field that an error names. for_job: the job whose teacher it is, if the job has been submitted.
     """
-    distillation = job.distillation if isinstance(job, RlJob) else None
-    if distillation is None:
+    if job.teacher is None:
         return None
     try:
-        return await find_model(bus, org, distillation.teacher, registry, for_job=for_job)
+        return await find_model(bus, org, job.teacher.teacher, registry, for_job=for_job)
     except UserError as error:
         raise UserError([msgspec.structs.replace(problem, where=where) for problem in error.problems]) from error
 

@@ -16,7 +16,7 @@ from synth.blobs import BlobStore
 from synth.chat.template_source import RenderOptions
 from synth.errors import Problem, UserError
 from synth.fairness.slots import FairSlots
-from synth.jobs.resolved import Job, SftJob
+from synth.methods.job import Job
 from synth.models import Registry
 from synth.models.template_source import read_template_source
 from synth.runtime import logs
@@ -111,7 +111,7 @@ class Rendering:
             return None
         return RenderOptions(
             source=read_template_source(Path(spec.path)),
-            kind="prompts" if not isinstance(job, SftJob) else "conversations" if job.dpo is None else "pairs",
+            kind=job.rows or "prompts",
             sees=spec.vision is not None,
             images=1 if job.vision is None else job.vision.max_images_per_message,
             day=day,

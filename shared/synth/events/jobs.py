@@ -63,7 +63,7 @@ class JobCreated(Event, frozen=True, kw_only=True):
 
 @event("job.validated", by=Role.VALIDATOR, reads={Role.VERIFIER: Reading.QUEUE, **_TASK_OWNERS}, write=Write.CAS)
 class JobValidated(Event, frozen=True, kw_only=True):
-    """The TOML is valid. job: the resolved job (`synth.jobs.resolved`) as JSON, tagged by its kind.
+    """The TOML is valid. job: the resolved job (`synth.methods.job`) as JSON, tagged by its kind.
 
     name: of the job, if its file has one and the submission has none. continues: as it was submitted; the checkpoint is
     leased.

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from synth.jobs.resolved import RlJob, SftJob
+from synth.methods.base import TrainingJob
 from synth.models.memory import WIDTHS
 from synth.models.shape import ModelShape
 from synth.models.vision_shape import VisionShape
@@ -21,7 +21,7 @@ Dtype = Literal["fp32", "bf16"]
 BLOCK = 1024
 
 
-def token_bytes(job: RlJob | SftJob, shape: ModelShape, dtype: Dtype, *, longest: int) -> tuple[int, int]:
+def token_bytes(job: TrainingJob, shape: ModelShape, dtype: Dtype, *, longest: int) -> tuple[int, int]:
     """Return the bytes that a token takes in the language model: kept by a forward, and to recompute one layer.
 
     The second is 0 without checkpointing. longest: tokens of a forward's longest sequence.
@@ -42,7 +42,7 @@ def token_bytes(job: RlJob | SftJob, shape: ModelShape, dtype: Dtype, *, longest
     return layers + 3 * stream + 4 + 2 * 4 * shape.head_dim + 3 * 8, again
 
 
-def image_token_bytes(job: RlJob | SftJob, shape: ModelShape, dtype: Dtype) -> int:
+def image_token_bytes(job: TrainingJob, shape: ModelShape, dtype: Dtype) -> int:
     """Return the bytes that one token of an image keeps in the vision tower and the projector; 0 in a text model."""
     vision, width = shape.vision, WIDTHS[dtype]
     if vision is None:
@@ -58,19 +58,19 @@ def image_token_bytes(job: RlJob | SftJob, shape: ModelShape, dtype: Dtype) -> i
     return projector + tower
 
 
-def tower_is_trained(job: RlJob | SftJob, shape: ModelShape) -> bool:
+def tower_is_trained(job: TrainingJob, shape: ModelShape) -> bool:
     """Return whether a full fine-tune trains the vision tower too."""
     return shape.vision is not None and job.vision is not None and not job.vision.freeze_vision_tower
 
 
-def _through_tower(job: RlJob | SftJob, shape: ModelShape) -> bool:
+def _through_tower(job: TrainingJob, shape: ModelShape) -> bool:
     """Return whether the backward goes through the tower, because weights or adapters are trained there."""
     if job.lora is None:
         return tower_is_trained(job, shape)
     return any(".blocks." in name for name, _, _ in shape.adapted(job.lora.targets))
 
 
-def _patch_bytes(job: RlJob | SftJob, vision: VisionShape, width: int) -> int:
+def _patch_bytes(job: TrainingJob, vision: VisionShape, width: int) -> int:
     """Return the bytes that one patch keeps in the tower."""
     # The patch itself, the cosines and sines of its place, and the four learned positions that it is between.
     once = vision.patch_values * width + 2 * 4 * (vision.hidden // vision.heads) + 4 * 8 + 4 * 4
@@ -82,7 +82,7 @@ def _patch_bytes(job: RlJob | SftJob, vision: VisionShape, width: int) -> int:
     return once + vision.depth * block
 
 
-def _layer_bytes(job: RlJob | SftJob, shape: ModelShape, dtype: Dtype) -> int:
+def _layer_bytes(job: TrainingJob, shape: ModelShape, dtype: Dtype) -> int:
     """Return the bytes of one token that a layer keeps for the backward. Each line is a tensor, or several."""
     q, k, h, width = shape.queries, shape.keys, shape.hidden, WIDTHS[dtype]
     each, normalised = shape.head_norms == "each", q + k if shape.head_norms != "none" else 0
@@ -121,7 +121,7 @@ def _attention_extras(shape: ModelShape, width: int, longest: int) -> tuple[int,
     return (width * within if shape.window and longest > shape.window else 0), 0
 
 
-def _mlp_bytes(job: RlJob | SftJob, shape: ModelShape, width: int) -> int:
+def _mlp_bytes(job: TrainingJob, shape: ModelShape, width: int) -> int:
     """Return the bytes that one token keeps in one layer: in a dense MLP, or in the experts that the token goes to."""
     if not shape.experts:
         return 4 * shape.intermediate * width  # gate, its activation, up, and their product

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator
 import msgspec
 
 from synth.errors import Problem
-from synth.jobs.memory import forward_tokens, training_memory
+from synth.jobs.memory import training_memory
 from synth.jobs.plan import TrainerDevice
-from synth.jobs.resolved import LoraSettings, RlJob, SftJob
+from synth.methods.base import LoraSettings, TrainingJob
 from synth.models.memory import in_words
 from synth.models.shape import ModelShape
 
@@ -20,14 +20,6 @@ SHARE = 0.9
 
 _LEAST_TOKENS = 256
 _RANKS = (2, 4, 8)
-
-TrainingJob = RlJob | SftJob
-
-#: The line of a job file that makes the job train an adapter.
-_MODES = {
-    RlJob: {"lora": 'trainer_mode = "lora"', "qlora": 'trainer_mode = "qlora"'},
-    SftJob: {"lora": '[training] mode = "lora"', "qlora": "[training] use_qlora = true"},
-}
 
 
 class _Change(msgspec.Struct, frozen=True):
@@ -107,14 +99,8 @@ def _fewest(makers: list[_Maker], start: _Change, fits: Callable[[_Change], bool
 
 def _savings(job: TrainingJob, on: TrainerDevice, ranks: int) -> list[_Maker]:
     """Return the changes that save memory without a change of results beyond rounding: settings, and more devices."""
-    makers: list[_Maker] = []
-    if not job.activation_checkpointing:
-        makers.append(_setter("activation_checkpointing = true", activation_checkpointing=True))
-    if job.optimizer == "adamw":
-        makers.append(_setter('optimizer = "adamw_8bit"', optimizer="adamw_8bit"))
-    if not job.optimizer_offload and on.device == "cuda":
-        makers.append(_setter("optimizer_offload = true", optimizer_offload=True))
-    return [*makers, _more_ranks(ranks)]
+    settings = [_setter(words, **values) for words, values in job.savings(on_gpu=on.device == "cuda")]
+    return [*settings, _more_ranks(ranks)]
 
 
 def _setter(words: str, **values: object) -> Callable[[_Change, Callable[[_Change], bool]], _Change]:
@@ -127,7 +113,7 @@ def _setter(words: str, **values: object) -> Callable[[_Change, Callable[[_Chang
 def _adapters(job: TrainingJob) -> Iterator[Callable[[_Change, Callable[[_Change], bool]], _Change]]:
     """Yield the adapters that a job could train with less memory than its present mode."""
     default = LoraSettings(r=16, alpha=32, dropout=0.0, targets="all-linear")
-    for mode, words in _MODES[type(job)].items():
+    for mode, words in job.adapter_keys.items():
         if mode not in (job.mode, "lora" if job.mode == "qlora" else ""):
             yield _setter(words, mode=mode, lora=job.lora or default)
 
@@ -147,11 +133,11 @@ def _more_ranks(ranks: int) -> _Maker:
 
 
 def _fewer_tokens(before: _Change, fits: Callable[[_Change], bool]) -> _Change | None:
-    tokens = forward_tokens(before.job)
+    tokens = before.job.forward_tokens
     while tokens // 2 >= _LEAST_TOKENS:
         tokens //= 2
         made = _with_tokens(before, tokens)
-        if forward_tokens(made.job) > tokens:
+        if made.job.forward_tokens > tokens:
             return None  # a row of SFT is a forward of its own
         if fits(made):
             return made

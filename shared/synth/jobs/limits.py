@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pydantic import Field
 
 from synth.errors import Problem
-from synth.jobs.resolved import EvalJob, Job, RlJob
+from synth.methods.job import Job
 from synth.settings import Settings
 
 
@@ -46,43 +46,17 @@ def beyond_limits(job: Job, limits: JobLimitSettings, origins: Mapping[str, str]
                 )
             )
 
-    if not isinstance(job, RlJob | EvalJob):
+    if job.play is None:
         return problems
-    check(
-        job.rollout.max_concurrent_rollouts,
-        limits.max_concurrent_rollouts,
-        "the number of rollouts at a time",
-        "SYNTH_MAX_CONCURRENT_ROLLOUTS",
-        "rollout.max_concurrent_rollouts",
-    )
-    check(
-        job.rollout.max_retries,
-        limits.max_rollout_retries,
-        "the number of retries of a rollout",
-        "SYNTH_MAX_ROLLOUT_RETRIES",
-        "rollout.max_retries",
-    )
-    check(
-        job.rollout.rollout_timeout_s,
-        limits.max_rollout_timeout_s,
-        "rollout_timeout_s",
-        "SYNTH_MAX_ROLLOUT_TIMEOUT_S",
-        "rollout.rollout_timeout_s",
-    )
-    setting = "SYNTH_MAX_ROLLOUTS_AN_ITERATION"
-    if isinstance(job, EvalJob):
-        rollouts = len(job.seeds) * job.rollouts_per_seed
-        what = f"the evaluation, {len(job.seeds):,} seeds x {job.rollouts_per_seed:,} rollouts,"
-        check(rollouts, limits.max_rollouts_an_iteration, what, setting, "rollouts_per_seed", "seeds")
-        return problems
-    what = f"an iteration, batch_size {job.batch_size:,} x group_size {job.group_size:,} rollouts,"
-    rollouts = job.batch_size * job.group_size
-    check(rollouts, limits.max_rollouts_an_iteration, what, setting, "batch_size", "group_size")
-    if evaluation := job.evaluation:
-        rollouts = len(evaluation.seeds) * evaluation.rollouts_per_seed
-        what = f"an evaluation, {len(evaluation.seeds):,} seeds x {evaluation.rollouts_per_seed:,} rollouts,"
-        keys = ("evaluation.rollouts_per_seed", "evaluation.seeds")
-        check(rollouts, limits.max_rollouts_an_iteration, what, setting, *keys)
+    for field, limit, what in (
+        ("max_concurrent_rollouts", "max_concurrent_rollouts", "the number of rollouts at a time"),
+        ("max_retries", "max_rollout_retries", "the number of retries of a rollout"),
+        ("rollout_timeout_s", "max_rollout_timeout_s", "rollout_timeout_s"),
+    ):
+        setting = f"SYNTH_{limit.upper()}"
+        check(getattr(job.play, field), getattr(limits, limit), what, setting, f"rollout.{field}")
+    for what, rollouts, fields in job.rollout_counts:
+        check(rollouts, limits.max_rollouts_an_iteration, what, "SYNTH_MAX_ROLLOUTS_AN_ITERATION", *fields)
     return problems
 
 

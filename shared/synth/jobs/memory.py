@@ -9,7 +9,7 @@ from typing import Literal
 import msgspec
 
 from synth.jobs.activations import image_token_bytes, token_bytes, tower_is_trained
-from synth.jobs.resolved import RlJob, SftJob
+from synth.methods.base import TrainingJob
 from synth.models.memory import WIDTHS
 from synth.models.shape import ModelShape
 
@@ -70,7 +70,7 @@ class TrainingMemory(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def training_memory(
-    job: RlJob | SftJob,
+    job: TrainingJob,
     shape: ModelShape,
     *,
     dtype: Dtype = "bf16",
@@ -106,9 +106,8 @@ def training_memory(
     decoded = 0
     if job.mode == "qlora":
         decoded = width * max(rows * columns for _, (rows, columns), _ in shape.modules())  # one weight
-    tokens = forward_tokens(job)
-    if longest is None:
-        longest = tokens if isinstance(job, RlJob) else min(tokens, job.sequence_length)
+    tokens = job.forward_tokens
+    longest = job.longest_sequence if longest is None else longest
     kept, again = (tokens * each for each in token_bytes(job, shape, dtype, longest=longest))
     logits = _logits(job, shape, tokens, dtype, device)
     if job.activation_checkpointing:
@@ -136,12 +135,12 @@ def training_memory(
     )
 
 
-def trained_parameters(job: RlJob | SftJob, shape: ModelShape) -> int:
+def trained_parameters(job: TrainingJob, shape: ModelShape) -> int:
     """Return how many weights are trained: of the adapter, or all but a frozen vision tower's."""
     return sum(count * math.prod(size) for size, count in _trained_tensors(job, shape))
 
 
-def moment_bytes(job: RlJob | SftJob, shape: ModelShape) -> int:
+def moment_bytes(job: TrainingJob, shape: ModelShape) -> int:
     """Return the bytes of both moments of all trained weights, over all ranks."""
     if job.optimizer == "adamw":
         return 8 * trained_parameters(job, shape)
@@ -155,7 +154,7 @@ def moment_bytes(job: RlJob | SftJob, shape: ModelShape) -> int:
     return total
 
 
-def _trained_tensors(job: RlJob | SftJob, shape: ModelShape) -> Iterator[tuple[tuple[int, ...], int]]:
+def _trained_tensors(job: TrainingJob, shape: ModelShape) -> Iterator[tuple[tuple[int, ...], int]]:
     """Yield every kind of trained tensor: its shape, and how many there are."""
     if job.lora is not None:
         yield from shape.adapter_tensors(job.lora.r, job.lora.targets)
@@ -165,16 +164,7 @@ def _trained_tensors(job: RlJob | SftJob, shape: ModelShape) -> Iterator[tuple[t
             yield size, count
 
 
-def forward_tokens(job: RlJob | SftJob) -> int:
-    """Return the tokens of the largest forward, padding included."""
-    if isinstance(job, RlJob):
-        return job.micro_batch_tokens
-    # Both sides of a pair are in one forward.
-    row = job.sequence_length * (1 if job.dpo is None else 2)
-    return min(max(job.micro_batch_tokens, row), job.batch_size * row)
-
-
-def _frozen_base(job: RlJob | SftJob, shape: ModelShape, width: int, shards: int) -> int:
+def _frozen_base(job: TrainingJob, shape: ModelShape, width: int, shards: int) -> int:
     if job.mode != "qlora":
         return width * shape.parameters // shards
     # Weights in 4 bits are not parameters, so every rank has all of them.
@@ -182,7 +172,7 @@ def _frozen_base(job: RlJob | SftJob, shape: ModelShape, width: int, shards: int
     return int(_NF4_BITS / 8 * shape.quantized_parameters) + rest
 
 
-def _gathered(job: RlJob | SftJob, shape: ModelShape, dtype: Dtype) -> int:
+def _gathered(job: TrainingJob, shape: ModelShape, dtype: Dtype) -> int:
     """Return the bytes that FSDP2 gathers: embedding, last norm and head; two blocks, or all of them if they stay.
 
     Blocks are gathered in the dtype of the forward. A block's gradient is whole before it is summed in float32.
@@ -201,7 +191,7 @@ def _gathered(job: RlJob | SftJob, shape: ModelShape, dtype: Dtype) -> int:
     return blocks * weights + (width + 4 if dtype == "bf16" else 4) * gradient + outside
 
 
-def _autocast_parameters(job: RlJob | SftJob, shape: ModelShape) -> int:
+def _autocast_parameters(job: TrainingJob, shape: ModelShape) -> int:
     """Return how many float32 weights autocast copies: the trained ones of linear layers, but not of experts."""
     copied = shape.linear_parameters + shape.router_parameters
     if shape.vision is not None:
@@ -211,22 +201,22 @@ def _autocast_parameters(job: RlJob | SftJob, shape: ModelShape) -> int:
     return copied
 
 
-def _reference(job: RlJob | SftJob, shape: ModelShape, width: int, shards: int) -> int:
-    if not isinstance(job, RlJob) or job.reference == "none":
+def _reference(job: TrainingJob, shape: ModelShape, width: int, shards: int) -> int:
+    if job.kl_reference == "none":
         return 0
     if job.lora is None:
         return 4 * shape.parameters // shards
     # An adapter's base is its own reference; a dedicated one is another copy of it.
-    return _frozen_base(job, shape, width, shards) if job.reference == "dedicated" else 0
+    return _frozen_base(job, shape, width, shards) if job.kl_reference == "dedicated" else 0
 
 
-def _logits(job: RlJob | SftJob, shape: ModelShape, tokens: int, dtype: Dtype, device: Device) -> int:
+def _logits(job: TrainingJob, shape: ModelShape, tokens: int, dtype: Dtype, device: Device) -> int:
     chunk = 4 * min(max(LOGITS_CHUNK[device], shape.vocabulary), tokens * shape.vocabulary)
     head = shape.vocabulary * shape.hidden
     # In a forward log-probabilities, probabilities and their product; in a backward logits and their gradient, and of a
     # trained head the gradient of a chunk and, in float32, its sum over the chunks.
     peak = max(3 * chunk, 2 * chunk + (2 * 4 * head if job.lora is None else 0))
-    copied = isinstance(job, SftJob) and job.dpo is None and dtype == "bf16"
+    copied = job.low_precision_head and dtype == "bf16"
     if job.lora is None and copied:
         peak += 2 * head  # a head in the dtype of SFT's forward
     if device == "cpu" and dtype == "bf16" and (copied or job.lora is not None):

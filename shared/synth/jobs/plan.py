@@ -5,13 +5,9 @@ from __future__ import annotations
 import msgspec
 
 from synth.jobs.memory import Device, Dtype, TrainingMemory, moment_bytes, trained_parameters, training_memory
-from synth.jobs.resolved import RlJob, SftJob
+from synth.methods.base import TrainingJob
 from synth.models.memory import WIDTHS, kv_bytes, kv_bytes_per_token
 from synth.models.shape import ModelShape
-
-#: Of one token of a batch: its id, its log-probability, its version, and whether it is trained
-#: (`synth.trajectories.batch.RolloutBatch`); its advantage, if credit is given turn by turn.
-_BATCH_TOKEN, _TOKEN_ADVANTAGE = 4 + 4 + 4 + 1, 4
 
 
 class TrainerDevice(msgspec.Struct, frozen=True, kw_only=True):
@@ -25,11 +21,11 @@ class TrainerDevice(msgspec.Struct, frozen=True, kw_only=True):
     ranks: int = 1
     memory: int | None = None
 
-    def ranks_of(self, job: RlJob | SftJob) -> int:
+    def ranks_of(self, job: TrainingJob) -> int:
         """Return how many ranks train a job: on GPUs the job's `world_size`, if it is set; else all."""
         return (job.parallelism.world_size or self.ranks) if self.device == "cuda" else self.ranks
 
-    def dtype_of(self, job: RlJob | SftJob) -> Dtype:
+    def dtype_of(self, job: TrainingJob) -> Dtype:
         """Return the dtype of a job's forward."""
         return (job.parallelism.dtype or self.dtype) if self.device == "cuda" else self.dtype
 
@@ -73,12 +69,11 @@ class JobPlan(msgspec.Struct, frozen=True, kw_only=True):
     blobs: BlobPlan
 
 
-def plan_job(job: RlJob | SftJob, shape: ModelShape, on: TrainerDevice) -> JobPlan:
+def plan_job(job: TrainingJob, shape: ModelShape, on: TrainerDevice) -> JobPlan:
     """Return the plan of a job whose model has this shape, on these devices."""
     dtype, ranks = on.dtype_of(job), on.ranks_of(job)
     training = training_memory(job, shape, dtype=dtype, device=on.device, ranks=ranks)
-    rollouts = job.rollout.max_concurrent_rollouts if isinstance(job, RlJob) else 0
-    sampled = job.rollout.max_turns * job.rollout.sampling.max_tokens if isinstance(job, RlJob) else 0
+    rollouts, sampled = (job.play.max_concurrent_rollouts, job.play.sampled_tokens) if job.play is not None else (0, 0)
     return JobPlan(
         device=on.device,
         dtype=dtype,
@@ -92,17 +87,14 @@ def plan_job(job: RlJob | SftJob, shape: ModelShape, on: TrainerDevice) -> JobPl
             rollouts=rollouts,
             sampled_tokens=sampled,
         ),
-        blobs=_blobs(job, shape, dtype, sampled),
+        blobs=_blobs(job, shape, dtype),
     )
 
 
-def _blobs(job: RlJob | SftJob, shape: ModelShape, dtype: Dtype, sampled: int) -> BlobPlan:
+def _blobs(job: TrainingJob, shape: ModelShape, dtype: Dtype) -> BlobPlan:
     weights = shape.parameters if job.lora is None else trained_parameters(job, shape)
     published = WIDTHS[dtype] * weights
     checkpoint = 4 * weights + moment_bytes(job, shape)
-    batch = 0
-    if isinstance(job, RlJob):
-        token = _BATCH_TOKEN + (_TOKEN_ADVANTAGE if job.rewards.turn_discount is not None else 0)
-        batch = job.batch_size * job.group_size * sampled * token
-    iteration = published + checkpoint + batch if isinstance(job, RlJob) else 0
+    batch = job.batch_bytes
+    iteration = published + checkpoint + batch if batch else 0
     return BlobPlan(published=published, checkpoint=checkpoint, batch=batch, iteration=iteration)

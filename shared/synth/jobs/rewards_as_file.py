@@ -6,8 +6,10 @@ from typing import Any
 
 import msgspec
 
-from synth.jobs.rewards import RewardSettings, RewardWeights
+from synth.jobs.schema.rewards import JudgeSection
+from synth.jobs.schema.sections import copied_keys
 from synth.judging.settings import Judging, Rubric
+from synth.methods.rewards import RewardSettings, RewardWeights
 
 Table = dict[str, Any]
 
@@ -38,17 +40,13 @@ def judging_tables(rewards: RewardSettings) -> Table:
 
 
 def _judge(judging: Judging, *, by_rubric: bool) -> Table:
-    return {
+    return copied_keys(judging, JudgeSection) | {
+        "timeout_s": None,
         "judges": [
             {name: value for name, value in msgspec.structs.asdict(judge).items() if value is not None}
             for judge in judging.judges
         ],
         "ranking": judging.ranking if by_rubric else None,
-        "requests_per_second": judging.requests_per_second,
-        "max_attempts": judging.max_attempts,
-        "max_calls": judging.max_calls,
-        "max_cost": judging.max_cost,
-        "max_outage_s": judging.max_outage_s,
         "options": {
             "event": judging.event if by_rubric else None,
             "outcome": judging.outcome if by_rubric else None,

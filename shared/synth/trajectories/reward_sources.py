@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from synth.jobs.rewards import RewardWeights
+from synth.methods.rewards import RewardWeights
 
 
 class RewardSources(msgspec.Struct, frozen=True):

@@ -12,7 +12,7 @@ import msgspec
 from synth.blobs import BlobMissing, BlobStore
 from synth.errors import Permanent
 from synth.events import RESUME_FOLDER, BlobRef, LoraShape, ModelRef
-from synth.jobs.resolved import continues
+from synth.methods.base import continues
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from synth.events import (
     ModelRef,
 )
 from synth.ids import new_job_id
-from synth.jobs.job_data import job_from_data
+from synth.methods.job import job_from_data
 from synth.models import Registry
 from synth.trainer.owner.announcer import Announcer
 from synth.trainer.owner.history import read_history

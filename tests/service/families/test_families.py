@@ -24,7 +24,8 @@ from synth.weights.policy_file import read_policy
 from synth.weights.tensor_file import load_tensors
 from tests.service.families.architectures import ARCHITECTURES, Architecture, save_architecture
 from tests.unit.inference.engines.completions import complete, prompt
-from tests.unit.trainer.batches import OPEN_GATES, random_batch, rl_config, scored_by
+from tests.unit.trainer.batches import random_batch, scored_by
+from tests.unit.trainer.jobs import OPEN_GATES, rl_job
 
 TOLERANCE = 1e-4
 TABLE = Path(__file__).parents[3] / "docs" / "models.md"
@@ -60,9 +61,9 @@ def trained(folder: Path, adapter_dir: Path | None = None, **changes: Any) -> Rl
 
 
 def untrained(folder: Path, adapter_dir: Path | None = None, **changes: Any) -> RlTrainer:
-    config = rl_config(lr=3e-3, **OPEN_GATES, **changes)
-    torch.manual_seed(config.seed)
-    return RlTrainer(load_policy(folder, config, adapter_dir=adapter_dir, dropout=False), config)
+    job = rl_job(lr=3e-3, **OPEN_GATES, **changes)
+    torch.manual_seed(job.seed)
+    return RlTrainer(load_policy(folder, job, adapter_dir=adapter_dir, dropout=False), job)
 
 
 async def serving(folder: Path, adapter: Path | None = None) -> TransformersEngine:

@@ -36,8 +36,8 @@ from synth.inference.serving.model_pool import ModelPool
 from synth.inference.serving.owner import ServeTaskOwner
 from synth.inference.serving.router import ModelRouter
 from synth.inference.settings import InferenceSettings
-from synth.jobs.job_data import job_from_data
-from synth.jobs.resolved import RlJob, lora_shape, training_start
+from synth.methods.job import job_from_data
+from synth.methods.rl import RlJob
 from synth.models import Registry
 from synth.trainer.learner.canary import score_canary
 from synth.trainer.learner.model.policy import load_policy
@@ -46,7 +46,8 @@ from synth.validator.validate import validate
 from synth.weights.local_model import training_source
 from synth.work import Task
 from tests.service.jobs import RL, make_model_dir
-from tests.unit.trainer.batches import OPEN_GATES, random_batch, rl_config
+from tests.unit.trainer.batches import random_batch
+from tests.unit.trainer.jobs import OPEN_GATES, rl_job
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -94,15 +95,15 @@ async def served(
     assert isinstance(verdict, JobValidated), verdict
     job_settings = job_from_data(verdict.job)
     assert isinstance(job_settings, RlJob)
-    source = training_start(job_settings, ModelRef(id="tiny-qwen3", path=str(model_dir)))
+    source = job_settings.start_model(ModelRef(id="tiny-qwen3", path=str(model_dir)))
     verified = JobVerified(source=source)
     for by, fact in (("gateway", created), ("validator", verdict), ("verifier", verified)):
         await append_decided(await bus_as(by), org, job, lambda _, f=fact: f)
     trainer_bus = await bus_as("trainer")
     _, fence = await start_attempt(trainer_bus, org, job, worker="trainer-0", term=0)
     assert fence is not None
-    config = rl_config(mode=request.param, lr=1e-2, **OPEN_GATES)
-    local = await training_source(source, lora_shape(job_settings), blobs, tmp_path / "models", hub=False)
+    config = rl_job(mode=request.param, lr=1e-2, **OPEN_GATES)
+    local = await training_source(source, job_settings.lora_shape, blobs, tmp_path / "models", hub=False)
     trainer = RlTrainer(load_policy(local.model, config, dropout=False), config)
 
     bus = await bus_as("inference")

@@ -14,7 +14,7 @@ import pytest
 from synth.bus.kv.replicas import Announcement, Replica, ReplicaTable
 from synth.bus.server.topology import REPLICAS
 from synth.errors import Transient
-from synth.jobs.rewards import RewardSettings
+from synth.methods.rewards import RewardSettings
 from synth.outbound.answer_memory import AnswerMemory
 from synth.outbound.http_guard import GuardPolicy
 from synth.rollouts.clients.recorder import RecorderClient

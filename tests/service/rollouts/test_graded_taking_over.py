@@ -8,9 +8,9 @@ from typing import Any
 from synth.blobs import BlobStore
 from synth.bus.history.fencing import start_collection
 from synth.ids import new_org_id
-from synth.jobs.rewards import RewardSettings
 from synth.judging.contract import JudgeUsage, Review, RolloutReview
 from synth.judging.settings import JudgeModel, Judging
+from synth.methods.rewards import RewardSettings
 from synth.rollouts.collection.types import CollectRequest, CompletedRollout, DurableRollout
 from synth.rollouts.event_log import RolloutLog
 from tests.unit.rollouts.collection.test_request_runner import App

@@ -14,9 +14,9 @@ from synth.bus.replay import replay
 from synth.errors import Fenced, Problem
 from synth.events import EvalCompleted, RolloutCompleted, RolloutFailed
 from synth.ids import RolloutId, new_org_id
-from synth.jobs.rewards import RewardSettings, RewardWeights
 from synth.judging.contract import JudgeUsage, Review, RolloutReview
 from synth.judging.settings import JudgeModel, Judging
+from synth.methods.rewards import RewardSettings, RewardWeights
 from synth.rollouts.collection.batching import CreditRules, ScoredRollout, build_batch
 from synth.rollouts.collection.collector import Collector
 from synth.rollouts.collection.deadline import Deadline

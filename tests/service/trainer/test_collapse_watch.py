@@ -13,8 +13,8 @@ from synth.bus.replay import replay
 from synth.events import BlobRef, JobCreated, JobPaused, JobResumed, JobValidated, JobVerified, ModelRef
 from synth.events.catalogue import Event
 from synth.ids import new_job_id, new_org_id
-from synth.jobs.job_data import job_from_data
-from synth.jobs.resolved import RlJob
+from synth.methods.job import job_from_data
+from synth.methods.rl import RlJob
 from synth.models import Registry
 from synth.trainer.owner.announcer import Announcer
 from synth.trainer.owner.collapse_watch import CollapseWatch

@@ -11,10 +11,11 @@ import psutil
 import pytest
 import torch
 
+from synth.trainer.machine import Machine
 from synth.weights.tensor_file import load_tensors
 from tests.service.trainer.learner_process import LearnerProcess
 from tests.service.trainer.rank_group import (
-    CONFIGS,
+    JOBS,
     MIDDLE,
     STEPS,
     Models,
@@ -24,12 +25,13 @@ from tests.service.trainer.rank_group import (
     train_on_two_ranks,
 )
 from tests.service.trainer.test_learner import start_message
-from tests.unit.trainer.batches import OPEN_GATES, random_batch, rl_config
+from tests.unit.trainer.batches import random_batch
+from tests.unit.trainer.jobs import OPEN_GATES, rl_job
 
 # Two processes import PyTorch, on a machine that may be busy.
 pytestmark = pytest.mark.timeout(1200)
 DEADLINE_S = 60
-RANK_INVARIANT = tuple(name for name in CONFIGS if name not in ("sft dropout", "sft 8 bits"))
+RANK_INVARIANT = tuple(name for name in JOBS if name not in ("sft dropout", "sft 8 bits"))
 RESUMED = ("rl full", "rl lora", "vision full", "dpo full")
 #: Metrics of the clock and of the machine, which differ from run to run.
 _WALL_CLOCK_METRICS = ("seconds", "tokens_per_second", "peak_memory")
@@ -119,7 +121,7 @@ def test_two_ranks_with_moments_in_8_bits_train_as_one(models: Models, two_rank_
     for step, values in read_trained(two).values.items():
         assert values["loss"] == pytest.approx(one.values[step]["loss"], rel=1e-2)
     weights, others = (load_tensors(folder / "policy.safetensors")[0] for folder in (tmp_path, two))
-    lr = CONFIGS["sft 8 bits"].lr
+    lr = JOBS["sft 8 bits"].lr
     # Each step moves a weight by about the rate.
     assert all((tensor - others[name]).abs().mean() < 0.1 * lr for name, tensor in weights.items())
     # A rank's codes are those of its rows: one process goes on from what two of them saved.
@@ -131,8 +133,8 @@ def test_two_ranks_with_moments_in_8_bits_train_as_one(models: Models, two_rank_
 def start_two_ranks(model_dir: Path, work: Path, batch: Path) -> tuple[LearnerProcess, psutil.Process]:
     """A training process after the first step of its job, and the process of rank 1."""
     child = LearnerProcess()
-    config = rl_config(world_size=2, minibatches=1, **OPEN_GATES)
-    child.send(**start_message(work, model_dir, "rl", config))
+    job = rl_job(minibatches=1, **OPEN_GATES)
+    child.send(**start_message(work, model_dir, job, machine=Machine(world_size=2)))
     assert child.recv()["fingerprint"]["world_size"] == 2
     child.send(op="step", iteration=1, batch=str(batch))
     assert child.recv()["event"] == "step"

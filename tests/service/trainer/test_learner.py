@@ -9,13 +9,15 @@ from typing import Any
 import msgspec
 import pytest
 
-from synth.trainer.config import AdapterConfig
+from synth.methods.base import LoraSettings, TrainingJob
 from synth.trainer.learner.data.images import ImageLoader
+from synth.trainer.machine import ONE_CPU, Machine
 from synth.trainer.protocol import IMAGES_FOLDER
 from synth.weights.policy_file import read_policy
 from tests.service.trainer.learner_process import LearnerProcess
-from tests.unit.trainer.batches import OPEN_GATES, random_batch, rl_config
-from tests.unit.trainer.sft_rows import addition_rows, data_file, sft_config, write_rows
+from tests.unit.trainer.batches import random_batch
+from tests.unit.trainer.jobs import OPEN_GATES, rl_job, sft_job
+from tests.unit.trainer.sft_rows import addition_rows, data_file, write_rows
 from tests.unit.trainer.vision import square_rows, vision_batch
 
 STEPS, CUT = 20, 10
@@ -33,12 +35,14 @@ def batch_files(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
     return files
 
 
-def start_message(work: Path, model_dir: Path, kind: str, config: msgspec.Struct, **more: Any) -> dict[str, Any]:
+def start_message(
+    work: Path, model_dir: Path, job: TrainingJob, *, machine: Machine = ONE_CPU, **more: Any
+) -> dict[str, Any]:
     work.mkdir(parents=True, exist_ok=True)
     return {
         "op": "start",
-        "kind": kind,
-        "config": msgspec.to_builtins(config),
+        "job": msgspec.to_builtins(job),
+        "machine": msgspec.to_builtins(machine),
         "model_dir": str(model_dir),
         "adapter_dir": None,
         "resume_dir": None,
@@ -75,9 +79,9 @@ KL = {"loss": "dppo", "clip_low": 0.2, "clip_high": 0.2, "reference": "dedicated
 def test_rl_killed_and_resumed_is_rl_straight_through_to_the_byte(
     model_dir: Path, batch_files: dict[int, Path], tmp_path: Path, mode: str, more: dict[str, Any]
 ) -> None:
-    config = rl_config(mode=mode, packing="padded", minibatches=2, **more, **OPEN_GATES)
+    job = rl_job(mode=mode, packing="padded", minibatches=2, **more, **OPEN_GATES)
     with LearnerProcess() as child:
-        child.send(**start_message(tmp_path / "straight", model_dir, "rl", config))
+        child.send(**start_message(tmp_path / "straight", model_dir, job))
         ready = child.recv()
         assert (ready["event"], ready["step"], ready["total"]) == ("ready", 0, STEPS)
         straight = drive_rl(child, batch_files, range(1, STEPS + 1))
@@ -87,14 +91,14 @@ def test_rl_killed_and_resumed_is_rl_straight_through_to_the_byte(
         assert (done["event"], done["kind"], done["step"]) == ("done", mode, STEPS)
         assert child.process.wait(30) == 0
     with LearnerProcess() as child:
-        child.send(**start_message(tmp_path / "first", model_dir, "rl", config))
+        child.send(**start_message(tmp_path / "first", model_dir, job))
         child.recv()
         half = drive_rl(child, batch_files, range(1, CUT + 1))
         resume_dir = child.checkpoint(CUT)
         child.send(op="step", iteration=CUT + 1, batch=str(batch_files[CUT + 1]))
         child.kill()
     with LearnerProcess() as child:
-        child.send(**start_message(tmp_path / "second", model_dir, "rl", config, resume_dir=resume_dir))
+        child.send(**start_message(tmp_path / "second", model_dir, job, resume_dir=resume_dir))
         ready = child.recv()
         assert ready["step"] == CUT
         assert ready["loss_then"] == ready["loss_now"] is not None
@@ -121,10 +125,10 @@ def test_rl_killed_and_resumed_is_rl_straight_through_to_the_byte(
 @pytest.mark.parametrize("mode", ["full", "lora"])
 def test_sft_killed_and_resumed_is_sft_straight_through_to_the_byte(model_dir: Path, tmp_path: Path, mode: str) -> None:
     # Dropout is on, so the state of the generators has to be restored too.
-    config = sft_config(
+    job = sft_job(
         steps=STEPS,
         mode=mode,
-        lora=AdapterConfig(r=4, dropout=0.1),
+        lora=LoraSettings(r=4, dropout=0.1),
         schedule="cosine",
         validation_every=4,
         best_metric="validation_loss",
@@ -139,7 +143,7 @@ def test_sft_killed_and_resumed_is_sft_straight_through_to_the_byte(model_dir: P
         name: str, *, resume_dir: str | None = None, upto: int = STEPS
     ) -> tuple[list[dict[str, Any]], dict[int, str]]:
         with LearnerProcess() as child:
-            child.send(**start_message(tmp_path / name, model_dir, "sft", config, resume_dir=resume_dir, **files))
+            child.send(**start_message(tmp_path / name, model_dir, job, resume_dir=resume_dir, **files))
             events = [child.recv()]
             while events[-1].get("event") in ("ready", "step") and events[-1]["step"] < upto:
                 events.append(child.recv())
@@ -166,7 +170,7 @@ def test_a_step_out_of_order_is_an_error_and_the_end(
     model_dir: Path, batch_files: dict[int, Path], tmp_path: Path
 ) -> None:
     with LearnerProcess() as child:
-        child.send(**start_message(tmp_path / "w", model_dir, "rl", rl_config()))
+        child.send(**start_message(tmp_path / "w", model_dir, rl_job()))
         child.recv()
         child.send(op="step", iteration=2, batch=str(batch_files[2]))
         assert child.recv() == {
@@ -184,7 +188,7 @@ def test_a_nan_is_reported_and_nothing_is_written(model_dir: Path, tmp_path: Pat
     path = tmp_path / "batch"
     path.write_bytes(batch.to_bytes())
     with LearnerProcess() as child:
-        child.send(**start_message(tmp_path / "w", model_dir, "rl", rl_config()))
+        child.send(**start_message(tmp_path / "w", model_dir, rl_job()))
         child.recv()
         child.send(op="step", iteration=1, batch=str(path))
         assert child.recv()["code"] == "nan_loss"
@@ -196,7 +200,7 @@ def test_a_checkpoint_with_a_flipped_bit_is_not_resumed(
     model_dir: Path, batch_files: dict[int, Path], tmp_path: Path
 ) -> None:
     with LearnerProcess() as child:
-        child.send(**start_message(tmp_path / "w", model_dir, "rl", rl_config(**OPEN_GATES)))
+        child.send(**start_message(tmp_path / "w", model_dir, rl_job(**OPEN_GATES)))
         child.recv()
         drive_rl(child, batch_files, range(1, 2))
         folder = Path(child.checkpoint(1))
@@ -204,7 +208,7 @@ def test_a_checkpoint_with_a_flipped_bit_is_not_resumed(
     weights[-1] ^= 1
     (folder / "model.safetensors").write_bytes(weights)
     with LearnerProcess() as child:
-        again = start_message(tmp_path / "w2", model_dir, "rl", rl_config(**OPEN_GATES), resume_dir=str(folder))
+        again = start_message(tmp_path / "w2", model_dir, rl_job(**OPEN_GATES), resume_dir=str(folder))
         child.send(**again)
         error = child.recv()
         assert error["code"] == "bad_checkpoint"
@@ -213,7 +217,7 @@ def test_a_checkpoint_with_a_flipped_bit_is_not_resumed(
 
 def test_it_shows_life_while_it_loads_and_dies_with_its_parent(model_dir: Path, tmp_path: Path) -> None:
     with LearnerProcess() as child:
-        child.send(**start_message(tmp_path / "w", model_dir, "rl", rl_config()))
+        child.send(**start_message(tmp_path / "w", model_dir, rl_job()))
         assert child.recv(progress=True) == {"event": "progress", "stage": "load", "done": 0, "of": 1}
         assert child.recv()["event"] == "ready"
         assert child.close_stdin() == 3
@@ -223,9 +227,9 @@ def test_it_shows_life_while_it_loads_and_dies_with_its_parent(model_dir: Path, 
     ("line", "code"),
     [
         ({"op": "finish"}, "bad_message"),
-        ({"op": "start", "kind": "rl"}, "bad_message"),
+        ({"op": "start", "job": {"kind": "rl"}}, "bad_message"),
         (
-            {"op": "start", "kind": "rl", "config": {"lr": 1}, "model_dir": "nowhere", "work_dir": "nowhere"},
+            {"op": "start", "job": {"kind": "rl"}, "machine": {}, "model_dir": "nowhere", "work_dir": "nowhere"},
             "bad_recipe",
         ),
     ],
@@ -242,11 +246,11 @@ def test_sft_that_is_paused_saves_where_it_stands_and_goes_on_to_the_byte(
 ) -> None:
     # So many that the end is far when a busy machine brings the word to pause late.
     steps = 4 * STEPS
-    config = sft_config(steps=steps, mode=mode, lora=AdapterConfig(r=4, dropout=0.1), checkpoint_every=1000)
+    job = sft_job(steps=steps, mode=mode, lora=LoraSettings(r=4, dropout=0.1), checkpoint_every=1000)
     dataset = data_file(write_rows(tmp_path / "train.jsonl", addition_rows(100)))
 
     def start(name: str, child: LearnerProcess, resume_dir: str | None = None) -> dict[str, Any]:
-        child.send(**start_message(tmp_path / name, model_dir, "sft", config, resume_dir=resume_dir, dataset=dataset))
+        child.send(**start_message(tmp_path / name, model_dir, job, resume_dir=resume_dir, dataset=dataset))
         return child.recv()
 
     def to_the_end(child: LearnerProcess) -> list[dict[str, Any]]:
@@ -282,9 +286,9 @@ def test_sft_that_is_paused_saves_where_it_stands_and_goes_on_to_the_byte(
 def test_rl_that_is_paused_saves_the_steps_that_no_checkpoint_covers(
     model_dir: Path, batch_files: dict[int, Path], tmp_path: Path
 ) -> None:
-    config = rl_config(checkpoint_every=2, **OPEN_GATES)
+    job = rl_job(checkpoint_every=2, **OPEN_GATES)
     with LearnerProcess() as child:
-        child.send(**start_message(tmp_path / "w", model_dir, "rl", config))
+        child.send(**start_message(tmp_path / "w", model_dir, job))
         child.recv()
         drive_rl(child, batch_files, range(1, 4))
         child.send(op="pause")
@@ -292,7 +296,7 @@ def test_rl_that_is_paused_saves_the_steps_that_no_checkpoint_covers(
         assert list(child.checkpoints) == [2, 3]
         covered = child.checkpoints[2]
     with LearnerProcess() as child:
-        child.send(**start_message(tmp_path / "again", model_dir, "rl", config, resume_dir=covered))
+        child.send(**start_message(tmp_path / "again", model_dir, job, resume_dir=covered))
         assert child.recv()["step"] == 2
         child.send(op="pause")
         assert child.recv() == {"event": "paused", "step": 2}
@@ -305,7 +309,7 @@ def test_a_checkpoint_is_a_model_and_the_last_one_is_the_model_that_is_published
     model_dir: Path, batch_files: dict[int, Path], tmp_path: Path, mode: str
 ) -> None:
     with LearnerProcess() as child:
-        child.send(**start_message(tmp_path / "w", model_dir, "rl", rl_config(mode=mode, **OPEN_GATES)))
+        child.send(**start_message(tmp_path / "w", model_dir, rl_job(mode=mode, **OPEN_GATES)))
         child.recv()
         drive_rl(child, batch_files, range(1, 2))
         checkpoint = Path(child.checkpoint(1))
@@ -319,9 +323,9 @@ def test_a_checkpoint_is_a_model_and_the_last_one_is_the_model_that_is_published
 def test_a_model_that_sees_is_trained_on_the_images_of_its_work_folder(vision_dir: Path, tmp_path: Path) -> None:
     work = tmp_path / "sft"
     dataset = write_rows(tmp_path / "d.jsonl", square_rows(work / IMAGES_FOLDER, 4))
-    config = sft_config(steps=1, batch_size=4)
+    job = sft_job(steps=1, batch_size=4)
     with LearnerProcess() as child:
-        child.send(**start_message(work, vision_dir, "sft", config, dataset=data_file(dataset)))
+        child.send(**start_message(work, vision_dir, job, dataset=data_file(dataset)))
         assert child.recv()["event"] == "ready"
         stepped = child.recv()
         assert stepped["event"] == "step"
@@ -332,7 +336,7 @@ def test_a_model_that_sees_is_trained_on_the_images_of_its_work_folder(vision_di
     batch = tmp_path / "batch"
     batch.write_bytes(vision_batch(loader, 1).to_bytes())
     with LearnerProcess() as child:
-        child.send(**start_message(tmp_path / "rl", Path(done["model"]), "rl", rl_config(**OPEN_GATES)))
+        child.send(**start_message(tmp_path / "rl", Path(done["model"]), rl_job(**OPEN_GATES)))
         assert child.recv()["event"] == "ready"
         child.send(op="step", iteration=1, batch=str(batch))
         stepped = child.recv()
@@ -352,9 +356,9 @@ def test_a_model_that_sees_is_trained_on_the_images_of_its_work_folder(vision_di
 def test_five_kills_while_a_checkpoint_is_written_cost_the_steps_that_none_covers_and_no_byte(
     model_dir: Path, batch_files: dict[int, Path], tmp_path: Path
 ) -> None:
-    config = rl_config(minibatches=2, **OPEN_GATES)
+    job = rl_job(minibatches=2, **OPEN_GATES)
     with LearnerProcess() as child:
-        child.send(**start_message(tmp_path / "straight", model_dir, "rl", config))
+        child.send(**start_message(tmp_path / "straight", model_dir, job))
         child.recv()
         drive_rl(child, batch_files, range(1, CUT + 1))
         straight = child.checkpoint(CUT)
@@ -367,7 +371,7 @@ def test_five_kills_while_a_checkpoint_is_written_cost_the_steps_that_none_cover
         stuck.mkdir(parents=True)
         os.mkfifo(stuck / ".optimizer.safetensors.partial")
         with LearnerProcess() as child:
-            child.send(**start_message(work, model_dir, "rl", config, resume_dir=resume_dir))
+            child.send(**start_message(work, model_dir, job, resume_dir=resume_dir))
             done = child.recv()["step"]
             assert done == max(0, 2 * kill - 3)
             # The next step is trained all the same, and its weights are there.
@@ -377,7 +381,7 @@ def test_five_kills_while_a_checkpoint_is_written_cost_the_steps_that_none_cover
             child.kill()
         assert not (work / f"checkpoint-{2 * kill:06d}").exists()
     with LearnerProcess() as child:
-        child.send(**start_message(tmp_path / "last", model_dir, "rl", config, resume_dir=resume_dir))
+        child.send(**start_message(tmp_path / "last", model_dir, job, resume_dir=resume_dir))
         assert child.recv()["step"] == CUT - 1
         drive_rl(child, batch_files, range(CUT, CUT + 1))
         assert_same_state(straight, child.checkpoint(CUT))
@@ -390,7 +394,7 @@ def test_a_checkpoint_that_cannot_be_written_ends_the_process_with_the_reason(
     (work / ".checkpoint-000001.partial").mkdir(parents=True)
     (work / ".checkpoint-000001.partial" / "resume").write_text("in the way")
     with LearnerProcess() as child:
-        child.send(**start_message(work, model_dir, "rl", rl_config(**OPEN_GATES)))
+        child.send(**start_message(work, model_dir, rl_job(**OPEN_GATES)))
         child.recv()
         child.send(op="step", iteration=1, batch=str(batch_files[1]))
         assert child.recv()["event"] == "step"

@@ -51,7 +51,7 @@ async def has_started(learner: LearnerProcess) -> None:
 
 
 def bad_start(folder: Path) -> Start:
-    return Start(kind="rl", config={"lr": -1}, model_dir=str(folder), work_dir=str(folder))
+    return Start(job={"kind": "rl"}, machine={}, model_dir=str(folder), work_dir=str(folder))
 
 
 async def says_what_is_wrong(learner: LearnerProcess, folder: Path) -> None:

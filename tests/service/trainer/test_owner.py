@@ -32,7 +32,7 @@ from synth.events import (
 from synth.events.catalogue import Event
 from synth.ids import new_job_id, new_org_id
 from synth.jobs.lifecycle import State
-from synth.jobs.resolved import RlJob, SftJob
+from synth.methods.base import TrainingJob
 from synth.models import Registry
 from synth.trainer.owner.attempt import Attempt
 from synth.trainer.owner.owner import TrainTaskOwner
@@ -67,7 +67,7 @@ class OwnedJob:
     async def give_up(self, reason: str) -> None:
         """As the worker does with a task that has failed too often."""
 
-        async def train(attempt: Attempt, job: RlJob | SftJob) -> JobSucceeded | JobPaused:
+        async def train(attempt: Attempt, job: TrainingJob) -> JobSucceeded | JobPaused:
             raise AssertionError("nobody is to train")
 
         owner = TrainTaskOwner(await self._bus_as("trainer"), self._blobs, self._settings, train)
@@ -86,7 +86,7 @@ class OwnedJob:
     async def run(self, training: Training, *, term: int = 0) -> None:
         """Give a trainer the job's task of this term; its training is the test's."""
 
-        async def train(attempt: Attempt, job: RlJob | SftJob) -> JobSucceeded | JobPaused:
+        async def train(attempt: Attempt, job: TrainingJob) -> JobSucceeded | JobPaused:
             return await training(attempt)
 
         bus = await self._bus_as("trainer")

@@ -13,8 +13,8 @@ from synth.bus.publish import Publisher
 from synth.errors import Transient
 from synth.events import BlobRef, JobCreated, JobValidated, RolloutCompleted
 from synth.ids import new_job_id, new_org_id
-from synth.jobs.job_data import job_from_data
-from synth.jobs.resolved import RlJob
+from synth.methods.job import job_from_data
+from synth.methods.rl import RlJob
 from synth.models import Registry
 from synth.trainer.owner.attempt import Attempt
 from synth.trainer.owner.history import AttemptHistory

@@ -10,9 +10,10 @@ from synth.bus.history.job_log import append_decided, read_job
 from synth.bus.replay import replay
 from synth.events import JobCreated, JobRejected, JobValidated, JobWithdrawn
 from synth.ids import new_job_id, new_org_id
-from synth.jobs.job_data import job_from_data
 from synth.jobs.lifecycle import State
-from synth.jobs.resolved import RlJob, SftJob
+from synth.methods.job import job_from_data
+from synth.methods.rl import RlJob
+from synth.methods.sft import SftJob
 from synth.models import Registry
 from synth.validator.validate import validate
 from tests.service.jobs import RL, SFT, create, make_model_dir, wait_for

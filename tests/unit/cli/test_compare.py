@@ -16,9 +16,9 @@ from synth.cli.comparison.figures import Figure, better_runs, drawn_metrics, fig
 from synth.cli.tui.curves import Curve, draw
 from synth.cli.tui.series import Series
 from synth.cli.tui.tables.side_by_side import SideBySide
-from synth.jobs.job_data import job_to_data
 from synth.jobs.parse.toml import read_toml
 from synth.jobs.resolve.job import Overrides, resolve_job
+from synth.methods.job import job_to_data
 from synth.models import Registry
 
 TIME = datetime(2026, 1, 1, tzinfo=UTC)

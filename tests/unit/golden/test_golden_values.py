@@ -13,17 +13,18 @@ import msgspec
 import pytest
 
 from synth.errors import NewerVersion
-from synth.jobs.job_data import job_from_data, job_to_data
-from synth.trainer.config import RlTrainConfig, SftTrainConfig, config_as_json, parse_train_config
+from synth.methods.base import TrainingJob
+from synth.methods.job import job_from_data, job_to_data
+from synth.methods.rl import RlJob
 from synth.trainer.learner.checkpoint.checkpoint import CheckpointManifest
+from synth.trainer.machine import MAY_DIFFER, Machine, recipe, same_recipe
 from tests.golden.log import FOLDER, Line, read_lines, recorded, versions
 
-#: By the release that did not have them yet: fields of `job.validated`, of its job by kind, of a checkpoint's config.
+#: By the release that did not have them yet: fields of `job.validated`, of its job by kind, of a checkpoint's recipe.
 ADDED_TO_EVENTS: dict[str, dict[str, Any]] = {"0.1.0": {"continues": None}}
 ADDED_TO_JOBS: dict[str, dict[str, dict[str, Any]]] = {}
-ADDED_TO_CONFIGS: dict[str, dict[str, dict[str, Any]]] = {}
+ADDED_TO_RECIPES: dict[str, dict[str, dict[str, Any]]] = {}
 MANIFESTS = [path.relative_to(FOLDER).as_posix() for path in sorted(FOLDER.glob("*/checkpoint-*.json"))]
-CONFIGS = {"sft": SftTrainConfig, "rl": RlTrainConfig}
 
 
 def validated(release: str) -> list[Line]:
@@ -66,13 +67,21 @@ def test_checkpoint_manifests_are_read_by_value(name: str):
     release, stored = Path(name).parts[0], json.loads((FOLDER / name).read_text())
     manifest = msgspec.json.decode(json.dumps(stored), type=CheckpointManifest)
     assert plain(manifest) == stored
-    kind = manifest.state.kind
-    config = config_as_json(parse_train_config(manifest.state.config, CONFIGS[kind]))
-    assert config == manifest.state.config | ADDED_TO_CONFIGS.get(release, {}).get(kind, {})
+    kind, saved = manifest.state.kind, manifest.state.config
+    machine = Machine(**{field: saved[field] for field in Machine.__struct_fields__ if field in saved})
+    jobs = [job_from_data(line.data["job"]) for line in validated(release)]
+    of_kind = [job for job in jobs if job.kind == kind and isinstance(job, TrainingJob)]
+    # The RL job of the manifest is one of the log's without its evaluation.
+    of_kind += [msgspec.structs.replace(job, evaluation=None) for job in of_kind if isinstance(job, RlJob)]
+    same = [job for job in of_kind if recipe(job, machine) == saved | ADDED_TO_RECIPES.get(release, {}).get(kind, {})]
+    assert same, [recipe(job, machine) for job in of_kind]
+    assert same_recipe(saved, same[0], machine)
+    for field in saved.keys() - MAY_DIFFER:
+        assert not same_recipe(saved | {field: "changed"}, same[0], machine), field
 
 
 @pytest.mark.parametrize("release", versions())
 def test_a_release_has_a_manifest_of_each_kind(release: str):
     assert {name for name in MANIFESTS if name.startswith(f"{release}/")} == {
-        f"{release}/checkpoint-{kind}.json" for kind in CONFIGS
+        f"{release}/checkpoint-{kind}.json" for kind in ("sft", "rl")
     }

@@ -15,7 +15,7 @@ from synth.cli.jobs.resolved import job_text
 from synth.jobs.as_file import job_file
 from synth.jobs.parse.toml import Document, read_data, read_toml
 from synth.jobs.resolve.job import Overrides, resolve_job, validate_job
-from synth.jobs.resolved import Job
+from synth.methods.job import Job
 from synth.models import Registry
 from tests.unit.jobs.test_every_key_accounted_for import (
     _SCHEMAS,  # pyright: ignore[reportPrivateUsage]

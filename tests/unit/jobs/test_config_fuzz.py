@@ -14,7 +14,6 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from synth.errors import UserError
-from synth.jobs.job_data import job_to_data
 from synth.jobs.parse.toml import read_data, read_toml, scan_lines
 from synth.jobs.parse.validate import Kind
 from synth.jobs.resolve.job import Overrides, resolve_job, validate_job
@@ -23,6 +22,7 @@ from synth.jobs.schema.filter import FilterConfig, FilterSection
 from synth.jobs.schema.rl import EvaluationSection, ModelSection, RlConfig, RolloutSection, TrainingSection
 from synth.jobs.schema.sections import keys_of
 from synth.jobs.schema.sft import HyperparametersSection, SftConfig
+from synth.methods.job import job_to_data
 from synth.models import Registry
 
 _REGISTRY = Registry(None)

@@ -10,8 +10,8 @@ from synth.errors import UserError
 from synth.jobs.as_file import job_file
 from synth.jobs.parse.toml import Document, read_toml
 from synth.jobs.resolve.job import Overrides, resolve_job
-from synth.jobs.resolved import RlJob
-from synth.jobs.seeds import Seeds
+from synth.methods.rl import RlJob
+from synth.methods.seeds import Seeds
 from synth.models import Registry
 from tests.service.jobs import RL
 

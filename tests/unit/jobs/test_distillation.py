@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from synth.jobs.distillation import DistillationSettings
 from synth.jobs.parse.toml import read_toml
 from synth.jobs.resolve.job import Overrides, validate_job
+from synth.methods.distillation import DistillationSettings
 from synth.models import Registry
 from tests.unit.jobs.test_objectives import job, registry, report
 

@@ -10,7 +10,8 @@ import pytest
 
 from synth.jobs.parse.toml import Document, read_toml
 from synth.jobs.resolve.job import Overrides, ValidationReport, validate_job
-from synth.jobs.resolved import EvalJob, RlJob
+from synth.methods.eval import EvalJob
+from synth.methods.rl import RlJob
 from synth.models import Registry
 
 ROOT = Path(__file__).parents[3]

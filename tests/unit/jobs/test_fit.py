@@ -11,7 +11,7 @@ from synth.jobs.fit import SHARE, cannot_fit
 from synth.jobs.parse.toml import read_toml
 from synth.jobs.plan import TrainerDevice, plan_job
 from synth.jobs.resolve.job import Overrides, resolve_job
-from synth.jobs.resolved import RlJob, SftJob
+from synth.methods.base import TrainingJob
 from synth.models import Registry
 from synth.models.base_shape import base_shape
 from synth.models.memory import GIB
@@ -43,9 +43,9 @@ sequence_length = 4096
 """
 
 
-def job_of(text: str) -> RlJob | SftJob:
+def job_of(text: str) -> TrainingJob:
     job = resolve_job(read_toml(text, name="job.toml"), overrides=Overrides(), registry=Registry()).job
-    assert isinstance(job, RlJob | SftJob)
+    assert isinstance(job, TrainingJob)
     return job
 
 

@@ -10,7 +10,9 @@ import pytest
 from synth.errors import Problem
 from synth.jobs.parse.toml import read_toml
 from synth.jobs.resolve.job import Overrides, ValidationReport, validate_job
-from synth.jobs.resolved import EvalJob, RlJob, RolloutSettings
+from synth.methods.eval import EvalJob
+from synth.methods.rl import RlJob
+from synth.methods.rollouts import RolloutSettings
 from synth.models import Registry
 
 RL = """\

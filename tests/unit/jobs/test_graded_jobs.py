@@ -12,7 +12,7 @@ from synth.events import JobCreated, JobRejected, JobValidated
 from synth.jobs.as_file import job_file
 from synth.jobs.parse.toml import Document
 from synth.jobs.resolve.job import Overrides, ValidationReport, validate_job
-from synth.jobs.resolved import RlJob
+from synth.methods.rl import RlJob
 from synth.models import Registry
 from synth.validator.validate import validate
 

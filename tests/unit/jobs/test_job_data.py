@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 import pytest
 
 from synth.errors import NewerVersion
-from synth.jobs.job_data import job_from_data, job_to_data
 from synth.jobs.parse.toml import read_toml
 from synth.jobs.resolve.job import Overrides, resolve_job
-from synth.jobs.resolved import RlJob, SftJob
+from synth.methods.base import TrainingJob
+from synth.methods.job import TrainedJob, job_from_data, job_to_data
 from synth.models import Registry
-from synth.trainer.owner.learner_config import build_train_config
-from synth.trainer.settings import TrainerSettings
 
 ROOT = Path(__file__).parents[3]
 SFT = ROOT / "configs" / "demo" / "sft.toml"
@@ -55,14 +53,6 @@ def test_a_setting_that_this_version_does_not_have_is_refused_wherever_it_is(fil
             job_from_data(changed)
 
 
-@pytest.mark.parametrize("file", [SFT, RL], ids=["sft", "rl"])
-def test_the_training_process_takes_every_setting_that_no_other_part_reads(
-    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    job = job_from_data(data_of(file, tmp_path))
-    assert isinstance(job, SftJob | RlJob)
-    build_train_config(job, TrainerSettings())
-    as_data = msgspec.to_builtins
-    monkeypatch.setattr(msgspec, "to_builtins", lambda value: as_data(value) | {"made_up": 1})
-    with pytest.raises(msgspec.ValidationError, match="made_up"):
-        build_train_config(job, TrainerSettings())
+@pytest.mark.parametrize("job", get_args(TrainedJob), ids=lambda job: job.method)
+def test_what_does_not_change_a_step_is_a_field_of_the_job(job: type[TrainingJob]):
+    assert job.untrained <= {field.name for field in msgspec.structs.fields(job)}

@@ -8,7 +8,7 @@ import pytest
 
 from synth.jobs.parse.toml import read_toml
 from synth.jobs.resolve.job import Overrides, ValidationReport, validate_job
-from synth.jobs.resolved import CorrectionSettings, RlJob
+from synth.methods.rl import CorrectionSettings, RlJob
 from synth.models import Registry
 
 RL = """\

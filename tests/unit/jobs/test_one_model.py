@@ -8,7 +8,8 @@ import pytest
 
 from synth.errors import UserError
 from synth.jobs.resolve.job import Overrides
-from synth.jobs.resolved import EvalJob, RlJob
+from synth.methods.eval import EvalJob
+from synth.methods.rl import RlJob
 from synth.models import Registry
 from tests.unit.jobs.test_resolving_jobs import RL, registry, resolved, rl
 

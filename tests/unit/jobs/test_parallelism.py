@@ -9,7 +9,10 @@ import pytest
 from synth.errors import UserError
 from synth.jobs.parse.toml import read_toml
 from synth.jobs.resolve.job import Overrides, resolve_job
-from synth.jobs.resolved import GpuTopology, Parallelism, ResolvedJob, RlJob, SftJob
+from synth.methods.base import Parallelism
+from synth.methods.job import ResolvedJob
+from synth.methods.rl import GpuTopology, RlJob
+from synth.methods.sft import SftJob
 from synth.models import Registry
 
 RL = """\

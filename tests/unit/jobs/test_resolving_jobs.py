@@ -10,10 +10,12 @@ from msgspec.structs import replace
 
 from synth.errors import UserError
 from synth.events import LoraShape, ModelRef
-from synth.jobs.job_data import job_from_data, job_to_data
 from synth.jobs.parse.toml import read_toml
 from synth.jobs.resolve.job import Overrides, resolve_job
-from synth.jobs.resolved import EvalJob, ResolvedJob, RlJob, SftJob, training_start
+from synth.methods.eval import EvalJob
+from synth.methods.job import ResolvedJob, job_from_data, job_to_data
+from synth.methods.rl import RlJob
+from synth.methods.sft import SftJob
 from synth.models import Registry
 
 CONFIGS = Path(__file__).parents[3] / "configs" / "demo"
@@ -309,10 +311,10 @@ def test_only_what_lies_below_the_adapter_is_rounded(registry: Registry) -> None
     base = ModelRef(id="tiny-qwen3", path="/models/tiny-qwen3")
     adapter = ModelRef(id="peft:tiny-qwen3:job_1", kind="lora", base=base, lora=SHAPE)
     job, other = sft(QLORA, registry), sft(QLORA.replace("r = 4", "r = 2"), registry)
-    assert training_start(job, base) == replace(base, rounded="nf4")
-    assert training_start(job, adapter) == replace(adapter, base=replace(base, rounded="nf4"))  # continued
-    assert training_start(other, adapter) == replace(adapter, rounded="nf4")  # merged first
-    assert training_start(sft(SFT, registry), adapter) == adapter
+    assert job.start_model(base) == replace(base, rounded="nf4")
+    assert job.start_model(adapter) == replace(adapter, base=replace(base, rounded="nf4"))  # continued
+    assert other.start_model(adapter) == replace(adapter, rounded="nf4")  # merged first
+    assert sft(SFT, registry).start_model(adapter) == adapter
 
 
 def test_a_job_knows_the_id_of_the_model_it_makes(registry: Registry) -> None:

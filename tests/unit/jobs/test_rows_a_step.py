@@ -8,7 +8,7 @@ import pytest
 
 from synth.jobs.parse.toml import read_toml
 from synth.jobs.resolve.job import Overrides, validate_job
-from synth.jobs.resolved import SftJob
+from synth.methods.sft import SftJob
 from synth.models import Registry
 from tests.unit.jobs.test_resolving_jobs import SFT, resolved, sft
 

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from synth.jobs.seeds import Seeds, _LazyShuffle, draw, parse_seeds
+from synth.methods.seeds import Seeds, _LazyShuffle, draw, parse_seeds
 
 
 def test_the_three_ways_to_write_seeds_mean_the_same() -> None:

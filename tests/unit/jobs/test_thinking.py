@@ -10,8 +10,9 @@ import pytest
 from synth.errors import UserError
 from synth.jobs.parse.toml import read_toml
 from synth.jobs.resolve.job import Overrides, resolve_job
-from synth.jobs.resolved import EvalJob, RlJob
 from synth.local.tiny_models.tokenizer import chat_template
+from synth.methods.eval import EvalJob
+from synth.methods.rl import RlJob
 from synth.models import Registry
 
 RL = """

@@ -7,7 +7,11 @@ import pytest
 from synth.errors import UserError
 from synth.jobs.parse.toml import read_toml
 from synth.jobs.resolve.job import Overrides, resolve_job
-from synth.jobs.resolved import EvalJob, ResolvedJob, RlJob, SftJob, VisionSettings
+from synth.methods.base import VisionSettings
+from synth.methods.eval import EvalJob
+from synth.methods.job import ResolvedJob
+from synth.methods.rl import RlJob
+from synth.methods.sft import SftJob
 from synth.models import Registry
 
 SFT = """

@@ -10,8 +10,8 @@ import msgspec
 import pytest
 
 from synth.errors import UserError
-from synth.jobs.rewards import RewardSettings
 from synth.judge.api.chat import JudgeChat, ReplyNotJson, read_refusal, read_reply
+from synth.methods.rewards import RewardSettings
 from synth.outbound.answer_memory import AnswerMemory
 from synth.outbound.http_guard import GuardPolicy, guarded_client
 from synth.rollouts.jobs.rollout_runner import RolloutRunner

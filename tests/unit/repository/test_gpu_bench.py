@@ -39,7 +39,7 @@ def test_it_imports_our_algorithms_and_what_they_need_alone():
     modules |= {alias.name for n in nodes if isinstance(n, ast.Import) for alias in n.names}
     ours = {m.split(".")[1] for m in modules if m.startswith("synth.")}
     others = {m.partition(".")[0] for m in modules if not m.startswith("synth.")}
-    assert ours == {"inference", "local", "trainer", "trajectories"}
+    assert ours == {"inference", "local", "methods", "trainer", "trajectories"}
     assert {m for m in modules if m.startswith("synth.local")} == {"synth.local.tiny_models.qwen3"}
     assert others - set(sys.stdlib_module_names) == {"benchmarks", "numpy", "torch", "transformers"}
 

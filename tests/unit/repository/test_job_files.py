@@ -10,8 +10,10 @@ from contracts.memory_tables import CARDS, SHARE
 from synth.cli.jobs.files import Flags, LenientRegistry, read_config, validate_text
 from synth.jobs.plan import JobPlan
 from synth.jobs.resolve.job import ValidationReport
-from synth.jobs.resolved import RlJob, SftJob
 from synth.local.devices.memory import job_memory
+from synth.methods.base import TrainingJob
+from synth.methods.rl import RlJob
+from synth.methods.sft import SftJob
 from synth.models.hosted_shapes import known_shape
 from synth.models.memory import GIB, engine_memory
 
@@ -44,7 +46,7 @@ def test_a_job_file_is_accepted_and_each_of_its_keys_has_its_effect(file: Path, 
 @pytest.mark.parametrize("file", ON_A_GPU, ids=name)
 def test_a_job_file_for_one_gpu_fits_24_gb_by_turns(file: Path, tmp_path: Path) -> None:
     job = checked(file, tmp_path / "rows.jsonl").job
-    assert isinstance(job, SftJob | RlJob)
+    assert isinstance(job, TrainingJob)
     memory = job_memory(job, tmp_path)
     assert isinstance(memory, JobPlan)
     card = CARDS["24"] * GIB

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from synth.errors import Transient
-from synth.jobs.rewards import RewardSettings
+from synth.methods.rewards import RewardSettings
 from synth.outbound.answer_memory import AnswerMemory
 from synth.rollouts.jobs.rollout_runner import RolloutRunner
 from synth.rollouts.rewards.scoring import EnvironmentFailed, Rewarded, TaskAppReply, score

@@ -33,7 +33,7 @@ from synth.ids import RolloutId
 from synth.images.format import ImageRefused
 from synth.images.source import ImageLimits, read_image
 from synth.inference.grammar.compiler import SchemaLimits, check_schema_size
-from synth.jobs.rewards import RewardSettings, RewardWeights, StepRewards
+from synth.methods.rewards import RewardSettings, RewardWeights, StepRewards
 from synth.models import Registry
 from synth.outbound.answer_memory import AnswerMemory
 from synth.outbound.http_guard import GuardPolicy, guarded_client

@@ -9,26 +9,15 @@ import msgspec
 import numpy as np
 import torch
 
-from synth.trainer.config import RlTrainConfig
+from synth.methods import losses
 from synth.trainer.learner.data.packing import Sequences, collate
 from synth.trainer.learner.model.policy import Policy
 from synth.trajectories import BatchMeta, Branch, RolloutBatch, RolloutMeta
 
-# Random behaviour log-probabilities are far from any policy's; with these gates no sequence is rejected for it.
-OPEN_GATES: dict[str, Any] = {"gate_on_policy": (0.0, 1e30), "gate_off_policy": (0.0, 1e30)}
-
 # Each loss with the clip range that it is used with.
 LOSSES: list[dict[str, Any]] = [
-    {"loss": "gspo", "clip_low": 3e-4, "clip_high": 4e-4},
-    {"loss": "gspo_token", "clip_low": 3e-4, "clip_high": 4e-4},
-    {"loss": "grpo", "clip_low": 0.2, "clip_high": 0.28},
-    {"loss": "dppo", "clip_low": 0.2, "clip_high": 0.2},
-    {"loss": "cispo", "clip_low": 1.0, "clip_high": 3.0},
+    {"loss": spec.name, "clip_low": spec.clip_low, "clip_high": spec.clip_high} for spec in losses.LOSSES.values()
 ]
-
-
-def rl_config(**changes: Any) -> RlTrainConfig:
-    return RlTrainConfig(**{"lr": 1e-3, "steps": 20, "warmup_steps": 0, "micro_batch_tokens": 256, **changes})
 
 
 def random_batch(

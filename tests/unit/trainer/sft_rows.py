@@ -10,13 +10,7 @@ from typing import Any
 import msgspec
 
 from synth.chat.messages import TrainingRow
-from synth.trainer.config import SftTrainConfig
 from synth.trainer.learner.data.token_cache import TokenCache
-
-
-def sft_config(**changes: Any) -> SftTrainConfig:
-    defaults: dict[str, Any] = {"lr": 1e-3, "batch_size": 16, "sequence_length": 128, "warmup_steps": 0}
-    return SftTrainConfig(**{**defaults, "micro_batch_tokens": 512, **changes})
 
 
 def addition_rows(count: int) -> list[dict[str, Any]]:

@@ -14,7 +14,6 @@ from synth.cli.connections.known_origins import UnconfirmedOrigin, require_confi
 from synth.cli.submission import CheckedJob, submission_body
 from synth.cli.tui import output
 from synth.console.errors import CliError, NotAuthorised, Unreachable, UsageProblem
-from synth.jobs.resolved import SftJob
 
 #: Characters of a file's id that the API accepts.
 _LONGEST_NAME = 128
@@ -70,13 +69,10 @@ def open_cluster(config: Config) -> Iterator[AskedCluster]:
         yield AskedCluster(client, config.is_on_this_machine)
 
 
-def _files(job: CheckedJob) -> dict[str, str | None]:
+def _files(job: CheckedJob) -> dict[str, str]:
     """Return the ids of the datasets for the check; a dataset that is not uploaded yet goes by its future name."""
-    sft = job.job
-    if not isinstance(sft, SftJob):
+    if job.job.rows == "prompts":
         return {}
-    named = {"training_file": sft.training_file, "validation_file": sft.validation_file}
     return {
-        field: file and (file if file.startswith("file_") else Path(file).name[:_LONGEST_NAME])
-        for field, file in named.items()
+        role: file if file.startswith("file_") else Path(file).name[:_LONGEST_NAME] for role, file, _ in job.job.files
     }

@@ -21,9 +21,8 @@ from synth.cli.tui import output
 from synth.datasets.refused import images_refused, rows_refused
 from synth.datasets.sources import source_files
 from synth.errors import NewerVersion, Problem, UserError
-from synth.jobs.job_data import job_from_data
 from synth.jobs.resolve.job import ValidationReport
-from synth.jobs.resolved import Job, SftJob
+from synth.methods.job import job_from_data
 from synth.models import Registry, parse_finetuned
 
 
@@ -86,7 +85,7 @@ def check_job(job: CheckedJob, models_dir: Path, cluster: AskedCluster) -> JobFi
     warnings = [f"{id} is still being checked: the problems of its lines are not known yet" for id in answer.unchecked]
     looked = JobFile(name, report, warnings)
     try:
-        sees = None if answer.resolved is None else _sees(job_from_data(answer.resolved))
+        sees = None if answer.resolved is None else job_from_data(answer.resolved).vision is not None
     except NewerVersion:
         sees = None  # the cluster decides about images
     return _looked_at_datasets(looked, sees=sees, rendering=answer.rendering)
@@ -100,7 +99,7 @@ def _looked_at_datasets(
     sees: whether the model sees images, if known. rendering: how the cluster renders their rows, if known.
     """
     job = looked.found.job
-    if not isinstance(job, SftJob):
+    if job is None or job.rows not in ("conversations", "pairs"):
         return looked
     problems: list[Problem] = []
     warnings: list[str] = []
@@ -112,7 +111,7 @@ def _looked_at_datasets(
         wrong = rows_refused(
             path.name,
             pairs=report.pairs,
-            dpo=job.dpo is not None,
+            dpo=job.rows == "pairs",
             unanswered=report.unanswered,
             where=str(path),
         )
@@ -140,11 +139,5 @@ def _not_asked(found: ValidationReport, registry: Registry, reason: str) -> list
     unseen: list[tuple[str, str]] = []
     if registry.find(job.model).path is None or parse_finetuned(job.model) is not None:
         unseen.append((found.origins["model"], f"the model {job.model!r}"))
-    if isinstance(job, SftJob):
-        files = (("training_file", job.training_file), ("validation_file", job.validation_file))
-        unseen += [(found.origins[field], f"the file {id!r}") for field, id in files if id and id.startswith("file_")]
+    unseen += [(found.origins[field], f"the file {id!r}") for _, id, field in job.files if id.startswith("file_")]
     return [f"{where}: {what} was not checked by the cluster ({reason})" for where, what in unseen]
-
-
-def _sees(job: Job) -> bool:
-    return isinstance(job, SftJob) and job.vision is not None

@@ -275,7 +275,6 @@ def _check_file(file: Path, flags: Flags, models_dir: Path, cluster: AskedCluste
     from synth.cli.jobs.files import name_of
     from synth.cli.tui.explain import CheckReport, summary
     from synth.errors import UserError
-    from synth.jobs.resolved import EvalJob, RlJob
     from synth.taskapp.env_names import wrong_env_name
 
     try:
@@ -284,10 +283,10 @@ def _check_file(file: Path, flags: Flags, models_dir: Path, cluster: AskedCluste
         return CheckReport(file=name_of(file), problems=list(error.problems))
     report = looked.found
     problems, warnings = [*report.problems], [*report.warnings, *looked.warnings]
-    if app is not None and isinstance(report.job, RlJob | EvalJob):
+    if app is not None and report.job is not None and report.job.play is not None:
         warnings += [app.unasked] if app.unasked else []
         place = report.origins["rollout.env_name"]
-        if wrong := wrong_env_name(report.job.rollout.env_name, app.env_names, where=place, url=app.url):
+        if wrong := wrong_env_name(report.job.play.env_name, app.env_names, where=place, url=app.url):
             problems.append(wrong)
     return CheckReport(
         file=looked.name,

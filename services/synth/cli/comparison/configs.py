@@ -10,7 +10,7 @@ import msgspec
 
 from synth.errors import NewerVersion
 from synth.jobs.as_file import job_file
-from synth.jobs.job_data import job_from_data
+from synth.methods.job import job_from_data
 
 #: Tables that are one value: a job's sets of seeds.
 _SEEDS = {"start", "count", "listed"}

@@ -16,7 +16,7 @@ from synth.console.errors import UsageProblem
 from synth.errors import Problem, UserError
 from synth.jobs.parse.toml import Document
 from synth.jobs.resolve.job import Overrides, ValidationReport, validate_job
-from synth.jobs.resolved import RlJob, SftJob
+from synth.methods.job import Job
 from synth.models import LORA_TARGETS, ModelSpec, Registry, parse_finetuned
 
 
@@ -109,12 +109,12 @@ def validate_text(text: str, *, name: str, flags: Flags, registry: Registry) -> 
         ]
         origins = {field: url.label if origin == "--task-url" else origin for field, origin in report.origins.items()}
         report = replace(report, problems=problems, origins=origins)
-    if isinstance(report.job, SftJob | RlJob) and (problems := _unreadable(report.job, report.origins)):
+    if report.job is not None and (problems := _unreadable(report.job, report.origins)):
         report = replace(report, job=None, problems=problems)
     return document, report
 
 
-def _unreadable(job: SftJob | RlJob, origins: dict[str, str]) -> list[Problem]:
+def _unreadable(job: Job, origins: dict[str, str]) -> list[Problem]:
     """Return the problems of the files that a job names, each at the place that names it."""
     problems: list[Problem] = []
     for field, path in datasets_of(job):
@@ -125,13 +125,9 @@ def _unreadable(job: SftJob | RlJob, origins: dict[str, str]) -> list[Problem]:
     return problems
 
 
-def datasets_of(job: SftJob | RlJob) -> list[tuple[str, Path]]:
+def datasets_of(job: Job) -> list[tuple[str, Path]]:
     """Return the datasets that are uploaded with a job: the field that names each, and its path."""
-    files, prefix = (job, "") if isinstance(job, SftJob) else (job.graded, "graded.")
-    if files is None:
-        return []
-    named = ((f"{prefix}training_file", files.training_file), (f"{prefix}validation_file", files.validation_file))
-    return [(field, Path(file)) for field, file in named if file is not None and not file.startswith("file_")]
+    return [(field, Path(file)) for _, file, field in job.files if not file.startswith("file_")]
 
 
 def _text(path: Path | None) -> str | None:

@@ -7,7 +7,7 @@ from typing import Any
 import tomlkit
 
 from synth.jobs.as_file import job_file
-from synth.jobs.resolved import Job
+from synth.methods.job import Job
 
 
 def job_text(job: Job, *, heading: str) -> str:

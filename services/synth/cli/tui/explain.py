@@ -15,7 +15,6 @@ from rich.text import Text
 from synth.cli.tui.tables.rows import Rows
 from synth.errors import Problem
 from synth.jobs.resolve.job import ValidationReport
-from synth.jobs.resolved import EvalJob, RlJob, SftJob
 
 _MOST_ITEMS = 6
 _LONGEST_NAME = 14
@@ -56,19 +55,8 @@ def settings_of(found: ValidationReport) -> list[Setting]:
 def summary(found: ValidationReport) -> str:
     """Return the job of a good file, in one line."""
     job = found.job
-    if isinstance(job, RlJob):
-        each = f"{job.batch_size} x {job.group_size} rollouts"
-        where = f"at {job.rollout.task_url}" if job.graded is None else f"on {job.graded.training_file}, by a grader"
-        what = f"RL ({job.mode}) of {job.model}, {job.iterations} iterations of {each} {where}"
-    elif isinstance(job, SftJob):
-        length = f"{job.steps} steps" if job.steps else f"{job.epochs} epoch{'s' * (job.epochs > 1)}"
-        method, rows = ("SFT", "rows") if job.dpo is None else ("DPO", "pairs")
-        what = (
-            f"{method} ({job.mode}) of {job.model} on {job.training_file}, {length} of {job.batch_size} {rows} a step"
-        )
-    elif isinstance(job, EvalJob):
-        each = f", {job.rollouts_per_seed} rollouts each," if job.rollouts_per_seed > 1 else ""
-        what = f"evaluation of {job.model} on {len(job.seeds)} seeds{each} at {job.rollout.task_url}"
+    if job is not None:
+        what = job.summary()
     else:
         v = found.values
         source = v["db"] or (f"the traces of {', '.join(v['jobs'])}" if v["jobs"] else "all traces")

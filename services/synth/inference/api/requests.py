@@ -14,7 +14,7 @@ from synth.chat.tools import functions_of
 from synth.errors import Problem, UserError
 from synth.inference.api.keys import ChatMessage, UnreadKey, unread_keys
 from synth.inference.engines.protocol import SamplingParams
-from synth.jobs.resolved import EvalJob, RlJob
+from synth.methods.base import PlayedJob
 
 # OpenAI's own limit: a request that works here works there.
 _MAX_STOP_STRINGS = 4
@@ -132,7 +132,7 @@ class JobSampling:
     max_images_per_prompt: int | None = None
 
     @classmethod
-    def of(cls, job: RlJob | EvalJob) -> JobSampling:
+    def of(cls, job: PlayedJob) -> JobSampling:
         """Take the sampling from a job's settings."""
         rollout, sampling = job.rollout, job.rollout.sampling
         return cls(

@@ -19,9 +19,9 @@ from synth.inference.serving.canary import CanaryMismatch, check_canary
 from synth.inference.serving.model_pool import ServedModel
 from synth.inference.serving.router import ModelRouter, ServedJob
 from synth.inference.settings import InferenceSettings
-from synth.jobs.job_data import job_from_data
 from synth.jobs.lifecycle import JobStatus
-from synth.jobs.resolved import EvalJob, RlJob, lora_shape
+from synth.methods.base import PlayedJob
+from synth.methods.job import job_from_data
 from synth.runtime import logs
 from synth.work import Task
 
@@ -59,15 +59,15 @@ class ServeTaskOwner:
         if history.status.is_over(task.term):
             return
         job = job_from_data(history.need(JobValidated).job)
-        assert isinstance(job, RlJob | EvalJob)
+        assert isinstance(job, PlayedJob)
         sampling = JobSampling.of(job)
         served = ServedJob(
             org=task.org,
             job_id=task.job_id,
             source=history.need(JobVerified).source,
             sampling=sampling,
-            lora=lora_shape(job) if isinstance(job, RlJob) else None,
-            expects_new_weights=isinstance(job, RlJob),
+            lora=job.lora_shape,
+            expects_new_weights=job.training is not None,
             teacher=history.need(JobVerified).teacher,
         )
         if task.job_id in self.serving:
@@ -90,7 +90,7 @@ class ServeTaskOwner:
         if history.status.is_over(task.term):
             return
         job = job_from_data(history.need(JobValidated).job)
-        await self.refuse(task, reason, train=isinstance(job, RlJob))
+        await self.refuse(task, reason, train=job.training is not None)
 
     def check_room(self, job: ServedJob) -> None:
         """Raise `Permanent` if this process can never hold the models that the job needs at the same time."""

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from synth.jobs.memory import TrainingMemory
 from synth.jobs.plan import JobPlan, TrainerDevice, plan_job
-from synth.jobs.resolved import Job, RlJob, SftJob
+from synth.methods.job import Job
 from synth.models.config_shape import read_shape
 from synth.models.hosted_shapes import known_shape
 from synth.models.memory import in_words
@@ -30,10 +30,8 @@ def job_memory(job: Job, models_dir: Path) -> JobPlan | None:
     models_dir: the folder with the config.json of a local model; a hosted base needs none. The plan assumes GPUs in
     bfloat16, as many as the job requests, or one.
     """
-    if not isinstance(job, SftJob | RlJob):
-        return None
     shape = read_shape(models_dir / job.base_model) or known_shape(job.base_model)
-    return None if shape is None else plan_job(job, shape, TrainerDevice())
+    return None if shape is None or job.training is None else plan_job(job.training, shape, TrainerDevice())
 
 
 def memory_rows(plan: JobPlan) -> list[tuple[str, str, str]]:

@@ -15,7 +15,7 @@ from synth.graders.grade import GraderFailed, grade, run_python
 from synth.graders.python.pool import PythonPool
 from synth.graders.schema import Grader, parse_grader
 from synth.graders.template import Sample
-from synth.jobs.resolved import GradedRows, RolloutSettings
+from synth.methods.rollouts import GradedRows, RolloutSettings
 from synth.outbound.answer_memory import AnswerRoom
 from synth.rollouts.clients.prompt_rows import PromptRows
 from synth.rollouts.collection.types import CollectionBlocked, CollectRequest, EnvironmentBroken, RolloutSpec

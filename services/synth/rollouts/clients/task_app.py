@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 
 from synth.base_url import under
-from synth.jobs.resolved import RolloutSettings
+from synth.methods.rollouts import RolloutSettings
 from synth.outbound.aiohttp_transport import open_post
 from synth.outbound.answer_memory import AnswerMemoryFull, AnswerRoom
 from synth.outbound.failures import reason_of

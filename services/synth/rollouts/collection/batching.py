@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from synth.jobs.distillation import DistillationSettings
-from synth.jobs.resolved import EvalJob, Overlong, RlJob
+from synth.methods.distillation import DistillationSettings
+from synth.methods.rl import Overlong, RlJob
 from synth.rollouts.rewards.credit import episode_advantages, reverse_kl, turn_advantages
 from synth.rollouts.rewards.plugin import PluginAdvantage
 from synth.trajectories import BatchMeta, Branch, RolloutBatch, RolloutMeta
@@ -33,10 +33,8 @@ class CreditRules:
     advantage: PluginAdvantage | None = None
 
     @classmethod
-    def of(cls, job: RlJob | EvalJob, advantage: PluginAdvantage | None = None) -> CreditRules:
-        """Return the rules of a job, with its plugin if it has one. Nothing is learned from an evaluation."""
-        if not isinstance(job, RlJob):
-            return cls()
+    def of(cls, job: RlJob, advantage: PluginAdvantage | None) -> CreditRules:
+        """Return the rules of a job, with its plugin if it has one."""
         discount = job.rewards.turn_discount
         return cls(job.advantage_std, discount, job.overlong, job.overlong_penalty, job.distillation, advantage)
 

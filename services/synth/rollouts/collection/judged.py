@@ -6,8 +6,8 @@ import dataclasses
 
 import msgspec
 
-from synth.jobs.rewards import RewardSettings
 from synth.judging.contract import RolloutReview
+from synth.methods.rewards import RewardSettings
 from synth.rollouts.collection.batching import ScoredRollout
 from synth.trajectories import RewardSources, at_last_turn
 

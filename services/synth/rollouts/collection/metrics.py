@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 
 from synth.estimates.repeated import as_values, estimates
-from synth.jobs.rewards import RewardSettings
+from synth.methods.rewards import RewardSettings
 from synth.rollouts.collection.batching import ScoredRollout
 from synth.rollouts.rewards.credit import reverse_kl
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from synth.jobs.rewards import RewardSettings
+from synth.methods.rewards import RewardSettings
 from synth.rollouts.collection.transcript import transcript_to_bytes
 from synth.rollouts.rewards.scoring import EnvironmentFailed, Rewarded, TaskAppReply, score
 from synth.runtime.off_loop import INLINE_BYTES

@@ -18,7 +18,7 @@ from synth.bus.tasks.lease import Lease
 from synth.events import EvalCompleted, JobFailed, JobSucceeded, PolicyLoaded, PolicyRefused
 from synth.events.catalogue import Event
 from synth.jobs.lifecycle import JobStatus
-from synth.jobs.resolved import EvalJob
+from synth.methods.eval import EvalJob
 from synth.rollouts.collection.metrics import evaluation_metrics
 from synth.rollouts.collection.types import CollectRequest, EnvironmentBroken
 from synth.rollouts.jobs.context import CollectionContext

@@ -27,9 +27,12 @@ from synth.errors import Permanent, Problem, UserError
 from synth.events import JobFailed, JobValidated, JobVerified
 from synth.graders.python.pool import PythonPool
 from synth.graders.schema import parse_grader, runs_python
-from synth.jobs.job_data import job_from_data
-from synth.jobs.resolved import EvalJob, RlJob, RolloutSettings
 from synth.judging.settings import Rubric
+from synth.methods.base import PlayedJob
+from synth.methods.eval import EvalJob
+from synth.methods.job import job_from_data
+from synth.methods.rl import RlJob
+from synth.methods.rollouts import RolloutSettings
 from synth.outbound.answer_memory import AnswerMemory
 from synth.outbound.service_calls import CallSigner
 from synth.rollouts.clients.environment_key import environment_key
@@ -52,7 +55,7 @@ from synth.rollouts.jobs.judging import RolloutJudge, ask_judge
 from synth.rollouts.jobs.rl import collect_iterations
 from synth.rollouts.jobs.rollout_runner import RolloutRunner
 from synth.rollouts.jobs.teaching import Teaching
-from synth.rollouts.rewards.plugin import PluginAdvantage, load_advantage
+from synth.rollouts.rewards.plugin import load_advantage
 from synth.rollouts.settings import RolloutsSettings
 from synth.runtime.off_loop import OffLoop
 from synth.service_secrets import Purpose, ServiceSecrets
@@ -80,13 +83,15 @@ class CollectTaskOwner:
         if history.status.is_over(task.term):
             return
         job = job_from_data(history.need(JobValidated).job)
-        if isinstance(job, RlJob):
-            fence = await self._start_collection(task)
-            await run_owned(self.bus, fence, self._collect(history, job, lease, fence))
-            return
-        assert isinstance(job, EvalJob)
-        open_context = functools.partial(self._open_context, history, job, lease)
-        await evaluate(self.bus, history, job, lease, self.settings.replica, open_context)
+        match job:
+            case RlJob():
+                fence = await self._start_collection(task)
+                await run_owned(self.bus, fence, self._collect(history, job, lease, fence))
+            case EvalJob():
+                open_context = functools.partial(self._open_context, history, job, lease)
+                await evaluate(self.bus, history, job, lease, self.settings.replica, open_context)
+            case _:
+                raise AssertionError(f"no rollouts are collected for a job of {job.method}")
 
     async def _start_collection(self, task: Task) -> Fence:
         return await start_collection(self.bus, task.org, task.job_id, worker=self.settings.replica)
@@ -98,7 +103,7 @@ class CollectTaskOwner:
             broken = EnvironmentBroken(Problem(what=str(error), where="[training].advantage"), "plugin_failed")
             await RolloutLog(self.bus, self.blobs, fence, rewards=job.rewards).publish_blocked(0, broken)
             return
-        async with self._open_context(history, job, lease, fence, advantage) as context:
+        async with self._open_context(history, job, lease, fence, CreditRules.of(job, advantage)) as context:
             await collect_iterations(context, job)
 
     async def give_up(self, task: Task, reason: str) -> None:
@@ -108,7 +113,7 @@ class CollectTaskOwner:
         if history.status.is_over(task.term):
             return
         job = job_from_data(history.need(JobValidated).job)
-        if isinstance(job, RlJob):
+        if job.training is not None and isinstance(job, PlayedJob):
             fence = await self._start_collection(task)
             event_log = RolloutLog(self.bus, self.blobs, fence, rewards=job.rewards)
             await event_log.publish_blocked(0, EnvironmentBroken(problem))
@@ -122,7 +127,7 @@ class CollectTaskOwner:
         job: RlJob | EvalJob,
         lease: Lease,
         fence: Fence,
-        advantage: PluginAdvantage | None = None,
+        credit: CreditRules | None = None,
     ) -> AsyncIterator[CollectionContext]:
         rollout_settings = job.rollout
         # A task without progress for longer than the longest wait of a rollout counts as hung.
@@ -166,7 +171,8 @@ class CollectTaskOwner:
             progress=lambda done, of: progress(f"collecting {done} of {of}"),
             group_timeout_s=rollout_settings.group_timeout_s,
             judge=self._judge(history, job, event_log, progress),
-            credit=CreditRules.of(job, advantage),
+            # Nothing is learned from an evaluation.
+            credit=credit or CreditRules(),
         )
 
         async def mark_idle() -> None:
@@ -198,12 +204,11 @@ class CollectTaskOwner:
     def _teaching(
         self, history: JobHistory, job: RlJob | EvalJob, event_log: RolloutLog, progress: Callable[[str], None]
     ) -> Teaching | None:
-        distillation = job.distillation if isinstance(job, RlJob) else None
-        if distillation is None:
+        if job.teacher is None:
             return None
         return Teaching(
             history.job_id,
-            distillation,
+            job.teacher,
             TeacherClient(self._calls(), timeout_s=self.settings.teacher_timeout_s),
             self.replicas,
             at_once=self.settings.teacher_requests,
@@ -219,9 +224,8 @@ class CollectTaskOwner:
             return None
         rubric, graders = judging.rubric, None
         if job.rewards.scores == "grader":
-            assert isinstance(job, RlJob)
-            assert job.graded is not None
-            rubric, graders = Rubric(), ModelGraders(parse_grader(job.graded.grader), event_log)
+            assert job.graded_rows is not None
+            rubric, graders = Rubric(), ModelGraders(parse_grader(job.graded_rows.grader), event_log)
         if rubric is None:
             rubric = msgspec.convert(history.need(JobVerified).rubric, Rubric)
         ask = ask_judge(self.bus)
@@ -229,10 +233,11 @@ class CollectTaskOwner:
 
     async def _player(self, history: JobHistory, job: RlJob | EvalJob) -> Player:
         """Open the job's player. Raises `Permanent` if rows lack a field to which the grader refers."""
-        if isinstance(job, EvalJob) or job.graded is None:
+        graded = job.graded_rows
+        if graded is None:
             return await self._task_app_client(history, job)
         verified = history.need(JobVerified)
-        grader = parse_grader(job.graded.grader)
+        grader = parse_grader(graded.grader)
         if runs_python(grader) and self.python is None:
             raise Permanent("the grader is python code, and this rollouts service runs none (SYNTH_PYTHON_GRADERS)")
         rows: dict[str, PromptRows] = {}
@@ -244,7 +249,7 @@ class CollectTaskOwner:
                 except UserError as error:
                     raise Permanent(str(error)) from error
         return GradedPlayer(
-            job.graded,
+            graded,
             job.rollout,
             rows,
             job_id=history.job_id,

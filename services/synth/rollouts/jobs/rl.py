@@ -14,7 +14,7 @@ from synth.bus.cancellation import cancel_until_ended
 from synth.errors import Permanent, Problem
 from synth.events import EvalCompleted, PolicyLoaded, RolloutRequested
 from synth.jobs.lifecycle import JobStatus
-from synth.jobs.resolved import RlJob
+from synth.methods.rl import RlJob
 from synth.rollouts.collection.batching import ScoredRollout, build_batch
 from synth.rollouts.collection.metrics import collection_metrics, repeated_metrics
 from synth.rollouts.collection.types import CollectRequest, EnvironmentBroken, RequestResult

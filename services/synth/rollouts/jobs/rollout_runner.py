@@ -16,9 +16,9 @@ import structlog
 
 from synth.bus.kv.replicas import Replica, ReplicaTable
 from synth.errors import Transient
-from synth.jobs.resolved import RolloutSettings
-from synth.jobs.rewards import RewardSettings
 from synth.keys import Cid, mint_cid
+from synth.methods.rewards import RewardSettings
+from synth.methods.rollouts import RolloutSettings
 from synth.outbound.answer_memory import AnswerMemory, AnswerRoom
 from synth.rollouts.clients.player import Player
 from synth.rollouts.clients.recorder import RecorderClient

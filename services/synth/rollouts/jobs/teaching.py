@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 
 from synth.bus.kv.replicas import ReplicaTable
 from synth.errors import Problem, Transient, UserError
-from synth.jobs.distillation import DistillationSettings
+from synth.methods.distillation import DistillationSettings
 from synth.rollouts.clients.teacher import TeacherClient
 from synth.rollouts.collection.types import (
     CollectionBlocked,

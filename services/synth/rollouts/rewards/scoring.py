@@ -13,8 +13,8 @@ from typing import Any
 
 from synth.chat.json_text import is_too_deep
 from synth.errors import Problem
-from synth.jobs.rewards import RewardSettings
 from synth.keys import without_secrets
+from synth.methods.rewards import RewardSettings
 from synth.rollouts.rewards.step_rewards import turn_rewards
 from synth.taskapp.contract import NotAReward, read_reward
 from synth.trajectories import CompletionRecord, RewardSources, at_last_turn

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, cast
 
-from synth.jobs.rewards import StepRewards
+from synth.methods.rewards import StepRewards
 from synth.taskapp.contract import read_reward
 
 Object = dict[str, Any]

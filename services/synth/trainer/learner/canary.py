@@ -41,4 +41,4 @@ def score_canary(policy: Policy, token_ids: list[int]) -> Canary:
     tokens = np.asarray(token_ids, dtype=np.int32)
     sequences = Sequences(tokens, np.ones(len(tokens), np.float32), np.array([0, len(tokens)]))
     logp_N, _ = policy.logprobs(collate(sequences, [0], packing="padded", device=policy.device))
-    return Canary(token_ids=token_ids, logprobs=logp_N.tolist(), dtype=policy.config.dtype)
+    return Canary(token_ids=token_ids, logprobs=logp_N.tolist(), dtype=policy.machine.dtype)

@@ -39,7 +39,7 @@ class CheckpointSaver:
         self._total = total
         self._channel = channel
         self._best_file = best_file
-        self._every = checkpoint_interval(state.policy.config, state.size)
+        self._every = checkpoint_interval(state.policy.job, state.policy.machine, state.size)
         log.info("a checkpoint of %.1f MB each %d steps", state.size / 1e6, self._every)
         self._writer = BackgroundWriter(
             saved=self._announce,

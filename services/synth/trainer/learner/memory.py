@@ -8,12 +8,11 @@ from pathlib import Path
 import torch
 
 from synth.jobs.fit import cannot_fit
-from synth.jobs.job_data import job_from_data
 from synth.jobs.plan import TrainerDevice
-from synth.jobs.resolved import RlJob, SftJob
+from synth.methods.base import TrainingJob
 from synth.models.config_shape import read_shape
-from synth.trainer.config import TrainConfig
 from synth.trainer.errors import DOES_NOT_FIT, TrainingFailed
+from synth.trainer.machine import Machine
 from synth.trainer.protocol import Start
 
 
@@ -24,26 +23,25 @@ def peak_memory_bytes(device: torch.device) -> float:
     return float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
 
 
-def check_device_memory(start: Start, config: TrainConfig) -> None:
+def check_device_memory(start: Start, job: TrainingJob, machine: Machine) -> None:
     """Check whether the GPU that this process computes on can hold the job, before its model is loaded.
 
     A CPU is not checked, because its limit is not known. Raises `TrainingFailed` (does_not_fit) with the numbers and a
     fix.
     """
-    if start.job is None or config.device != "cuda":
+    if not start.check_memory or machine.device != "cuda":
         return
     _, memory = torch.cuda.mem_get_info()
-    fault = memory_fault(start, config, memory)
+    fault = memory_fault(start, job, machine, memory)
     if fault is not None:
         raise TrainingFailed(DOES_NOT_FIT, fault)
 
 
-def memory_fault(start: Start, config: TrainConfig, memory: int) -> str | None:
+def memory_fault(start: Start, job: TrainingJob, machine: Machine, memory: int) -> str | None:
     """Return why devices of this size cannot hold a job; None if they can, or if the model is not known."""
-    job = job_from_data(start.job or {})
     shape = read_shape(Path(start.model_dir))
-    if shape is None or not isinstance(job, RlJob | SftJob):
+    if shape is None:
         return None
-    device = TrainerDevice(device=config.device, dtype=config.dtype, ranks=config.world_size, memory=memory)
+    device = TrainerDevice(device=machine.device, dtype=machine.dtype, ranks=machine.world_size, memory=memory)
     problem = cannot_fit(job, shape, device, where=start.where)
     return None if problem is None else problem.text()

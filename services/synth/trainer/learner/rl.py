@@ -11,6 +11,7 @@ minibatch; the weight of a token is known before the forward, and counts sequenc
 
 from __future__ import annotations
 
+import importlib
 import math
 import time
 from dataclasses import dataclass
@@ -20,16 +21,13 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from synth.methods.losses import LOSSES, find_spec, list_losses
+from synth.methods.rl import RlJob
 from synth.plugins import is_plugin
-from synth.trainer.config import RlTrainConfig
 from synth.trainer.errors import TrainingFailed
 from synth.trainer.learner.canary import canary_tokens
 from synth.trainer.learner.data.packing import MicroBatch, Sequences, collate, plan_micro_batches
 from synth.trainer.learner.losses.base import Clip, LossInputs
-from synth.trainer.learner.losses.cispo import cispo_loss
-from synth.trainer.learner.losses.dppo import dppo_loss
-from synth.trainer.learner.losses.grpo import grpo_loss
-from synth.trainer.learner.losses.gspo import gspo_loss, gspo_token_loss
 from synth.trainer.learner.losses.importance_correction import correct_importance
 from synth.trainer.learner.losses.plugin import Loss, load_loss
 from synth.trainer.learner.losses.reduction import rejected_weight, rescaling, token_weights
@@ -44,24 +42,15 @@ from synth.trainer.learner.step_result import ProgressCallback, StepResult
 from synth.trainer.learner.training_state import TrainingState
 from synth.trajectories import RolloutBatch
 
-_LOSSES: dict[str, Loss] = {
-    "gspo": gspo_loss,
-    "gspo_token": gspo_token_loss,
-    "grpo": grpo_loss,
-    "dppo": dppo_loss,
-    "cispo": cispo_loss,
-}
-
 
 def find_loss(name: str) -> Loss:
     """Return a loss of ours, or of a plugin, which is tried. Raises `TrainingFailed` (bad_recipe, plugin_failed)."""
     if is_plugin(name):
         return load_loss(name)
-    if name not in _LOSSES:
-        raise TrainingFailed(
-            "bad_recipe", f"config.loss is {name!r}; expected one of {', '.join(_LOSSES)}, or a plugin"
-        )
-    return _LOSSES[name]
+    if name not in LOSSES:
+        raise TrainingFailed("bad_recipe", f"the loss is {name!r}; expected {list_losses()}, or a plugin")
+    module = importlib.import_module(f"synth.trainer.learner.losses.{LOSSES[name].file}")
+    return getattr(module, f"{name}_loss")
 
 
 @dataclass(frozen=True)
@@ -79,28 +68,28 @@ class _Minibatch:
 class RlTrainer:
     """Trains a policy, one `step` for each batch, in the order of their iterations (from 1).
 
-    reference: from `load_reference`, for this config. Raises `TrainingFailed` (bad_recipe) if it is missing.
+    reference: from `load_reference`, for this job. Raises `TrainingFailed` (bad_recipe) if it is missing.
     """
 
     def __init__(
         self,
         policy: Policy,
-        config: RlTrainConfig,
+        job: RlJob,
         *,
         reference: Reference | None = None,
         progress: ProgressCallback | None = None,
     ) -> None:
         self.policy = policy
-        self.config = config
+        self.job = job
         self.state = TrainingState(policy)
-        if (config.kl_beta > 0) != (reference is not None):
+        if (job.kl_beta > 0) != (reference is not None):
             raise TrainingFailed(
                 "bad_recipe",
-                f"config.kl_beta is {config.kl_beta} and config.reference is {config.reference!r}; expected a "
+                f"job.kl_beta is {job.kl_beta} and job.reference is {job.reference!r}; expected a "
                 "reference if kl_beta is above 0, and none if it is 0",
             )
-        self._loss = find_loss(config.loss)
-        self._clip = Clip(config.clip_low, config.clip_high, config.dual_clip)
+        self._loss = find_loss(job.loss)
+        self._clip = Clip(*job.clip)
         self._reference = reference
         self._progress: ProgressCallback = progress or (lambda stage, done, of: None)
 
@@ -112,7 +101,7 @@ class RlTrainer:
         started = time.perf_counter()
         step = self.state.step + 1
         sequences, lag_T = self._read_batch(batch, step)
-        lr = learning_rate(self.config, step, self.config.steps)
+        lr = learning_rate(self.job, step, self.job.iterations)
         step_metrics = StepMetrics(lr=lr)
         within_staleness_S = self._within_staleness(batch, lag_T)
         parts = self._divide(batch, step)
@@ -137,6 +126,7 @@ class RlTrainer:
         trained_indices = sorted(i for minibatch in minibatches for i in minibatch.indices)
         self.state.set_probe(sequences, trained_indices, temperature=batch.meta.temperature)
         self.state.canary = self.state.canary or canary_tokens(sequences)
+        peak = {"memory/max": peak_memory_bytes(self.policy.device)}
         now = time.perf_counter()
         values = self.state.reports[step] = {
             **batch_metrics(batch, lag_T, trained_indices, self.policy.eos_ids),
@@ -145,19 +135,15 @@ class RlTrainer:
             "seconds_old_logprobs": old_logps_done - started,
             "seconds_train": now - old_logps_done,
             "tokens_per_second": len(batch.tokens) / (now - started),
-            "peak_memory_bytes": self._peak_memory(),
+            "peak_memory_bytes": self.policy.process_group.reduce_metrics(peak)["memory/max"],
         }
         return StepResult(step=step, values=values)
 
     def _scale(self, total: float, rejected: float) -> float:
         """Return the factor on a minibatch's gradient. total: its weight. rejected: the part that it rejected."""
-        if self.config.rejected == "count":
+        if self.job.correction.rejected == "count":
             return 1.0
         return rescaling(total, self.policy.process_group.reduce_metrics({"rejected": rejected})["rejected"])
-
-    def _peak_memory(self) -> float:
-        local = {"memory/max": peak_memory_bytes(self.policy.device)}
-        return self.policy.process_group.reduce_metrics(local)["memory/max"]
 
     def _read_batch(self, batch: RolloutBatch, step: int) -> tuple[Sequences, npt.NDArray[np.int32]]:
         """Return the batch as sequences, and each token's lag in policy versions. Raises `TrainingFailed`."""
@@ -174,11 +160,11 @@ class RlTrainer:
                 f"iteration {step} holds tokens sampled by version {int(batch.versions.max())}; expected at most "
                 f"{step - 1}, the version in training",
             )
-        if batch.token_advantages is not None and self.config.loss == "gspo":
+        if batch.token_advantages is not None and not find_spec(self.job.loss).per_token:
             raise TrainingFailed(
                 "bad_batch",
-                f"iteration {step} has advantages of single tokens, and gspo has one for a sequence; expected the loss "
-                "gspo_token, grpo, dppo or cispo",
+                f"iteration {step} has advantages of single tokens, and {self.job.loss} has one for a sequence; "
+                f"expected the loss {list_losses(per_token=True)}",
             )
         loader, banned = self.policy.images, ()
         if loader is not None:
@@ -205,14 +191,14 @@ class RlTrainer:
         # step that would train them.
         if not batch.sequences:
             return np.zeros(0, np.bool_)
-        return np.maximum.reduceat(lag_T, batch.cu_seqlens[:-1]) <= self.config.max_staleness
+        return np.maximum.reduceat(lag_T, batch.cu_seqlens[:-1]) <= self.job.max_staleness
 
     def _divide(self, batch: RolloutBatch, step: int) -> list[list[int]]:
         """Return the sequences of each minibatch. A rollout's sequences stay together, because they weigh as one."""
         starts = np.unique(np.sort(batch.rollout), return_index=True)[1]
         rollouts = np.split(np.argsort(batch.rollout, kind="stable"), starts[1:]) if batch.sequences else []
-        order = permutation(len(rollouts), self.config.seed, step)
-        parts = np.array_split(np.asarray(order, dtype=np.int64), self.config.minibatches)
+        order = permutation(len(rollouts), self.job.seed, step)
+        parts = np.array_split(np.asarray(order, dtype=np.int64), self.job.minibatches)
         return [[int(i) for r in part for i in rollouts[r]] for part in parts if len(part)]
 
     def _token_weights(
@@ -221,7 +207,7 @@ class RlTrainer:
         """Return float64 [S]: the weight of one token of each sequence in the loss. tokens_S: how many are trained."""
         groups = np.asarray([rollout.group for rollout in batch.meta.rollouts], np.int32)
         return token_weights(
-            self.config.loss_reduction,
+            self.job.loss_reduction,
             tokens_S,
             batch.rollout,
             groups[batch.rollout],
@@ -241,15 +227,15 @@ class RlTrainer:
             indices = [i for i in part if trains_S[i] and len(sequences.trained_positions(i))]
             plan = plan_micro_batches(
                 sequences.lengths(indices),
-                budget=self.config.micro_batch_tokens,
-                packing=self.config.packing,
+                budget=self.job.micro_batch_tokens,
+                packing=self.job.packing,
                 num_ranks=process_group.size,
             )
             micro_batches = [
                 collate(
                     sequences,
                     micro_batch_indices,
-                    packing=self.config.packing,
+                    packing=self.job.packing,
                     device=self.policy.device,
                     images=self.policy.images,
                     dummy=dummy,
@@ -292,9 +278,7 @@ class RlTrainer:
         logp_N, entropy_N = self.policy.logprobs(micro, temperature=temperature)
         old_logp_N = logp_N.detach() if old_logp_N is None else old_logp_N
         behaviour_logp_N = micro.gather(batch.logprobs)
-        correction = correct_importance(
-            old_logp_N, behaviour_logp_N, micro.gather(lag_T), micro.cu_seqlens, self.config
-        )
+        correction = correct_importance(old_logp_N, behaviour_logp_N, micro.gather(lag_T), micro.cu_seqlens, self.job)
         inputs = LossInputs(
             logp_N=logp_N,
             old_logp_N=old_logp_N,
@@ -308,7 +292,7 @@ class RlTrainer:
         )
         out = self._loss(inputs, clip=self._clip)
         kl = None if reference_logp_N is None else reference_kl(inputs, reference_logp_N)
-        total = out.loss if kl is None else out.loss + self.config.kl_beta * kl.loss
+        total = out.loss if kl is None else out.loss + self.job.kl_beta * kl.loss
         if micro.dummy:
             (total * 0.0).backward()
             return 0.0

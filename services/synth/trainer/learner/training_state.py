@@ -6,13 +6,11 @@ import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import torch
 from torch import Tensor
 
-from synth.trainer.config import RlTrainConfig, TrainConfig, config_as_json, parse_train_config
 from synth.trainer.errors import TrainingFailed
 from synth.trainer.learner import rng
 from synth.trainer.learner.checkpoint.checkpoint import load_checkpoint
@@ -38,11 +36,7 @@ from synth.trainer.learner.data.packing import (
 from synth.trainer.learner.model.mean_nll import mean_nll
 from synth.trainer.learner.model.policy import Policy
 from synth.trainer.learner.optim.adamw import Optimizer
-
-# Config fields that the machine decides, not the job; their differences are in the fingerprint (decision 29).
-_MACHINE_FIELDS = frozenset(
-    {"device", "dtype", "threads", "deterministic", "world_size", "sharding", "reference_device", "checkpoint_bytes"}
-)
+from synth.trainer.machine import recipe, same_recipe
 
 # A checkpoint keeps a part of the last batch: a resumed policy has to give it the same loss. Training waits for that
 # loss, which is a forward of these tokens, compared with a forward and a backward of the whole batch: about 1 % of a
@@ -89,7 +83,7 @@ class TrainingState:
     def __post_init__(self) -> None:
         self._host_copies = HostCopies()
         self.optimizer = Optimizer(
-            self.policy.trainable_parameters(), self.policy.config, process_group=self.policy.process_group
+            self.policy.trainable_parameters(), self.policy.job, process_group=self.policy.process_group
         )
 
     def set_probe(self, sequences: SequenceSource, indices: list[int], *, temperature: float = 1.0) -> None:
@@ -116,7 +110,7 @@ class TrainingState:
 
         It is valid until the next one is taken. best_file: the best weights so far.
         """
-        policy, config, group = self.policy, self.policy.config, self.policy.process_group
+        policy, group = self.policy, self.policy.process_group
         # An adapter is small, and its readers expect one file.
         ranks = group.size if policy.kind == "full" else 1
         model_ranks = assign_to_ranks(policy.model_sizes(), ranks)
@@ -129,10 +123,10 @@ class TrainingState:
         if group.rank < ranks:
             tensors = {weights[group.rank]: policy.published(masters), optimizer[group.rank]: moments}
         state = CheckpointState(
-            kind="rl" if isinstance(config, RlTrainConfig) else "sft",
+            kind=policy.job.kind,
             step=self.step,
-            config=config_as_json(config),
-            fingerprint=fingerprint(config),
+            config=recipe(policy.job, policy.machine),
+            fingerprint=fingerprint(policy.job, policy.machine),
             reports=self.reports,
             probe_loss=self._probe_loss(),
             probe_temperature=self.probe_temperature,
@@ -171,11 +165,8 @@ class TrainingState:
         """
         checkpoint = load_checkpoint(folder)
         state = checkpoint.state
-        if (
-            _job_fields(_complete(state.config, type(self.policy.config)))
-            != _job_fields(config_as_json(self.policy.config))
-            or set(checkpoint.weights) != self.policy.model_names()
-        ):
+        same = same_recipe(state.config, self.policy.job, self.policy.machine)
+        if not same or set(checkpoint.weights) != self.policy.model_names():
             raise TrainingFailed(
                 "bad_checkpoint",
                 f"{folder.name} was saved by a run with another config or model; resume with the same, or start again",
@@ -189,7 +180,7 @@ class TrainingState:
             self.probe = sequences_from_tensors(checkpoint.probe)
             self._take_images(checkpoint.images)
         now = self._probe_loss()
-        here = fingerprint(self.policy.config)
+        here = fingerprint(self.policy.job, self.policy.machine)
         if now is not None and state.probe_loss is not None:
             check_same_loss(state.probe_loss, now, saved=state.fingerprint, here=here, step=state.step)
         rng.restore(checkpoint.rng)
@@ -221,16 +212,3 @@ class TrainingState:
                 assert self.policy.images is not None
                 self.policy.images.add(file)
         self._keep_images()
-
-
-def _complete(config: dict[str, Any], kind: type[TrainConfig]) -> dict[str, Any]:
-    """A stored config, with the defaults of the fields that were added since. Raises `TrainingFailed`."""
-    try:
-        return config_as_json(parse_train_config(config, kind))
-    except TrainingFailed as error:
-        raise TrainingFailed("bad_checkpoint", f"its config is of another version: {error}") from error
-
-
-def _job_fields(config: dict[str, Any]) -> dict[str, Any]:
-    """Return the fields of a config that the job decides."""
-    return {name: value for name, value in config.items() if name not in _MACHINE_FIELDS}

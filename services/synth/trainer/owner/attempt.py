@@ -13,7 +13,7 @@ from synth.bus.history.job_log import JobHistory
 from synth.bus.publish import Fence
 from synth.bus.tasks.lease import Lease
 from synth.events import BlobRef, DataProgress, JobPaused, JobSucceeded
-from synth.jobs.resolved import RlJob, SftJob
+from synth.methods.base import TrainingJob
 from synth.trainer.owner.history import AttemptHistory
 from synth.trainer.owner.images import ImageFetcher
 from synth.trainer.protocol import IMAGES_FOLDER, DataFile
@@ -60,4 +60,4 @@ class Attempt:
         return DataFile(path=str(path), sha256=ref.sha256)
 
 
-Train = Callable[[Attempt, "RlJob | SftJob"], Awaitable[JobSucceeded | JobPaused]]
+Train = Callable[[Attempt, "TrainingJob"], Awaitable[JobSucceeded | JobPaused]]

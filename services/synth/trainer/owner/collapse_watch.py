@@ -11,7 +11,7 @@ from synth.bus.connection import Connection
 from synth.bus.publish import Fence, Publisher
 from synth.bus.replay import replay
 from synth.events import JobPaused, TrainStep, TrainWarned
-from synth.jobs.resolved import RlJob
+from synth.methods.rl import RlJob
 from synth.runtime import logs
 from synth.trainer.collapse.rules import CollapseDetector
 

@@ -1,9 +1,8 @@
-"""Build the config of the training process from a resolved job. A field that both have has the same name in both."""
+"""Build the first message to the training process, and check that this trainer can run the job."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -11,14 +10,13 @@ from synth.blobs import BlobCorrupt, BlobMissing
 from synth.errors import Problem
 from synth.events import JobValidated, JobVerified
 from synth.jobs.fit import cannot_fit
-from synth.jobs.job_data import job_to_data
 from synth.jobs.plan import TrainerDevice
-from synth.jobs.resolved import RlJob, SftJob, lora_shape
+from synth.methods.base import TrainingJob
 from synth.models.config_shape import read_shape
-from synth.plugins import is_plugin, plugin_refused
+from synth.plugins import plugin_refused
 from synth.runtime import logs
-from synth.trainer.config import RlTrainConfig, SftTrainConfig, TrainConfig
 from synth.trainer.errors import DOES_NOT_FIT
+from synth.trainer.machine import Machine
 from synth.trainer.owner.attempt import Attempt
 from synth.trainer.owner.errors import JobFailure
 from synth.trainer.owner.provisional_steps import ProvisionalSteps
@@ -28,26 +26,9 @@ from synth.weights.local_model import LocalModel, adapter_base
 
 log = logs.get("training")
 
-#: Settings of a job that the training process does not take: they are read here, or by the part that is named.
-_ELSEWHERE = frozenset(
-    {
-        *("kind", "model", "base_model", "training_file", "validation_file", "parallelism", "vision"),
-        "checkpoints_kept",  # the owner's retention
-        "tags",  # shown
-    }
-)
-#: Settings of RL that decide which batches are collected, and how they are watched.
-_COLLECTED = frozenset(
-    {
-        *("advantage", "advantage_std", "async_level", "batch_size", "curriculum", "distillation", "dynamic_sampling"),
-        *("graded", "group_size", "overlong", "overlong_penalty", "rewards", "rollout", "solved_after", "train_seeds"),
-        *("correction", "evaluation", "iterations", "label", "topology", "watch"),
-    }
-)
-
 
 async def build_start(
-    attempt: Attempt, job: RlJob | SftJob, verified: JobVerified, source: LocalModel, provisional: ProvisionalSteps
+    attempt: Attempt, job: TrainingJob, verified: JobVerified, source: LocalModel, provisional: ProvisionalSteps
 ) -> Start:
     """Return the first message to the training process of an attempt, with every file that it names on this machine.
 
@@ -67,11 +48,11 @@ async def build_start(
         for file in data:
             if file is not None:
                 await attempt.images.fetch_dataset(Path(file.path), most=job.vision.max_images_per_message)
-    below = adapter_base(verified.source, lora_shape(job))
-    config = msgspec.structs.replace(build_train_config(job, attempt.settings), adapter_base=below.stand_in or below.id)
+    below = adapter_base(verified.source, job.lora_shape)
+    machine = machine_of(job, settings, adapter_base=below.stand_in or below.id)
     return Start(
-        kind="rl" if isinstance(job, RlJob) else "sft",
-        config=msgspec.to_builtins(config),
+        job=msgspec.to_builtins(job),
+        machine=msgspec.to_builtins(machine),
         model_dir=str(source.model),
         adapter_dir=str(source.adapter) if source.adapter else None,
         work_dir=str(work_dir),
@@ -84,7 +65,7 @@ async def build_start(
             processes=settings.tokenising,
         ),
         turn=_turn(attempt),
-        job=job_to_data(job) if attempt.settings.trainer_memory_bytes is None else None,
+        check_memory=settings.trainer_memory_bytes is None,
         where=origins["model"],
         day=attempt.history.created_on,
     )
@@ -127,48 +108,26 @@ def _turn(attempt: Attempt) -> TurnConfig | None:
     )
 
 
-def build_train_config(job: RlJob | SftJob, settings: TrainerSettings) -> TrainConfig:
-    """Return the training config of a job on this machine."""
-    fields: dict[str, Any] = {name: value for name, value in msgspec.to_builtins(job).items() if value is not None}
-    fields |= {
-        "device": settings.device,
-        "dtype": settings.dtype,
-        "world_size": trainer_device(settings).ranks_of(job),
-        "sharding": job.parallelism.sharding,
-        "threads": settings.threads,
-        "checkpoint_bytes": settings.checkpoint_bytes,
-        "deterministic": settings.computes_deterministically,
-    }
-    if settings.device == "cuda":
-        fields["dtype"] = job.parallelism.dtype or settings.dtype
-    if job.vision is not None:
-        if isinstance(job, SftJob):  # the prompts of RL are recorded with the images that were shown
-            fields["max_images_per_message"] = job.vision.max_images_per_message
-        fields["freeze_vision_tower"] = job.vision.freeze_vision_tower
-    kind = RlTrainConfig if isinstance(job, RlJob) else SftTrainConfig
-    if isinstance(job, RlJob):
-        fields["steps"] = job.iterations
-        fields["evaluated_every"] = job.evaluation.every_n_iters if job.evaluation is not None else 0
-        fields["reference_device"] = settings.reference_device
-        correction = job.correction
-        fields |= {
-            "gates": correction.gates,
-            "gate_fresh": correction.on_policy,
-            "gate_stale": correction.off_policy,
-            "gate_tokens": correction.gate_tokens,
-            "rejected": correction.rejected,
-        }
-    # The training process takes every other setting, and msgspec refuses one that it does not have.
-    elsewhere = _ELSEWHERE | (_COLLECTED if isinstance(job, RlJob) else frozenset())
-    return msgspec.convert({name: value for name, value in fields.items() if name not in elsewhere}, kind)
+def machine_of(job: TrainingJob, settings: TrainerSettings, *, adapter_base: str | None = None) -> Machine:
+    """Return what this machine decides of a job's training."""
+    on = trainer_device(settings)
+    return Machine(
+        device=settings.device,
+        dtype=on.dtype_of(job),
+        threads=settings.threads,
+        deterministic=settings.computes_deterministically,
+        checkpoint_bytes=settings.checkpoint_bytes,
+        world_size=on.ranks_of(job),
+        reference_device=settings.reference_device,
+        adapter_base=adapter_base,
+    )
 
 
-def check_plugins(job: RlJob | SftJob, settings: TrainerSettings) -> None:
+def check_plugins(job: TrainingJob, settings: TrainerSettings) -> None:
     """Raise `JobFailure` (plugin_failed) for a loss that this trainer may not run, or does not have."""
-    if not isinstance(job, RlJob) or not is_plugin(job.loss):
-        return
-    refused = plugin_refused(job.loss, settings.plugins, where="[training].loss, at the trainer")
-    if refused is not None:
+    loss = job.plugins.get("loss")
+    refused = loss and plugin_refused(loss, settings.plugins, where="[training].loss, at the trainer")
+    if refused:
         raise JobFailure("plugin_failed", refused)
 
 
@@ -182,7 +141,7 @@ def trainer_device(settings: TrainerSettings) -> TrainerDevice:
     )
 
 
-def check_memory(job: RlJob | SftJob, model_dir: Path, settings: TrainerSettings, *, where: str) -> None:
+def check_memory(job: TrainingJob, model_dir: Path, settings: TrainerSettings, *, where: str) -> None:
     """Raise `JobFailure` (does_not_fit) for a job whose training the devices of the settings cannot hold.
 
     model_dir: of its base. where: the place in the job's file that names the model.
@@ -193,7 +152,7 @@ def check_memory(job: RlJob | SftJob, model_dir: Path, settings: TrainerSettings
         raise JobFailure(DOES_NOT_FIT, problem)
 
 
-def check_world_size(job: RlJob | SftJob, settings: TrainerSettings, *, where: str) -> None:
+def check_world_size(job: TrainingJob, settings: TrainerSettings, *, where: str) -> None:
     """Raise `JobFailure` (too_few_gpus) if the job requests more GPUs than this trainer has.
 
     where: the field of the job's file that requests them.

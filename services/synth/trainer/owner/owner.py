@@ -19,8 +19,7 @@ from synth.bus.tasks.lease import Lease
 from synth.errors import Problem, SynthError, Transient
 from synth.events import CheckpointSaved, JobFailed, JobPaused, JobValidated, TrainHandedBack
 from synth.events.catalogue import subject_of
-from synth.jobs.job_data import job_from_data
-from synth.jobs.resolved import RlJob, SftJob
+from synth.methods.job import job_from_data
 from synth.runtime import logs
 from synth.trainer.owner.attempt import Attempt, Train
 from synth.trainer.owner.errors import JobFailure
@@ -69,8 +68,8 @@ class TrainTaskOwner:
         return await Ownership.take(self.bus, task.org, task.job_id, worker=worker, term=task.term, devices=devices)
 
     def _devices(self, history: JobHistory) -> int:
-        job = job_from_data(history.need(JobValidated).job)
-        assert isinstance(job, RlJob | SftJob)
+        job = job_from_data(history.need(JobValidated).job).training
+        assert job is not None
         return min(trainer_device(self.settings).ranks_of(job), self.settings.max_world_size)
 
     async def _run_attempt(self, ownership: Ownership, lease: Lease) -> None:
@@ -83,8 +82,8 @@ class TrainTaskOwner:
             await ownership.end(requested, step=announced.last_step)
             return
         work_dir = self.settings.work_dir / fence.job_id / f"attempt-{fence.attempt}"
-        job = job_from_data(validated.job)
-        assert isinstance(job, RlJob | SftJob)
+        job = job_from_data(validated.job).training
+        assert job is not None
         attempt = Attempt(self.bus, self.blobs, self.settings, history, fence, announced, lease, work_dir)
         try:
             ending = await ownership.run(

@@ -10,7 +10,7 @@ from pathlib import Path
 from synth.bus.replay import follow
 from synth.errors import Transient
 from synth.events import EvalCompleted, RolloutBatched, RolloutRequested
-from synth.jobs.resolved import RlJob
+from synth.methods.rl import RlJob
 from synth.trainer.owner.announcer import Announcer
 from synth.trainer.owner.attempt import Attempt
 

@@ -23,7 +23,8 @@ from synth.events import (
     ModelRef,
     TrainWarned,
 )
-from synth.jobs.resolved import RlJob, SftJob, lora_shape
+from synth.methods.base import TrainingJob
+from synth.methods.rl import RlJob
 from synth.models import checkpoint_name
 from synth.runtime import logs
 from synth.trainer.collapse.learning_signal import NO_LEARNING_SIGNAL
@@ -65,7 +66,7 @@ _MARGIN_S = 30.0
 _NO_TURN_DELAY_S = 5.0
 
 
-async def train(attempt: Attempt, job: RlJob | SftJob, learners: LearnerPool) -> JobSucceeded | JobPaused:
+async def train(attempt: Attempt, job: TrainingJob, learners: LearnerPool) -> JobSucceeded | JobPaused:
     """Run an attempt until it succeeds or is paused, and announce its results.
 
     Raises `JobFailure` if training cannot continue, `LearnerStopped` on a crash.
@@ -78,7 +79,7 @@ async def train(attempt: Attempt, job: RlJob | SftJob, learners: LearnerPool) ->
         showing = asyncio.create_task(provisional.run())
         try:
             run = await _TrainingRun.open(attempt, job, learner, provisional)
-            done = await run.while_checkpoints_are_stored(_train(run, job))
+            done = await run.while_checkpoints_are_stored(_train(run))
         finally:
             showing.cancel()
             [ended] = await asyncio.gather(showing, return_exceptions=True)
@@ -92,12 +93,13 @@ async def train(attempt: Attempt, job: RlJob | SftJob, learners: LearnerPool) ->
 @dataclass
 class _TrainingRun:
     attempt: Attempt
-    job: RlJob | SftJob
+    job: TrainingJob
     learner: LearnerProcess
     ready: Ready
     announcer: Announcer
     verified: JobVerified
     values: dict[str, float]
+    rl: RlJob | None
     watch: CollapseWatch | None
     provisional: ProvisionalSteps
     reason: str = ""
@@ -106,7 +108,7 @@ class _TrainingRun:
 
     @classmethod
     async def open(
-        cls, attempt: Attempt, job: RlJob | SftJob, learner: LearnerProcess, provisional: ProvisionalSteps
+        cls, attempt: Attempt, job: TrainingJob, learner: LearnerProcess, provisional: ProvisionalSteps
     ) -> _TrainingRun:
         """Start the learner at the last checkpoint, and announce the resume."""
         settings, lease, announced = attempt.settings, attempt.lease, attempt.announced
@@ -114,7 +116,7 @@ class _TrainingRun:
         verified = attempt.history.need(JobVerified)
         cache = settings.work_dir / "cache"
         models = cache / "models"
-        source = await training_source(verified.source, lora_shape(job), attempt.blobs, models, hub=settings.model_hub)
+        source = await training_source(verified.source, job.lora_shape, attempt.blobs, models, hub=settings.model_hub)
         start = await build_start(attempt, job, verified, source, provisional)
         lease.progress("start", deadline=settings.silence_s("") + _MARGIN_S)
 
@@ -130,7 +132,8 @@ class _TrainingRun:
         def model_at(step: int, tree: BlobRef) -> ModelRef:
             return _model_ref(job, verified.source, job.result_id(fence.job_id, checkpoint=checkpoint_name(step)), tree)
 
-        watch = CollapseWatch(attempt.bus, fence, job) if isinstance(job, RlJob) else None
+        rl = job if isinstance(job, RlJob) else None
+        watch = None if rl is None else CollapseWatch(attempt.bus, fence, rl)
         if watch is not None:
             await watch.catch_up()
         provisional.total = ready.total
@@ -148,11 +151,11 @@ class _TrainingRun:
         await announcer.delete_expired_blobs()
         if announced.checkpoint is not None:
             await announcer.announce_resume(ready, reports)
-        if announced.continues is not None and isinstance(job, RlJob):
+        if announced.continues is not None and job.play is not None:
             await announcer.announce_continued_policy(announced.continues, attempt.work_dir)
         log.info("training", step=ready.step, of=ready.total, resumed=announced.checkpoint is not None)
         values = reports.get(ready.step, {})
-        return cls(attempt, job, learner, ready, announcer, verified, values, watch, provisional)
+        return cls(attempt, job, learner, ready, announcer, verified, values, rl, watch, provisional)
 
     async def wait_unless_paused(self, waiting: Coroutine[Any, Any, _T]) -> _T:
         """Wait for `waiting` while the learner lives and no pause is requested.
@@ -201,7 +204,7 @@ class _TrainingRun:
 
     async def _store_checkpoints(self) -> None:
         keep = functools.partial(
-            steps_to_keep, keep=self.job.checkpoints_kept, evaluated_every=_evaluated_every(self.job)
+            steps_to_keep, keep=self.job.checkpoints_kept, evaluated_every=self.job.evaluated_every
         )
         limit = self.attempt.settings.model_io_s
         while (written := await self.learner.saved.get()) is not None:
@@ -280,20 +283,13 @@ def _pause_reason(run: _TrainingRun) -> str:
     return demand.problem.text()
 
 
-def _evaluated_every(job: RlJob | SftJob) -> int:
-    """Return the number of steps between two evaluations; 0 if no step is evaluated."""
-    if isinstance(job, SftJob):
-        return job.validation_every if job.validation_file is not None else 0
-    return job.evaluation.every_n_iters if job.evaluation is not None else 0
-
-
-async def _train(run: _TrainingRun, job: RlJob | SftJob) -> Done | Paused:
-    ending = await (_train_rl(run, job) if isinstance(job, RlJob) else _train_sft(run))
+async def _train(run: _TrainingRun) -> Done | Paused:
+    ending = await (_train_file(run) if run.rl is None else _train_rl(run, run.rl))
     await run.all_stored()
     return ending
 
 
-async def _train_sft(run: _TrainingRun) -> Done | Paused:
+async def _train_file(run: _TrainingRun) -> Done | Paused:
     forward_pause = asyncio.create_task(_forward_pause(run))
     try:
         while isinstance(message := await run.recv(Stepped, Paused, Done), Stepped):
@@ -372,9 +368,9 @@ async def _publish_model(run: _TrainingRun, done: Done) -> JobSucceeded:
     return JobSucceeded(steps=done.step, model=id, values=run.values, reason=run.reason, verdict=run.verdict)
 
 
-def _model_ref(job: RlJob | SftJob, source: ModelRef, id: str, tree: BlobRef) -> ModelRef:
+def _model_ref(job: TrainingJob, source: ModelRef, id: str, tree: BlobRef) -> ModelRef:
     """Return how the model that a job trains from its source is loaded. tree: the trained weights."""
-    shape = lora_shape(job)
+    shape = job.lora_shape
     return ModelRef(
         id=id,
         kind=job.weights_kind,

@@ -24,7 +24,8 @@ from synth.events import (
     RolloutJudged,
     RolloutRequested,
 )
-from synth.jobs.resolved import RlJob, SftJob
+from synth.methods.base import TrainingJob
+from synth.methods.rl import RlJob
 from synth.trainer.owner.attempt import Attempt
 
 _FACTS = ("rollout.completed", "rollout.judged", "rollout.failed", "eval.completed")
@@ -107,7 +108,7 @@ async def _rewards(bus: Connection, org: str, job_id: str, iteration: int, *, af
     return by_seed
 
 
-def explain_validation(verdict: Verdict, job: RlJob | SftJob, values: dict[str, float]) -> Verdict:
+def explain_validation(verdict: Verdict, job: TrainingJob, values: dict[str, float]) -> Verdict:
     """Add the likely cause that an SFT or DPO job did not learn. values: of its last step."""
     if verdict.outcome == "learned":
         return verdict

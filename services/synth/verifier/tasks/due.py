@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Set
 
-from synth.jobs.resolved import EvalJob, Job, RlJob, SftJob
+from synth.methods.job import Job
 from synth.work import Task
 
 
@@ -15,15 +15,11 @@ def first_tasks(job: Job, *, org: str, job_id: str, pool: str, replicas: int, te
     The task whose owner starts the job comes last: a verifier that dies between two tasks leaves a job that has not
     started, and queues them all again.
     """
-    serve = [Task(kind="serve", pool=pool, org=org, job_id=job_id, term=term, index=i) for i in range(replicas)]
-    collect = Task(kind="collect", pool=pool, org=org, job_id=job_id, term=term)
-    match job:
-        case SftJob():
-            return [Task(kind="train", pool=pool, org=org, job_id=job_id, term=term)]
-        case RlJob():
-            return [collect, *serve]
-        case EvalJob():
-            return [*serve, collect]
+    return [
+        Task(kind=kind, pool=pool, org=org, job_id=job_id, term=term, index=index)
+        for kind in job.tasks
+        for index in (range(replicas) if kind == "serve" else [None])
+    ]
 
 
 def due_tasks(job: Job, *, org: str, job_id: str, pool: str, replicas: int, term: int, facts: Set[str]) -> list[Task]:
@@ -33,9 +29,10 @@ def due_tasks(job: Job, *, org: str, job_id: str, pool: str, replicas: int, term
     a blocked collection the collect task, before the job's owner has ended the job.
     """
     done = {"serve"} if "policy.refused" in facts else set[str]()
-    if isinstance(job, RlJob) and "rollout.blocked" in facts:
+    trains_on_rollouts = job.training is not None and job.play is not None
+    if trains_on_rollouts and "rollout.blocked" in facts:
         done.add("collect")
     tasks = first_tasks(job, org=org, job_id=job_id, pool=pool, replicas=replicas, term=term)
-    if isinstance(job, RlJob) and facts & {"policy.loaded", "policy.refused"}:
+    if trains_on_rollouts and facts & {"policy.loaded", "policy.refused"}:
         tasks.append(Task(kind="train", pool=pool, org=org, job_id=job_id, term=term))
     return [task for task in tasks if task.kind not in done]

@@ -23,12 +23,13 @@ from synth.api.fine_tuning.request import (
 from synth.errors import Problem, UserError
 from synth.graders.schema import models_of, parse_grader
 from synth.jobs.parse.validate import Kind
-from synth.jobs.resolve.rl import LEARNING_RATE as RL_RATE
-from synth.jobs.resolve.sft import DPO_LEARNING_RATE as DPO_RATE
-from synth.jobs.resolve.sft import LEARNING_RATE as SFT_RATE
 from synth.jobs.schema.rl import TrainingSection
 from synth.jobs.schema.sections import MAX_TOKENS
-from synth.jobs.seeds import Seeds, parse_seeds
+from synth.methods.base import Mode
+from synth.methods.dpo import DpoJob
+from synth.methods.rl import RlJob
+from synth.methods.seeds import Seeds, parse_seeds
+from synth.methods.sft import SftJob
 from synth.models import parse_finetuned
 
 SEEDS = "seeds:"
@@ -130,7 +131,7 @@ def _sft(request: FineTuningRequest, kind: str) -> dict[str, Any]:
         "hyperparameters": _without_none(
             n_epochs=hyper.n_epochs,
             global_batch=hyper.batch_size,
-            learning_rate=_rate(DPO_RATE if dpo else SFT_RATE, hyper),
+            learning_rate=_rate((DpoJob if dpo else SftJob).learning_rates, hyper),
             beta=hyper.beta if isinstance(hyper, DpoHyperparameters) else None,
             seed=request.seed,
         ),
@@ -193,7 +194,7 @@ def _rl(
             batch_size=batch,
             group_size=group,
             minibatches=min(_MINIBATCHES, batch * group),
-            learning_rate=_rate(RL_RATE, hyper),
+            learning_rate=_rate(RlJob.learning_rates, hyper),
             seed=request.seed,
         ),
         "data": _without_none(seeds=_as_data(seeds), validation_path=validation),
@@ -315,7 +316,7 @@ def _lora(hyper: SupervisedHyperparameters) -> dict[str, Any]:
     return {"lora": {"r": hyper.lora_rank, "alpha": 2 * hyper.lora_rank}} if hyper.lora_rank else {}
 
 
-def _rate(defaults: Mapping[str, float], hyper: SupervisedHyperparameters) -> float | None:
+def _rate(defaults: Mapping[Mode, float], hyper: SupervisedHyperparameters) -> float | None:
     if hyper.learning_rate_multiplier is None:
         return None
     return defaults["lora" if hyper.lora_rank else "full"] * hyper.learning_rate_multiplier

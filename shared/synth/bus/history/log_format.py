@@ -19,8 +19,8 @@ from synth.bus.recorded import EVENTS, Recorded, UnknownEvent, from_delivery
 from synth.bus.replay import read_stream
 from synth.errors import NewerVersion, Problem, UserError
 from synth.events import JobValidated
-from synth.jobs.job_data import job_from_data
 from synth.jobs.lifecycle import TERMINAL_FACTS
+from synth.methods.job import job_from_data
 
 #: The format of the data that this version stores.
 FORMAT = 1

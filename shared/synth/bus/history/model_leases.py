@@ -30,7 +30,7 @@ from synth.events import (
     trees_of,
 )
 from synth.events.catalogue import subject_of
-from synth.jobs.resolved import Job, RlJob
+from synth.methods.job import Job
 from synth.models import Registry, parse_finetuned
 from synth.runtime import logs
 
@@ -53,7 +53,7 @@ async def lease_models(
 
     Raises `UserError` for models that do not exist.
     """
-    teacher = job.distillation.teacher if isinstance(job, RlJob) and job.distillation is not None else None
+    teacher = None if job.teacher is None else job.teacher.teacher
     problems: list[Problem] = []
     checkpoint = continues.model if continues is not None else None
     needed = (

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
+import msgspec
 from pydantic import BaseModel
 
 from synth.base_url import base_url_fault
@@ -13,19 +14,21 @@ from synth.errors import Problem, UserError
 from synth.events.catalogue import MAX_EVENT_BODY_BYTES
 from synth.jobs.parse.toml import Document, Path
 from synth.jobs.parse.validate import ParsedJob
-from synth.jobs.resolved import LoraSettings, Mode
 from synth.jobs.schema.sections import (
     AlgorithmSection,
     LoraSection,
     PolicyConfigSection,
     TagsSection,
+    copied_fields,
     default_of,
     keys_of,
 )
-from synth.jobs.seeds import Seeds
+from synth.methods.base import LoraSettings, Mode
+from synth.methods.seeds import Seeds
 from synth.models import ModelSpec, Registry
 
 _T = TypeVar("_T")
+_StructT = TypeVar("_StructT", bound=msgspec.Struct)
 #: Keys of `policy_config` that the job resolves itself, and sends to the task app in its own fields.
 _RESOLVED = (
     *("temperature", "top_p", "top_k", "max_tokens", "max_completion_tokens"),
@@ -139,6 +142,25 @@ class ResolveContext:
         self.keys[key] = self._dotted(section, name, field=key)
         return self.record(key, default if value is None else value, origin)
 
+    def build(self, kind: type[_StructT], section: BaseModel, prefix: str = "", **own: Any) -> _StructT:
+        """Make settings of a job of the given fields, and of every other one whose key stands in a section.
+
+        prefix: of the settings within the job, such as `rollout.`.
+        """
+        return kind(**own, **self.copied(kind, section, prefix, leaving=own))
+
+    def copied(
+        self, kind: type[msgspec.Struct], section: BaseModel, prefix: str, *, leaving: Collection[str]
+    ) -> dict[str, Any]:
+        """Return the fields of settings whose key stands in a section, without some fields."""
+        defaults = {f.name: f.default for f in msgspec.structs.fields(kind)}
+        fields: dict[str, Any] = {}
+        for name, key in copied_fields(kind, type(section)).items():
+            if name not in leaving:
+                value = self.take(prefix + name, section, key)
+                fields[name] = tuple(value) if isinstance(defaults[name], tuple) else value
+        return fields
+
     def first(self, key: str, named: Sequence[tuple[BaseModel | None, str]], default: Any = None) -> Any:
         """Return the first value that is set among keys with one meaning; warn of later ones that differ.
 
@@ -201,10 +223,12 @@ class ResolveContext:
         named: Sequence[BaseModel | None],
         spec: ModelSpec | None,
         *,
-        rl: bool,
-        dpo: bool = False,
+        without_dropout: str = "",
     ) -> LoraSettings | None:
-        """Return the adapter's settings; None for a full fine-tune. named: the tables for it; the first wins."""
+        """Return the adapter's settings; None for a full fine-tune. named: the tables for it; the first wins.
+
+        without_dropout: why it has no dropout; "" if it may have.
+        """
         if mode == "full":
             return self.record("lora", None, self.origins["mode"])
 
@@ -212,11 +236,10 @@ class ResolveContext:
             keys = [(t, key if isinstance(t, LoraSection) else _LORA_IN_HYPERPARAMETERS[key]) for t in named]
             return self.first(f"lora.{key}", keys, default)
 
-        dropout = setting("dropout", 0.0 if rl or dpo else LoraSection().dropout)
-        if (rl or dpo) and dropout:
-            why = "with dropout the first ratio is not 1" if rl else "with dropout the policy is not its own reference"
-            self.warnings.append(f"{self.origins['lora.dropout']} = {dropout} becomes 0: {why}")
-            dropout = self.record_change("lora.dropout", 0.0, f"{dropout} becomes 0: {why}")
+        dropout = setting("dropout", 0.0 if without_dropout else LoraSection().dropout)
+        if without_dropout and dropout:
+            self.warnings.append(f"{self.origins['lora.dropout']} = {dropout} becomes 0: {without_dropout}")
+            dropout = self.record_change("lora.dropout", 0.0, f"{dropout} becomes 0: {without_dropout}")
         targets: str | list[str] | None = setting("target_modules", None)
         origin = self.origins.pop("lora.target_modules")
         if targets is None:

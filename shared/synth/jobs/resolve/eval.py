@@ -19,11 +19,12 @@ from synth.jobs.resolve.task_app import (
     with_sight,
 )
 from synth.jobs.resolve.vision import IMAGE_WISHES, check_images, resolve_vision
-from synth.jobs.resolved import EvalJob, RolloutSettings, Sampling
 from synth.jobs.schema.eval import EvalConfig, EvalRolloutSection, EvalSection, FlatEvalConfig
 from synth.jobs.schema.rl import ModelSection
 from synth.jobs.schema.sections import PolicyConfigSection
-from synth.jobs.seeds import Seeds
+from synth.methods.eval import EvalJob
+from synth.methods.rollouts import RolloutSettings, Sampling
+from synth.methods.seeds import Seeds
 from synth.models import ModelSpec
 
 
@@ -56,15 +57,12 @@ def resolve_eval(config: EvalConfig | FlatEvalConfig, context: ResolveContext) -
     ]
     concurrency = [(section, "concurrency"), (section, "parallel_episodes"), (beside, "max_concurrent_rollouts")]
 
-    def either(key: str) -> Any:
-        return context.first(f"rollout.{key}", [(section, key), (beside, key)])
-
+    either = ("policy_name", "ops", "failure_reward", "rollout_timeout_s", "max_retries", "constrain_tools")
     rollout = RolloutSettings(
+        **{key: context.first(f"rollout.{key}", [(section, key), (beside, key)]) for key in either},
         task_url=context.task_url(url, context.at(url_table or section, url_key)),
         env_name=_env_name(section, beside, context),
-        policy_name=either("policy_name"),
         max_turns=context.first("rollout.max_turns", turns),
-        ops=either("ops"),
         env_config=merge_given(
             "rollout.env_config",
             context.first("rollout.env_config", [(section, "env_config"), (beside, "env_config"), (config, "env")]),
@@ -85,10 +83,6 @@ def resolve_eval(config: EvalConfig | FlatEvalConfig, context: ResolveContext) -
         evaluation_env_config=context.record("rollout.evaluation_env_config", {}, "default"),
         sampling=_sampling(section, policies, spec, context),
         max_concurrent_rollouts=context.first("rollout.max_concurrent_rollouts", concurrency),
-        failure_reward=either("failure_reward"),
-        rollout_timeout_s=either("rollout_timeout_s"),
-        max_retries=either("max_retries"),
-        constrain_tools=either("constrain_tools"),
         group_timeout_s=context.record("rollout.group_timeout_s", None, "default"),
         trace_rate=context.record("rollout.trace_rate", 0.0, "default"),
         evaluations_traced=_traced(section, context),

@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from typing import Any, Required, TypedDict, Unpack
 
 from synth.errors import Problem, UserError
-from synth.jobs.job_data import job_to_data
 from synth.jobs.parse.toml import Document
 from synth.jobs.parse.validate import Kind, ParsedJob, in_file_order, line_of, parse_leniently
 from synth.jobs.resolve.context import Overrides, ResolveContext
@@ -14,10 +13,10 @@ from synth.jobs.resolve.eval import resolve_eval
 from synth.jobs.resolve.filter import NOT_SUBMITTED, resolve_filter
 from synth.jobs.resolve.rl import resolve_rl
 from synth.jobs.resolve.sft import resolve_sft
-from synth.jobs.resolved import Job, ResolvedJob
-from synth.jobs.schema.eval import EvalConfig, FlatEvalConfig
 from synth.jobs.schema.filter import FilterConfig
 from synth.jobs.schema.rl import RlConfig
+from synth.jobs.schema.sft import SftConfig
+from synth.methods.job import Job, ResolvedJob, job_to_data
 from synth.models import Registry
 
 __all__ = ["Overrides", "ValidationReport", "require_job", "resolve_job", "validate_job"]
@@ -85,14 +84,15 @@ def _report(parsed: ParsedJob, problems: list[Problem], context: ResolveContext,
     config = parsed.config
     job: Job | None = None
     values: dict[str, Any] = {}
-    if isinstance(config, RlConfig):
-        job = resolve_rl(config, context, uploaded=uploaded)
-    elif isinstance(config, EvalConfig | FlatEvalConfig):
-        job = resolve_eval(config, context)
-    elif isinstance(config, FilterConfig):
-        values = resolve_filter(config, context)
-    else:
-        job = resolve_sft(config, context, uploaded=uploaded)
+    match config:
+        case RlConfig():
+            job = resolve_rl(config, context, uploaded=uploaded)
+        case FilterConfig():
+            values = resolve_filter(config, context)
+        case SftConfig():
+            job = resolve_sft(config, context, uploaded=uploaded)
+        case _:
+            job = resolve_eval(config, context)
     problems = in_file_order([*problems, *context.problems])
     warnings = sorted(context.warnings, key=line_of)
     if problems:

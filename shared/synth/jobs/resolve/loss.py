@@ -2,35 +2,16 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from synth.jobs.parse.toml import Path
 from synth.jobs.resolve.context import ResolveContext, is_written
-from synth.jobs.resolved import CorrectionSettings, Loss, Mode, Placement
 from synth.jobs.schema.correction import CorrectionSection
 from synth.jobs.schema.rl import RlConfig, TrainingSection
 from synth.jobs.schema.sections import default_of
+from synth.methods.base import Mode, Placement
+from synth.methods.losses import LOSSES, find_spec
+from synth.methods.rl import CorrectionSettings, Loss
 from synth.plugins import is_plugin
 
-
-class _Defaults(NamedTuple):
-    """clip_low, clip_high: in the loss's own measure. token_truncation: the cap on a token's correction."""
-
-    clip_low: float
-    clip_high: float
-    token_truncation: float
-
-
-#: gspo: arXiv 2507.18071, §5.1. grpo: DAPO's ends (arXiv 2503.14476). dppo: the bounds on a probability of the open
-#: implementations of arXiv 2602.04879, whose §5.4 warns of a tight truncation. cispo: no lower bound, as in
-#: MiniMax-M1 (arXiv 2506.13585); the upper end is a weight of 4, as in an open implementation.
-DEFAULTS: dict[Loss, _Defaults] = {
-    "gspo": _Defaults(3e-4, 4e-4, 2.0),
-    "gspo_token": _Defaults(3e-4, 4e-4, 2.0),
-    "grpo": _Defaults(0.2, 0.28, 2.0),
-    "dppo": _Defaults(0.2, 0.2, 20.0),
-    "cispo": _Defaults(1.0, 3.0, 2.0),
-}
 #: A mean over hundreds of tokens stays nearer to 1 than one token does, by more than this factor either way.
 _FAR_FACTOR = 20
 #: As much as most environments pay for success.
@@ -43,38 +24,38 @@ def resolve_loss(config: RlConfig, context: ResolveContext) -> Loss:
         return context.take("loss", config.training, "loss")
     loss = context.first("loss", [(config.training, "loss"), (config.algorithm, "variety")])
     # Another kind's variety is a problem already.
-    return loss if loss in DEFAULTS else default_of(TrainingSection, "loss")
+    return loss if loss in LOSSES else default_of(TrainingSection, "loss")
 
 
 def resolve_clip(training: TrainingSection, loss: Loss, context: ResolveContext) -> tuple[float, float]:
     """Return the two ends of the clip, and warn of a value that suits another loss's measure."""
-    defaults = _defaults(loss)
+    spec = find_spec(loss)
     ends: list[float] = []
-    for key, default in (("clip_low", defaults.clip_low), ("clip_high", defaults.clip_high)):
+    for key, default in (("clip_low", spec.clip_low), ("clip_high", spec.clip_high)):
         value: float = context.take(key, training, key, default)
-        if loss in DEFAULTS and not default / _FAR_FACTOR <= value <= default * _FAR_FACTOR:
+        if loss in LOSSES and not default / _FAR_FACTOR <= value <= default * _FAR_FACTOR:
             context.warn(("training", key), f"= {value:g} is far from {default:g}, the usual value of {loss}")
         ends.append(value)
     return ends[0], ends[1]
 
 
-def resolve_dual_clip(training: TrainingSection, loss: Loss, context: ResolveContext) -> float | None:
-    """Return the second clip of grpo; None if it is off."""
-    dual: float | None = context.take("dual_clip", training, "dual_clip")
-    if dual is not None and loss != "grpo":
-        context.problem(
-            ("training", "dual_clip"),
-            f"dual_clip = {dual:g} is of grpo, and the loss is {loss}",
-            expected='[training] loss = "grpo", or no dual_clip',
-            fix="remove dual_clip, or set the loss",
-        )
-    return dual
+def check_own_keys(training: TrainingSection, loss: Loss, context: ResolveContext) -> None:
+    """Report keys of another loss."""
+    for key in {key for spec in LOSSES.values() for key in spec.own_keys}:
+        if is_written(training, key) and not (loss in LOSSES and key in LOSSES[loss].own_keys):
+            losses = [spec.name for spec in LOSSES.values() if key in spec.own_keys]
+            context.problem(
+                ("training", key),
+                f"{key} = {getattr(training, key):g} is of {' and '.join(losses)}, and the loss is {loss}",
+                expected=f'[training] loss = "{losses[0]}", or no {key}',
+                fix=f"remove {key}, or set the loss",
+            )
 
 
 def resolve_truncation(training: TrainingSection, loss: Loss, context: ResolveContext) -> float:
     """Return the cap on how much more a token may count because the policy that sampled it found it less likely."""
     named = [(training, "token_truncation"), (training.correction, "token_truncation")]
-    return context.first("token_truncation", named, _defaults(loss).token_truncation)
+    return context.first("token_truncation", named, find_spec(loss).token_truncation)
 
 
 def resolve_advantage(training: TrainingSection, context: ResolveContext) -> str | None:
@@ -90,22 +71,12 @@ def resolve_advantage(training: TrainingSection, context: ResolveContext) -> str
     return advantage
 
 
-def _defaults(loss: Loss) -> _Defaults:
-    """Return the defaults of a loss. A plugin has grpo's, as most losses bound the ratio of a token."""
-    return DEFAULTS.get(loss, DEFAULTS["grpo"])
-
-
 def resolve_correction(section: CorrectionSection | None, context: ResolveContext) -> CorrectionSettings:
     """Return which sequences are rejected because of the policy that sampled them."""
     section = section or CorrectionSection()
     gates: bool = context.take("correction.gates", section, "gates")
-    on_policy, off_policy = (_gate(section, key, context) for key in ("on_policy", "off_policy"))
-    settings = CorrectionSettings(
-        on_policy=on_policy,
-        off_policy=off_policy,
-        gate_tokens=context.take("correction.gate_tokens", section, "gate_tokens"),
-        rejected=context.take("correction.rejected", section, "rejected"),
-    )
+    gated = {key: _gate(section, key, context) for key in ("on_policy", "off_policy")}
+    settings = context.build(CorrectionSettings, section, "correction.", gates=True, **gated)
     if gates:
         return settings
     for key in ("on_policy", "off_policy", "gate_tokens", "rejected"):

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from synth.jobs.parse.toml import Path
 from synth.jobs.resolve.context import ResolveContext, value_of
-from synth.jobs.resolved import GpuTopology, Parallelism, Sharding
 from synth.jobs.schema.rl import RlConfig
 from synth.jobs.schema.sections import TopologySection
 from synth.jobs.schema.sft import HyperparametersSection, ParallelismSection
+from synth.methods.base import Parallelism, Sharding
+from synth.methods.rl import GpuTopology
 
 _TABLE: Path = ("hyperparameters", "parallelism")
 #: How each of ZeRO's stages is spread. The first keeps whole gradients, which FSDP does not need.

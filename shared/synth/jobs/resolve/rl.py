@@ -7,11 +7,10 @@ from typing import Any
 from synth.jobs.parse.toml import Path
 from synth.jobs.resolve.context import ResolveContext, is_written, passthrough, value_of
 from synth.jobs.resolve.loss import (
-    DEFAULTS,
+    check_own_keys,
     resolve_advantage,
     resolve_clip,
     resolve_correction,
-    resolve_dual_clip,
     resolve_loss,
     resolve_overlong_penalty,
     resolve_reference,
@@ -27,13 +26,14 @@ from synth.jobs.resolve.source import agreed_model
 from synth.jobs.resolve.task_app import POLICY_KEYS, REWARD_KEYS, GivenKey, given_keys, merge_given, with_sight
 from synth.jobs.resolve.vision import IMAGE_WISHES, check_images, resolve_vision
 from synth.jobs.resolve.watch import check_enough, resolve_curriculum, resolve_watch
-from synth.jobs.resolved import EvaluationSettings, GradedRows, Mode, RlJob, RolloutSettings
 from synth.jobs.schema.rl import EvaluationSection, RlConfig, WeightSyncSection
-from synth.jobs.seeds import Seeds
+from synth.methods.base import Mode
+from synth.methods.losses import LOSSES
+from synth.methods.rl import TRAIN_SEEDS, RlJob
+from synth.methods.rollouts import EvaluationSettings, GradedRows, RolloutSettings
+from synth.methods.seeds import Seeds
 from synth.models import ModelSpec
 
-LEARNING_RATE = {"full": 1e-6, "lora": 1e-5, "qlora": 1e-5}
-_TRAIN_SEEDS = 100_000
 _HELD_OUT_FROM = 1_000_000
 
 
@@ -42,7 +42,7 @@ def resolve_rl(config: RlConfig, context: ResolveContext, *, uploaded: bool) -> 
 
     uploaded: False before the upload, when the files of a graded job may still be paths.
     """
-    context.check_algorithm(config.algorithm, type="online", methods=("policy_gradient",), varieties=tuple(DEFAULTS))
+    context.check_algorithm(config.algorithm, type="online", methods=("policy_gradient",), varieties=tuple(LOSSES))
     spec = _source(config, context)
     mode = _mode(config, context)
     training = config.training
@@ -73,14 +73,17 @@ def resolve_rl(config: RlConfig, context: ResolveContext, *, uploaded: bool) -> 
         context.warn(("services", "judge_url"), "has no effect: this cluster's own judge service calls the judges")
     clip_low, clip_high = resolve_clip(training, loss, context)
     reference = resolve_reference(config, mode, context)
-    lora = context.lora_settings(mode, [config.lora, training.lora], spec, rl=True)
+    lora = context.lora_settings(mode, [config.lora, training.lora], spec, without_dropout=RlJob.without_dropout)
     iterations = _iterations(config, context)
     held_out = set(evaluation.seeds) if evaluation and not (graded and graded.validation_file) else set[int]()
     batch_size = _batch_size(config, context)
     train_seeds = _train_seeds(config, held_out, batch_size, context)
     if spec is None:
         return None
-    return RlJob(
+    check_own_keys(training, loss, context)
+    return context.build(
+        RlJob,
+        training,
         model=spec.id,
         base_model=spec.base,
         mode=mode,
@@ -88,38 +91,20 @@ def resolve_rl(config: RlConfig, context: ResolveContext, *, uploaded: bool) -> 
         label=context.first("label", [(config.model, "label"), (config.policy, "label")]),
         iterations=iterations,
         batch_size=batch_size,
-        group_size=context.take("group_size", training, "group_size"),
         minibatches=_minibatches(config, context),
         loss=loss,
         clip_low=clip_low,
         clip_high=clip_high,
-        dual_clip=resolve_dual_clip(training, loss, context),
         token_truncation=resolve_truncation(training, loss, context),
         correction=resolve_correction(training.correction, context),
-        loss_reduction=context.take("loss_reduction", training, "loss_reduction"),
-        kl_beta=context.take("kl_beta", training, "kl_beta"),
         reference=reference,
-        advantage_std=context.take("advantage_std", training, "advantage_std"),
         advantage=resolve_advantage(training, context),
-        overlong=context.take("overlong", training, "overlong"),
         overlong_penalty=resolve_overlong_penalty(training, context),
-        async_level=context.take("async_level", training, "async_level"),
         max_staleness=max_staleness,
-        dynamic_sampling=context.take("dynamic_sampling", training, "dynamic_sampling"),
         verify_every_k=context.take("verify_every_k", training.weight_sync or WeightSyncSection(), "verify_every_k"),
-        lr=context.take("lr", training, "learning_rate", LEARNING_RATE[mode]),
-        schedule=context.take("schedule", training, "lr_scheduler"),
-        min_lr_ratio=context.take("min_lr_ratio", training, "min_lr_ratio"),
-        warmup_ratio=context.take("warmup_ratio", training, "warmup_ratio"),
+        lr=context.take("lr", training, "learning_rate", RlJob.learning_rates[mode]),
         warmup_steps=context.record("warmup_steps", None, "default"),
-        betas=tuple(context.take("betas", training, "betas")),
-        weight_decay=context.take("weight_decay", training, "weight_decay"),
-        clip_norm=context.take("clip_norm", training, "grad_clip"),
         packing=context.packing(training),
-        micro_batch_tokens=context.take("micro_batch_tokens", training, "micro_batch_tokens"),
-        activation_checkpointing=context.take("activation_checkpointing", training, "activation_checkpointing"),
-        optimizer=context.take("optimizer", training, "optimizer"),
-        optimizer_offload=context.take("optimizer_offload", training, "optimizer_offload"),
         parallelism=rl_parallelism(topology, context),
         topology=topology,
         rollout=rollout,
@@ -131,8 +116,6 @@ def resolve_rl(config: RlConfig, context: ResolveContext, *, uploaded: bool) -> 
         rewards=rewards,
         graded=graded,
         distillation=distillation,
-        checkpoint_every=context.take("checkpoint_every", training, "checkpoint_every"),
-        checkpoints_kept=context.take("checkpoints_kept", training, "keep_checkpoints"),
         seed=context.seed(training),
         tags=context.tags(config.tags),
         vision=resolve_vision(
@@ -264,24 +247,19 @@ def _rollout(config: RlConfig, spec: ModelSpec | None, context: ResolveContext) 
         ),
         context,
     )
-    return RolloutSettings(
+    return context.build(
+        RolloutSettings,
+        section,
+        "rollout.",
         task_url=context.task_url(config.services.task_url, ("services", "task_url"))
         if config.grader is None
         else context.record("rollout.task_url", "", "default"),
-        env_name=context.take("rollout.env_name", section, "env_name"),
-        policy_name=context.take("rollout.policy_name", section, "policy_name"),
         max_turns=context.first("rollout.max_turns", turns),
         ops=context.first("rollout.ops", [(section, "ops"), (training, "ops")]),
         env_config=env_config,
         policy_config=with_sight(policy_config, spec),
         sampling=training_sampling(config, max_tokens_per_call(config, spec, context), spec, context),
         max_concurrent_rollouts=_concurrency(config, context),
-        failure_reward=context.take("rollout.failure_reward", section, "failure_reward"),
-        rollout_timeout_s=context.take("rollout.rollout_timeout_s", section, "rollout_timeout_s"),
-        max_retries=context.take("rollout.max_retries", section, "max_retries"),
-        constrain_tools=context.take("rollout.constrain_tools", section, "constrain_tools"),
-        group_timeout_s=context.take("rollout.group_timeout_s", section, "group_timeout_s"),
-        trace_rate=context.take("rollout.trace_rate", section, "trace_rate"),
         evaluations_traced=context.record("rollout.evaluations_traced", True, "default"),
         evaluation_env_config=_evaluation_env_config(config, context),
     )
@@ -333,12 +311,8 @@ def _evaluation(
     if listed is None:
         return None
     context.take("evaluation.seeds", section, "seeds")
-    return EvaluationSettings(
-        every_n_iters=context.take("evaluation.every_n_iters", section, "every_n_iters"),
-        seeds=listed,
-        rollouts_per_seed=context.take("evaluation.rollouts_per_seed", section, "rollouts_per_seed"),
-        success_threshold=resolve_threshold("evaluation.", section, context),
-    )
+    threshold = resolve_threshold("evaluation.", section, context)
+    return context.build(EvaluationSettings, section, "evaluation.", seeds=listed, success_threshold=threshold)
 
 
 def _train_seeds(config: RlConfig, held_out: set[int], groups: int, context: ResolveContext) -> Seeds:
@@ -353,13 +327,13 @@ def _train_seeds(config: RlConfig, held_out: set[int], groups: int, context: Res
             context.warn(("data", "seeds"), f"shares {len(shared)} seeds with [evaluation], such as {min(shared)}")
         return context.take("train_seeds", data, "seeds")
     start: int = context.take("train_seeds", data, "seed_start")
-    inside = {s for s in held_out if start <= s < start + _TRAIN_SEEDS}
+    inside = {s for s in held_out if start <= s < start + TRAIN_SEEDS}
     if not inside:
-        return Seeds(start=start, count=_TRAIN_SEEDS)
+        return Seeds(start=start, count=TRAIN_SEEDS)
     # A range cannot have holes, and a list of so many seeds does not fit into an event: begin after them.
     first = max(inside) + 1
     why = "[evaluation] has the seeds before it"
     if is_written(data, "seed_start"):
         context.warn(("data", "seed_start"), f"= {start} becomes {first}: {why}")
-    shifted = Seeds(start=first, count=_TRAIN_SEEDS)
+    shifted = Seeds(start=first, count=TRAIN_SEEDS)
     return context.record_change("train_seeds", shifted, f"training begins at seed {first}: {why}")

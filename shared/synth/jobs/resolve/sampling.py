@@ -9,9 +9,9 @@ from pydantic import BaseModel
 
 from synth.jobs.parse.toml import Path
 from synth.jobs.resolve.context import ResolveContext, is_written
-from synth.jobs.resolved import Sampling
 from synth.jobs.schema.eval import EvalSection
 from synth.jobs.schema.rl import EvaluationSection, RlConfig
+from synth.methods.rollouts import Sampling
 from synth.models import ModelSpec
 
 #: The reward of a rollout that did its whole task, if the file does not set another one.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import BaseModel
 
@@ -10,16 +10,16 @@ from synth.jobs.parse.toml import Path
 from synth.jobs.resolve.context import ResolveContext, is_written
 from synth.jobs.resolve.parallelism import sft_parallelism
 from synth.jobs.resolve.vision import check_images, limit_micro_batch, resolve_vision
-from synth.jobs.resolved import DpoSettings, Mode, SftJob
 from synth.jobs.schema.sections import default_of
 from synth.jobs.schema.sft import BestModelSection, HyperparametersSection, ParallelismSection, SftConfig
+from synth.methods.base import Mode
+from synth.methods.dpo import DpoJob, DpoSettings
+from synth.methods.sft import SftJob
 
-LEARNING_RATE = {"full": 1e-5, "lora": 2e-4, "qlora": 2e-4}
-DPO_LEARNING_RATE = {"full": 1e-6, "lora": 1e-5, "qlora": 1e-5}
 _OF_DPO = ("beta", "label_smoothing", "loss_type")
 
 
-def resolve_sft(config: SftConfig, context: ResolveContext, *, uploaded: bool) -> SftJob | None:
+def resolve_sft(config: SftConfig, context: ResolveContext, *, uploaded: bool) -> SftJob | DpoJob | None:
     """Resolve, collecting problems in `context`; None when there are any that leave a hole."""
     if config.job.model is None and context.overrides.model is None:
         context.problem(
@@ -40,12 +40,14 @@ def resolve_sft(config: SftConfig, context: ResolveContext, *, uploaded: bool) -
     check_images(spec, [(table, "supports_vision") for table in images], [(config.job, "modalities")], context)
     mode = _mode(config, context)
     hyper = config.hyperparameters
-    dpo = _dpo(config, context)
+    method, own = _method(config, context)
     training_file = _training_file(config, context, uploaded=uploaded)
     validation = _validation_file(config, context)
     epochs, steps = _duration(hyper, context)
     batch_size = _batch_size(config, context)
-    lora = context.lora_settings(mode, [config.lora, config.training.lora, hyper], spec, rl=False, dpo=dpo is not None)
+    lora = context.lora_settings(
+        mode, [config.lora, config.training.lora, hyper], spec, without_dropout=method.without_dropout
+    )
     parallelism = sft_parallelism(hyper, context)
     if hyper.warmup_steps is not None and "warmup_ratio" in hyper.model_fields_set:
         context.warn(("hyperparameters", "warmup_ratio"), "has no effect: warmup_steps decides")
@@ -54,7 +56,9 @@ def resolve_sft(config: SftConfig, context: ResolveContext, *, uploaded: bool) -
         context.problem((), f"--examples {examples} leaves nothing to train on", expected="1 or more")
     if spec is None or training_file is None:
         return None
-    return SftJob(
+    return context.build(
+        method,
+        hyper,
         model=spec.id,
         base_model=spec.base,
         mode=mode,
@@ -68,36 +72,23 @@ def resolve_sft(config: SftConfig, context: ResolveContext, *, uploaded: bool) -
         epochs=epochs,
         steps=steps,
         batch_size=batch_size,
-        sequence_length=context.take("sequence_length", hyper, "sequence_length"),
-        lr=context.take("lr", hyper, "learning_rate", (LEARNING_RATE if dpo is None else DPO_LEARNING_RATE)[mode]),
-        schedule=context.take("schedule", hyper, "lr_scheduler"),
-        min_lr_ratio=context.take("min_lr_ratio", hyper, "min_lr_ratio"),
-        warmup_ratio=context.take("warmup_ratio", hyper, "warmup_ratio"),
-        warmup_steps=context.take("warmup_steps", hyper, "warmup_steps"),
-        betas=tuple(context.take("betas", hyper, "betas")),
-        weight_decay=context.take("weight_decay", hyper, "weight_decay"),
-        clip_norm=context.take("clip_norm", hyper, "grad_clip"),
+        lr=context.take("lr", hyper, "learning_rate", method.learning_rates[mode]),
         packing=context.packing(hyper),
         micro_batch_tokens=limit_micro_batch(
             spec,
             hyper,
             context,
             tokens=context.take("micro_batch_tokens", hyper, "micro_batch_tokens"),
-            # Both sides of a pair are in one forward.
-            row=hyper.sequence_length * (1 if dpo is None else 2),
+            row=hyper.sequence_length * method.row_sequences,
         ),
         activation_checkpointing=context.first(
             "activation_checkpointing", [(hyper.parallelism or ParallelismSection(), "activation_checkpointing")]
         ),
-        optimizer=context.take("optimizer", hyper, "optimizer"),
-        optimizer_offload=context.take("optimizer_offload", hyper, "optimizer_offload"),
         parallelism=parallelism,
         validation_file=validation,
         validation_every=_validation_every(config, context),
         best_metric=_best_metric(config, validation, context),
-        dpo=dpo,
-        checkpoint_every=context.take("checkpoint_every", hyper, "checkpoint_every"),
-        checkpoints_kept=context.take("checkpoints_kept", hyper, "keep_checkpoints"),
+        **own,
         seed=context.seed(hyper),
         tags=context.tags(config.tags),
         vision=resolve_vision(
@@ -112,8 +103,8 @@ def resolve_sft(config: SftConfig, context: ResolveContext, *, uploaded: bool) -
     )
 
 
-def _dpo(config: SftConfig, context: ResolveContext) -> DpoSettings | None:
-    """Return the settings of DPO; None for a supervised job, which must not have its keys."""
+def _method(config: SftConfig, context: ResolveContext) -> tuple[type[SftJob | DpoJob], dict[str, Any]]:
+    """Return the method, and the settings that it alone has. A supervised job must not have the keys of DPO."""
     algorithm, hyper = config.algorithm, config.hyperparameters
     if algorithm is None or algorithm.method != "dpo":
         for key in _OF_DPO:
@@ -123,11 +114,9 @@ def _dpo(config: SftConfig, context: ResolveContext) -> DpoSettings | None:
                     f"{key} is of DPO, and this is a supervised job",
                     fix='remove it, or set [algorithm] method = "dpo" and train on preference pairs',
                 )
-        return context.record("dpo", None, "default")
-    return DpoSettings(
-        beta=context.take("dpo.beta", hyper, "beta"),
-        label_smoothing=context.take("dpo.label_smoothing", hyper, "label_smoothing"),
-    )
+        context.record("dpo", None, "default")
+        return SftJob, {}
+    return DpoJob, {"dpo": context.build(DpoSettings, hyper, "dpo.")}
 
 
 def _mode(config: SftConfig, context: ResolveContext) -> Mode:

@@ -10,9 +10,9 @@ from pydantic import BaseModel
 
 from synth.jobs.parse.toml import Path
 from synth.jobs.resolve.context import ResolveContext, is_written
-from synth.jobs.resolved import Mode, VisionSettings
 from synth.jobs.schema.rl import LimitPerPromptSection
 from synth.jobs.schema.sft import HyperparametersSection
+from synth.methods.base import Mode, VisionSettings
 from synth.models import ModelSpec
 
 #: Keys of the file, in the tables where they may stand.

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from synth.jobs.resolve.context import ResolveContext
-from synth.jobs.resolved import WatchSettings
 from synth.jobs.schema.rl import RlConfig
 from synth.jobs.schema.watch import WatchSection
-from synth.jobs.seeds import Seeds
+from synth.methods.rl import WatchSettings
+from synth.methods.seeds import Seeds
 
 
 def resolve_watch(section: WatchSection | None, context: ResolveContext) -> WatchSettings | None:
     """Return the watch's settings; None if it is turned off."""
     section = section or WatchSection()
     if section.enabled:
-        names = WatchSettings.__struct_fields__
-        return WatchSettings(**{name: context.take(f"watch.{name}", section, name) for name in names})
+        return context.build(WatchSettings, section, "watch.")
     for name in sorted(section.model_fields_set - {"enabled"}):
         context.warn(context.at(section, name), "has no effect: enabled = false")
     return context.take("watch", section, "enabled") or None

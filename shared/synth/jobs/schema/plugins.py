@@ -7,9 +7,8 @@ from typing import Annotated
 
 from pydantic import AfterValidator
 
+from synth.methods.losses import LOSSES, list_losses
 from synth.plugins import FORM, is_plugin
-
-LOSSES = ("gspo", "gspo_token", "grpo", "dppo", "cispo")
 
 
 def _plugin(name: str) -> str:
@@ -22,8 +21,7 @@ def _loss(name: str) -> str:
     if name in LOSSES or is_plugin(name):
         return name
     near = difflib.get_close_matches(name.lower(), LOSSES, n=1)
-    known = ", ".join(f'"{loss}"' for loss in LOSSES)
-    raise ValueError(f"{known}, or a function as {FORM}" + (f"; did you mean {near[0]!r}?" if near else ""))
+    raise ValueError(f"{list_losses()}, or a function as {FORM}" + (f"; did you mean {near[0]!r}?" if near else ""))
 
 
 PluginName = Annotated[str, AfterValidator(_plugin)]

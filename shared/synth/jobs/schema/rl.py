@@ -14,21 +14,19 @@ from synth.jobs.schema.sections import (
     MAX_ELEMENTS,
     OPS,
     AlgorithmSection,
-    Betas,
     ComputeSection,
     Fraction,
     Free,
-    LearningRate,
     LoraSection,
     Name,
     NonNegative,
     NonNegativeFloat,
     Ops,
+    OptimizationSection,
     PolicyConfigSection,
     PolicySection,
     Positive,
     PositiveFloat,
-    Scheduler,
     Section,
     Seed,
     SeedSet,
@@ -36,6 +34,7 @@ from synth.jobs.schema.sections import (
     TopologySection,
 )
 from synth.jobs.schema.watch import WatchSection
+from synth.methods.losses import list_defaults, list_losses
 
 
 class ServicesSection(Section):
@@ -193,7 +192,7 @@ class WeightSyncSection(Section):
     """the same as `[training] weight_sync_interval`"""
 
 
-class TrainingSection(RewardsSection):
+class TrainingSection(OptimizationSection, RewardsSection):
     """`[training]`: the optimization. One iteration = one batch of groups, and one new version of the policy."""
 
     num_epochs: Positive = 1
@@ -206,35 +205,24 @@ class TrainingSection(RewardsSection):
     """rollouts of each seed: a rollout is judged against its own group, so two at least"""
     max_turns: Positive | None = None
     """calls of the model in a rollout, if `[rollout] max_turns` is not set"""
-    learning_rate: LearningRate | None = None
-    """AdamW's; 1e-6 for full, 1e-5 for lora and qlora"""
-    lr_scheduler: Scheduler = "constant"
-    """after the warm-up; constant, as the policy's data change under it anyhow"""
-    min_lr_ratio: Fraction = 0.0
-    """the end of linear and cosine, as a share of learning_rate"""
-    warmup_ratio: Fraction = 0.05
-    """share of all optimizer steps over which the rate rises from 0"""
-    betas: Betas = Field(default=[0.9, 0.95])
-    """AdamW's"""
-    weight_decay: NonNegativeFloat = 0.0
-    """AdamW's; 0, as RL moves weights too little to need it"""
-    grad_clip: PositiveFloat = 1.0
-    """largest norm of the gradient"""
     minibatches: Positive = 4
     """optimizer steps a batch; at most the batch_size x group_size rollouts of a batch, which also limit the default;
     with 1 the ratio is always 1 and the clip never acts"""
-    loss: LossName | None = "gspo"
-    """the policy-gradient loss, as in docs/losses.md: "gspo", "gspo_token", "grpo", "dppo", "cispo", or a function that
-    the operator has installed and allowed, as "package.module:function"; if it is not set, `[algorithm] variety` may
-    name one of the built-in losses"""
+    loss: LossName | None = Field(
+        default="gspo",
+        description=f"the policy-gradient loss, as in docs/losses.md: {list_losses()}, or a function that the operator "
+        'has installed and allowed, as "package.module:function"; if it is not set, `[algorithm] variety` may name one '
+        "of the built-in losses",
+    )
     loss_reduction: Literal["sequence", "token", "prompt"] = "sequence"
     """the unit that has one weight in the loss, as in docs/losses.md: each rollout, of any length and any number of
     branches (sequence), each sampled token (token), or each prompt with all its rollouts' tokens (prompt)"""
-    clip_low: PositiveFloat | None = None
-    """how far down the loss lets the policy go: ratio of a sequence (gspo, gspo_token: 3e-4), ratio of a token (grpo:
-    0.2), probability of a token (dppo: 0.2), weight of a token (cispo: 1, no bound)"""
-    clip_high: PositiveFloat | None = None
-    """and how far up: 4e-4 (gspo, gspo_token), 0.28 (grpo), 0.2 (dppo), 3 (cispo)"""
+    clip_low: PositiveFloat | None = Field(
+        default=None, description=f"how far down the loss lets the policy go; default: {list_defaults('clip_low')}"
+    )
+    clip_high: PositiveFloat | None = Field(
+        default=None, description=f"how far up the loss lets the policy go; default: {list_defaults('clip_high')}"
+    )
     dual_clip: Annotated[float, Field(gt=1)] | None = None
     """of grpo: the most times that a token with a negative advantage may count; default: off, 3 is usual"""
     token_truncation: PositiveFloat | None = None
@@ -266,24 +254,8 @@ class TrainingSection(RewardsSection):
     itself"""
     max_completion_tokens: Positive | None = None
     """the most sampled tokens in a call; the smaller of this and policy_config.max_tokens, else 512"""
-    micro_batch_tokens: Positive = 8192
-    """tokens in one forward and backward pass: memory, not mathematics"""
-    packing: bool = True
-    """put sequences end to end rather than pad them"""
     activation_checkpointing: bool = False
     """compute activations twice rather than keep them"""
-    optimizer: Literal["adamw", "adamw_8bit"] = "adamw"
-    """adamw has two moments of a trained weight in float32, 8 bytes; adamw_8bit in 8 bits by blocks, about 2:
-    docs/gpu.md"""
-    optimizer_offload: bool = False
-    """keep the moments in main memory, and bring them to the GPU for each update, some at a time"""
-    checkpoint_every: Positive | None = None
-    """iterations between two resume points; default: 1, more for a large model"""
-    keep_checkpoints: Positive = 3
-    """how many checkpoints stay to be served and evaluated: the last ones whose step was evaluated; without an
-    evaluation, the last of all"""
-    seed: Seed = 0
-    """of everything random: order of seeds, initial adapter"""
     lora: LoraSection | None = None
     """the same as `[lora]`"""
     weight_sync: WeightSyncSection | None = None

@@ -15,7 +15,8 @@ import msgspec
 from pydantic import BaseModel, ConfigDict, Field, PlainValidator, model_validator
 from pydantic.fields import FieldInfo
 
-from synth.jobs.seeds import Seeds, parse_seeds
+from synth.methods.losses import BuiltinLoss, list_losses
+from synth.methods.seeds import Seeds, parse_seeds
 
 Free = dict[str, Any]
 #: Beyond it a number counts nothing that there is, and some library takes it for another.
@@ -66,6 +67,27 @@ def keys_of(table: type[BaseModel]) -> dict[str, FieldInfo]:
     return {info.alias or name: info for name, info in table.model_fields.items()}
 
 
+#: The keys of fields that have another name in a job.
+KEYS = {
+    "lr": "learning_rate",
+    "schedule": "lr_scheduler",
+    "clip_norm": "grad_clip",
+    "checkpoints_kept": "keep_checkpoints",
+}
+
+
+def copied_fields(settings: type[msgspec.Struct], table: type[BaseModel]) -> dict[str, str]:
+    """Return the fields of a job's settings whose key, the value of each, stands in a table of the file."""
+    named = ((field, KEYS.get(field, field)) for field in settings.__struct_fields__)
+    return {field: key for field, key in named if key in table.model_fields}
+
+
+def copied_keys(settings: msgspec.Struct, table: type[BaseModel]) -> dict[str, Any]:
+    """Return the keys of a table that have the values of a job's settings, as JSON data."""
+    values = msgspec.json.decode(msgspec.json.encode(settings))
+    return {key: values[field] for field, key in copied_fields(type(settings), table).items()}
+
+
 def default_of(table: type[BaseModel], name: str) -> Any:
     """Return the default of a table's field."""
     return table.model_fields[name].get_default(call_default_factory=True)
@@ -78,8 +100,9 @@ class AlgorithmSection(Section):
     """"online" for RL, "offline" for SFT and DPO"""
     method: Literal["policy_gradient", "supervised_finetune", "sft", "dpo"]
     """"policy_gradient" for RL, "supervised_finetune" or "sft" for SFT, "dpo" for DPO on preference pairs"""
-    variety: Literal["gspo", "gspo_token", "grpo", "dppo", "cispo", "fft", "lora", "qlora"]
-    """the loss for RL: "gspo", "gspo_token", "grpo", "dppo" or "cispo"; "fft", "lora" or "qlora" for SFT and DPO"""
+    variety: Literal[BuiltinLoss, "fft", "lora", "qlora"] = Field(
+        description=f'the loss for RL: {list_losses()}; "fft", "lora" or "qlora" for SFT and DPO'
+    )
 
 
 class TopologySection(Section):
@@ -207,3 +230,38 @@ class TagsSection(BaseModel):
         if size > MAX_TAGS_BYTES:
             raise ValueError(f"the tags are {size:,} bytes, and may be {MAX_TAGS_BYTES:,}")
         return self
+
+
+class OptimizationSection(Section):
+    """The keys of the optimization that every training job has."""
+
+    learning_rate: LearningRate | None = None
+    """AdamW's; SFT: 1e-5 for full, 2e-4 for lora and qlora; RL and DPO: 1e-6 for full, 1e-5 for lora and qlora"""
+    lr_scheduler: Scheduler = "constant"
+    """after the warm-up; constant in RL, as the policy's data change under it anyhow"""
+    min_lr_ratio: Fraction = 0.0
+    """the end of linear and cosine, as a share of learning_rate"""
+    warmup_ratio: Fraction = 0.05
+    """share of all optimizer steps over which the rate rises from 0"""
+    betas: Betas = Field(default=[0.9, 0.95])
+    """AdamW's"""
+    weight_decay: NonNegativeFloat = 0.0
+    """AdamW's; 0 in RL, which moves weights too little to need it"""
+    grad_clip: PositiveFloat = 1.0
+    """largest norm of the gradient"""
+    packing: bool = True
+    """put sequences end to end rather than pad them"""
+    micro_batch_tokens: Positive = 8192
+    """tokens in one forward and backward pass: memory, not mathematics"""
+    optimizer: Literal["adamw", "adamw_8bit"] = "adamw"
+    """adamw has two moments of a trained weight in float32, 8 bytes; adamw_8bit in 8 bits by blocks, about 2:
+    docs/gpu.md"""
+    optimizer_offload: bool = False
+    """keep the moments in main memory, and bring them to the GPU for each update, some at a time"""
+    checkpoint_every: Positive | None = None
+    """steps (iterations in RL) between two resume points; default: 100 (1 in RL), more for a large model"""
+    keep_checkpoints: Positive = 3
+    """how many checkpoints stay to be served and evaluated: the last ones whose step was evaluated; without an
+    evaluation, the last of all"""
+    seed: Seed = 0
+    """of everything random: order of rows or seeds, initial adapter, dropout"""

@@ -9,22 +9,19 @@ from pydantic import Field
 from synth.jobs.schema.sections import (
     MAX_ELEMENTS,
     AlgorithmSection,
-    Betas,
     ComputeSection,
     Fraction,
     Free,
-    LearningRate,
     LoraSection,
     Name,
     Names,
     NonNegative,
-    NonNegativeFloat,
+    OptimizationSection,
     PolicySection,
     Positive,
     PositiveFloat,
     Scheduler,
     Section,
-    Seed,
     TagsSection,
 )
 
@@ -117,7 +114,7 @@ class ParallelismSection(BestModelSection):
     """GPUs that the layers are dealt out to"""
 
 
-class HyperparametersSection(BestModelSection):
+class HyperparametersSection(OptimizationSection, BestModelSection):
     """`[hyperparameters]`: the optimization. One step = one optimizer step. `[training.validation]` comes before it."""
 
     n_epochs: Positive | None = 1
@@ -139,8 +136,6 @@ class HyperparametersSection(BestModelSection):
     """forward passes a step"""
     sequence_length: Positive = 2048
     """tokens a row, for DPO each side of a pair; longer ones are cut and counted"""
-    learning_rate: LearningRate | None = None
-    """AdamW's; 1e-5 for full, 2e-4 for lora and qlora; for DPO 1e-6 and 1e-5"""
     lr_scheduler: Scheduler = "cosine"
     """after the warm-up"""
     min_lr_ratio: Fraction = 0.1
@@ -149,12 +144,6 @@ class HyperparametersSection(BestModelSection):
     """share of all steps over which the rate rises from 0"""
     warmup_steps: NonNegative | None = None
     """the warm-up in steps; if it is set, warmup_ratio has no effect"""
-    betas: Betas = Field(default=[0.9, 0.95])
-    """AdamW's"""
-    weight_decay: NonNegativeFloat = 0.0
-    """AdamW's"""
-    grad_clip: PositiveFloat = 1.0
-    """largest norm of the gradient"""
     beta: PositiveFloat | None = 0.1
     """of DPO: how strongly the policy is held near the model that it began as"""
     label_smoothing: Annotated[float, Field(ge=0, lt=0.5)] | None = 0.0
@@ -163,22 +152,6 @@ class HyperparametersSection(BestModelSection):
     """of DPO: the paper's loss, the only one there is"""
     train_kind: Literal["peft", "fft"] | None = None
     """peft: an adapter; fft: every weight"""
-    packing: bool = True
-    """put rows end to end rather than pad them"""
-    micro_batch_tokens: Positive = 8192
-    """tokens in one forward and backward pass: memory, not mathematics"""
-    optimizer: Literal["adamw", "adamw_8bit"] = "adamw"
-    """adamw has two moments of a trained weight in float32, 8 bytes; adamw_8bit in 8 bits by blocks, about 2:
-    docs/gpu.md"""
-    optimizer_offload: bool = False
-    """keep the moments in main memory, and bring them to the GPU for each update, some at a time"""
-    checkpoint_every: Positive | None = None
-    """steps between two resume points; default: 100, more for a large model"""
-    keep_checkpoints: Positive = 3
-    """how many checkpoints stay to be served and evaluated: the last ones whose step was evaluated; without an
-    evaluation, the last of all"""
-    seed: Seed = 0
-    """of everything random: order of rows, initial adapter, dropout"""
     lora_rank: Positive | None = None
     """the same as `[lora] r`"""
     lora_alpha: Positive | None = None

@@ -8,7 +8,8 @@ import pytest
 from synth.errors import UserError
 from synth.inference.api.requests import JobSampling, build_sampling_params, decode_request, one_call
 from synth.inference.api.sampling_plan import build_conversation
-from synth.jobs.resolved import EvalJob, RolloutSettings, Sampling
+from synth.methods.eval import EvalJob
+from synth.methods.rollouts import RolloutSettings, Sampling
 
 TOOLS = [{"type": "function", "function": {"name": "move"}}]
 

@@ -15,7 +15,7 @@ from synth.graders.python.pool import open_pool
 from synth.graders.python.settings import PythonPoolSettings
 from synth.graders.schema import parse_grader
 from synth.ids import RolloutId
-from synth.jobs.resolved import GradedRows
+from synth.methods.rollouts import GradedRows
 from synth.outbound.answer_memory import AnswerMemory
 from synth.rollouts.clients.graded import FAILED, GradedPlayer
 from synth.rollouts.clients.prompt_rows import PromptRows

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from synth.ids import RolloutId
-from synth.jobs.resolved import RolloutSettings, Sampling
+from synth.methods.rollouts import RolloutSettings, Sampling
 from synth.outbound.answer_memory import AnswerMemory
 from synth.outbound.http_guard import GuardPolicy
 from synth.rollouts.clients.task_app import TaskAppClient

@@ -8,7 +8,7 @@ import math
 import numpy as np
 import pytest
 
-from synth.jobs.distillation import DistillationSettings
+from synth.methods.distillation import DistillationSettings
 from synth.rollouts.collection.batching import CreditRules, ScoredRollout, build_batch, group_has_signal
 from synth.rollouts.collection.metrics import collection_metrics
 from synth.trajectories import Branch, RecordedTrajectory, RewardSources, RolloutBatch

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from synth.jobs.rewards import RewardSettings
 from synth.judging.settings import JudgeModel, Judging
+from synth.methods.rewards import RewardSettings
 from synth.rollouts.collection.batching import ScoredRollout
 from synth.rollouts.collection.metrics import collection_metrics, evaluation_metrics, repeated_metrics
 

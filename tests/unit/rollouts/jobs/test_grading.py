@@ -14,9 +14,9 @@ from synth.events import BlobRef
 from synth.graders.grade import grade
 from synth.graders.schema import parse_grader
 from synth.graders.template import Sample
-from synth.jobs.rewards import RewardSettings
 from synth.judging.contract import CriterionScore, JudgeAnswer, JudgeRollouts, JudgeUsage, Review, RolloutReview
 from synth.judging.settings import JudgeModel, Judging, Rubric
+from synth.methods.rewards import RewardSettings
 from synth.rollouts.collection.batching import ScoredRollout
 from synth.rollouts.collection.judged import add_review, with_sources
 from synth.rollouts.collection.types import AbandonedRollout, CollectionBlocked, CollectRequest, DurableRollout

@@ -10,9 +10,9 @@ import pytest
 
 from synth.errors import Problem, Transient
 from synth.events import BlobRef
-from synth.jobs.rewards import RewardSettings, RewardWeights
 from synth.judging.contract import JudgeAnswer, JudgeFailure, JudgeRollouts, JudgeUsage, Review, RolloutReview
 from synth.judging.settings import JudgeModel, Judging, Rubric
+from synth.methods.rewards import RewardSettings, RewardWeights
 from synth.rollouts.collection.batching import ScoredRollout
 from synth.rollouts.collection.judged import add_review, with_sources
 from synth.rollouts.collection.types import AbandonedRollout, CollectionBlocked, CollectRequest, DurableRollout

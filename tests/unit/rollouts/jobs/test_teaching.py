@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from synth.bus.kv.replicas import Replica, ReplicaTable
-from synth.jobs.distillation import DistillationSettings
+from synth.methods.distillation import DistillationSettings
 from synth.rollouts.clients.teacher import TeacherClient
 from synth.rollouts.collection.batching import ScoredRollout
 from synth.rollouts.collection.types import (

@@ -7,8 +7,8 @@ import math
 import numpy as np
 import pytest
 
-from synth.jobs.rewards import RewardSettings, RewardWeights
 from synth.judging.contract import Review, RolloutReview
+from synth.methods.rewards import RewardSettings, RewardWeights
 from synth.rollouts.collection.batching import CreditRules, ScoredRollout, build_batch
 from synth.rollouts.collection.judged import add_review, with_sources
 from synth.rollouts.rewards.credit import has_signal, turn_advantages

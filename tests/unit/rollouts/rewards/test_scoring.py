@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from synth.jobs.rewards import RewardSettings, RewardWeights
+from synth.methods.rewards import RewardSettings, RewardWeights
 from synth.rollouts.rewards.scoring import EnvironmentFailed, Rewarded, TaskAppReply
 from synth.rollouts.rewards.scoring import score as score_by
 from synth.trajectories import CompletionRecord, RewardSources

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from synth.jobs.rewards import RewardSettings, RewardWeights, StepRewards
+from synth.methods.rewards import RewardSettings, RewardWeights, StepRewards
 from synth.rollouts.rewards.scoring import EnvironmentFailed, Rewarded, TaskAppReply, score
 from synth.rollouts.rewards.step_rewards import turn_rewards
 from synth.taskapp.contract import NotAReward

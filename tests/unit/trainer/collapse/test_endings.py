@@ -8,8 +8,8 @@ import msgspec
 import pytest
 
 from synth.events import TrainWarned
-from synth.jobs.resolved import WatchSettings
 from synth.jobs.schema.watch import WatchSection
+from synth.methods.rl import WatchSettings
 from synth.trainer.collapse.learning_signal import NO_LEARNING_SIGNAL, SOLVED, STAGE
 from synth.trainer.collapse.rules import CollapseDetector
 

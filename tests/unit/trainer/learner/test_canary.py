@@ -15,7 +15,8 @@ from synth.trainer.learner.model.policy import load_policy
 from synth.trainer.learner.rl import RlTrainer
 from synth.trajectories import RolloutBatch
 from tests.unit.inference.tiny_model import plain_model
-from tests.unit.trainer.batches import OPEN_GATES, random_batch, rl_config
+from tests.unit.trainer.batches import random_batch
+from tests.unit.trainer.jobs import OPEN_GATES, rl_job
 
 
 def sequences_of(batch: RolloutBatch) -> Sequences:
@@ -23,7 +24,7 @@ def sequences_of(batch: RolloutBatch) -> Sequences:
 
 
 def test_it_is_what_a_plain_forward_says_of_its_tokens(model_dir: Path) -> None:
-    policy = load_policy(model_dir, rl_config(), dropout=False)
+    policy = load_policy(model_dir, rl_job(), dropout=False)
     ids = [5, 99, 7, 300, 1, 12]
     with torch.no_grad():
         logp = plain_model(model_dir)(torch.tensor([ids])).logits[0].log_softmax(-1)
@@ -36,8 +37,8 @@ def test_it_is_what_a_plain_forward_says_of_its_tokens(model_dir: Path) -> None:
 def test_its_tokens_stay_those_of_the_first_batch_and_come_back_with_a_checkpoint(
     model_dir: Path, tmp_path: Path
 ) -> None:
-    config = rl_config(**OPEN_GATES)
-    trainer = RlTrainer(load_policy(model_dir, config, dropout=False), config)
+    job = rl_job(**OPEN_GATES)
+    trainer = RlTrainer(load_policy(model_dir, job, dropout=False), job)
     trainer.step(random_batch(1))
     first = trainer.state.canary
     assert first == canary_tokens(sequences_of(random_batch(1)))
@@ -46,7 +47,7 @@ def test_its_tokens_stay_those_of_the_first_batch_and_come_back_with_a_checkpoin
     assert trainer.state.canary == first
     assert score_canary(trainer.policy, first or []).logprobs != before.logprobs
     write_checkpoint(tmp_path / "checkpoint", trainer.state.snapshot())
-    resumed = RlTrainer(load_policy(model_dir, config, dropout=False), config)
+    resumed = RlTrainer(load_policy(model_dir, job, dropout=False), job)
     resumed.state.resume(tmp_path / "checkpoint")
     assert resumed.state.canary == first
     assert score_canary(resumed.policy, first or []) == score_canary(trainer.policy, first or [])

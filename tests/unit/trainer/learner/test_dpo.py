@@ -6,22 +6,25 @@ import math
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 
-from synth.trainer.config import AdapterConfig, DpoConfig, SftTrainConfig
+from synth.methods.base import LoraSettings
+from synth.methods.dpo import DpoJob
 from synth.trainer.errors import TrainingFailed
 from synth.trainer.learner.checkpoint.checkpoint import write_checkpoint
 from synth.trainer.learner.data.dataset_file import DatasetFile
 from synth.trainer.learner.data.packing import collate
 from synth.trainer.learner.data.pair_dataset import PairDataset, encode_pair_file, encode_pairs
-from synth.trainer.learner.data.sft_dataset import encode_rows, load_tokenizer
+from synth.trainer.learner.data.sft_dataset import load_tokenizer
 from synth.trainer.learner.data.sft_images import SftImages
 from synth.trainer.learner.data.token_store import StoredSequences
+from synth.trainer.learner.methods.dpo import DpoTrainer
 from synth.trainer.learner.model.policy import load_policy
-from synth.trainer.learner.sft import SftTrainer
+from tests.unit.trainer.jobs import dpo_job
 from tests.unit.trainer.pair_rows import pair_rows, preference_pairs
-from tests.unit.trainer.sft_rows import addition_rows, sft_config, token_cache, training_rows, write_rows
+from tests.unit.trainer.sft_rows import addition_rows, token_cache, write_rows
 from tests.unit.trainer.vision import square_rows
 
 
@@ -35,12 +38,8 @@ def held_out(model_dir: Path) -> PairDataset:
     return encode_pairs(pair_rows(preference_pairs(32, first=64)), load_tokenizer(model_dir), sequence_length=128)
 
 
-def dpo_config(**changes: Any) -> SftTrainConfig:
-    return sft_config(**({"dpo": DpoConfig(beta=0.1)} | changes))
-
-
-def trainer(model_dir: Path, config: SftTrainConfig, data: PairDataset, **more: Any) -> SftTrainer:
-    return SftTrainer(load_policy(model_dir, config, dropout=False), config, data, **more)
+def trainer(model_dir: Path, job: DpoJob, data: PairDataset, **more: Any) -> DpoTrainer:
+    return DpoTrainer(load_policy(model_dir, job, dropout=False), job, data, **more)
 
 
 @pytest.mark.parametrize("mode", ["full", "lora"])
@@ -48,9 +47,9 @@ def test_it_prefers_on_held_out_pairs_what_was_chosen(
     model_dir: Path, data: PairDataset, held_out: PairDataset, mode: Any, tmp_path: Path
 ) -> None:
     rate = {"full": 1e-3, "lora": 5e-3}[mode]
-    config = dpo_config(steps=12, lr=rate, mode=mode, lora=AdapterConfig(r=4), validation_every=4)
-    config = sft_config_with(config, best_metric="validation_loss")
-    run = trainer(model_dir, config, data, validation=held_out, best_file=tmp_path / "best")
+    job = dpo_job(steps=12, lr=rate, mode=mode, lora=LoraSettings(r=4), validation_every=4)
+    job = msgspec.structs.replace(job, best_metric="validation_loss")
+    run = trainer(model_dir, job, data, validation=held_out, best_file=tmp_path / "best")
     steps = [run.step().values for _ in range(run.total)]
     first, last = steps[0], steps[-1]
     # The policy is its reference: each side earns nothing, and the loss is that of a coin.
@@ -66,16 +65,11 @@ def test_it_prefers_on_held_out_pairs_what_was_chosen(
     assert last["best_step"] == best[1]
 
 
-def sft_config_with(config: SftTrainConfig, **changes: Any) -> SftTrainConfig:
-    fields: dict[str, Any] = {name: getattr(config, name) for name in config.__struct_fields__}
-    return SftTrainConfig(**(fields | changes))
-
-
 @pytest.mark.parametrize("packing", ["packed", "padded"])
 def test_the_step_is_the_same_however_it_is_cut(model_dir: Path, data: PairDataset, packing: Any) -> None:
     values: list[dict[str, float]] = []
     for tokens in (1, 200, 100_000):
-        run = trainer(model_dir, dpo_config(micro_batch_tokens=tokens, packing=packing, batch_size=16), data)
+        run = trainer(model_dir, dpo_job(micro_batch_tokens=tokens, packing=packing, batch_size=16), data)
         values.append([run.step().values for _ in range(3)][-1])
     for other in values[1:]:
         for name in ("loss", "rewards_margin", "grad_norm", "logprob_chosen", "preference_accuracy"):
@@ -83,10 +77,10 @@ def test_the_step_is_the_same_however_it_is_cut(model_dir: Path, data: PairDatas
 
 
 def test_what_the_reference_says_is_the_sum_over_the_completions_tokens(model_dir: Path, data: PairDataset) -> None:
-    run = trainer(model_dir, dpo_config(), data)
+    run = trainer(model_dir, dpo_job(), data)
     run.step()
     reference = run.state.reference["data"]
-    policy = load_policy(model_dir, dpo_config(), dropout=False)
+    policy = load_policy(model_dir, dpo_job(), dropout=False)
     for pair in (0, 9):
         for side in (0, 1):
             index = data.sequences_of([pair])[side]
@@ -104,14 +98,14 @@ def test_what_the_reference_says_is_the_sum_over_the_completions_tokens(model_di
 def test_a_run_that_resumes_keeps_its_reference_and_ends_as_one_straight_through(
     model_dir: Path, data: PairDataset, held_out: PairDataset, mode: Any, tmp_path: Path
 ) -> None:
-    config = dpo_config(steps=6, mode=mode, lora=AdapterConfig(r=4), validation_every=3)
-    straight = trainer(model_dir, config, data, validation=held_out)
+    job = dpo_job(steps=6, mode=mode, lora=LoraSettings(r=4), validation_every=3)
+    straight = trainer(model_dir, job, data, validation=held_out)
     values = {}
     for step in range(1, 7):
         values[step] = straight.step().values
         if step == 3:
             write_checkpoint(tmp_path / "checkpoint", straight.state.snapshot())
-    again = trainer(model_dir, config, data, validation=held_out)
+    again = trainer(model_dir, job, data, validation=held_out)
     resumed = again.state.resume(tmp_path / "checkpoint")
     assert resumed.loss_then == resumed.loss_now is not None
     for name in ("data", "validation", "source_rows"):
@@ -190,13 +184,6 @@ def test_a_file_of_conversations_is_named(model_dir: Path, tmp_path: Path) -> No
         )
 
 
-def test_rows_and_pairs_are_not_taken_for_each_other(model_dir: Path, data: PairDataset) -> None:
-    rows = encode_rows(training_rows(addition_rows(2)), load_tokenizer(model_dir), sequence_length=128)
-    for config, given in ((sft_config(), data), (dpo_config(), rows)):
-        with pytest.raises(TrainingFailed, match="trains on pairs"):
-            SftTrainer(load_policy(model_dir, config), config, given)
-
-
 def test_pairs_show_their_images(vision_dir: Path, loader: Any) -> None:
     rows: list[dict[str, Any]] = [
         {
@@ -208,7 +195,7 @@ def test_pairs_show_their_images(vision_dir: Path, loader: Any) -> None:
     ]
     found = encode_pairs(pair_rows(rows), load_tokenizer(vision_dir), sequence_length=256, images=SftImages(loader, 1))
     assert [len(images) for images in found.sequences.images] == [1] * 8
-    config = dpo_config(batch_size=4, steps=2)
-    run = SftTrainer(load_policy(vision_dir, config, images=loader, dropout=False), config, found)
+    job = dpo_job(batch_size=4, steps=2)
+    run = DpoTrainer(load_policy(vision_dir, job, images=loader, dropout=False), job, found)
     assert run.step().values["loss"] == pytest.approx(math.log(2), abs=1e-3)
     assert run.step().values["loss"] < math.log(2)

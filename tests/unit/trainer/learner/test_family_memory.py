@@ -54,7 +54,7 @@ def test_what_a_family_holds_is_what_its_forward_saves(
     monkeypatch.setattr(logprobs, "CHUNK_ELEMENTS", 331 * 16)  # in chunks, as on a GPU
     job, shape = job_of(models, mode), read_shape(models / "small")
     assert shape is not None
-    policy, _ = trained(models, job, dtype)
+    policy = trained(models, job, dtype)
     computed = training_memory(job, shape, dtype=dtype, longest=TOKENS)
     activations, copies = saved_bytes(policy, one_sequence(policy))
     # Below an adapter the first of six layers has less to save.
@@ -69,8 +69,8 @@ def test_moments_in_8_bits_have_the_bytes_that_are_computed(models: Path, mode: 
 
     job, shape = msgspec.structs.replace(job_of(models, mode), optimizer="adamw_8bit"), read_shape(models / "small")
     assert shape is not None
-    policy, config = trained(models, job, "fp32")
-    optimizer = Optimizer(policy.trainable_parameters(), config)
+    policy = trained(models, job, "fp32")
+    optimizer = Optimizer(policy.trainable_parameters(), job)
     for parameter in policy.trainable_parameters().values():
         parameter.grad = torch.ones_like(parameter)
     optimizer.step(1e-3)

@@ -14,16 +14,15 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from synth.jobs.memory import LOGITS_CHUNK, TrainingMemory, training_memory
 from synth.jobs.parse.toml import read_toml
 from synth.jobs.resolve.job import Overrides, resolve_job
-from synth.jobs.resolved import RlJob
+from synth.methods.rl import RlJob
 from synth.models import Registry
 from synth.models.config_shape import read_shape
 from synth.models.shape import ModelShape
-from synth.trainer.config import TrainConfig
 from synth.trainer.learner.data.packing import MicroBatch, Sequences, collate
 from synth.trainer.learner.model import logprobs
 from synth.trainer.learner.model.policy import Policy, load_policy
 from synth.trainer.learner.optim.adamw import Optimizer
-from synth.trainer.owner.learner_config import build_train_config
+from synth.trainer.owner.learner_config import machine_of
 from synth.trainer.settings import TrainerSettings
 
 JOB = """\
@@ -77,9 +76,9 @@ def job_of(models: Path, mode: str, checkpointing: bool = False) -> RlJob:
     return job
 
 
-def trained(models: Path, job: RlJob, dtype: Any) -> tuple[Policy, TrainConfig]:
-    config = build_train_config(job, TrainerSettings(device="cpu", dtype=dtype))
-    return load_policy(models / "small", config, dropout=False), config
+def trained(models: Path, job: RlJob, dtype: Any) -> Policy:
+    machine = machine_of(job, TrainerSettings(device="cpu", dtype=dtype))
+    return load_policy(models / "small", job, machine, dropout=False)
 
 
 def micro_batch(policy: Policy) -> MicroBatch:
@@ -112,9 +111,9 @@ def saved_bytes(policy: Policy, micro: MicroBatch) -> tuple[int, int]:
 @pytest.mark.parametrize("mode", ["full", "lora"])
 def test_weights_gradients_and_moments_are_the_bytes_of_the_tensors(models: Path, mode: str, dtype: Any) -> None:
     job = job_of(models, mode)
-    policy, config = trained(models, job, dtype)
+    policy = trained(models, job, dtype)
     computed = training_memory(job, shape_of(models), dtype=dtype)
-    optimizer = Optimizer(policy.trainable_parameters(), config)
+    optimizer = Optimizer(policy.trainable_parameters(), job)
     logp_N, _ = policy.logprobs(micro_batch(policy))
     logp_N.sum().backward()
     gradients = [p.grad for p in policy.model.parameters() if p.grad is not None]
@@ -132,7 +131,7 @@ def test_activations_and_copies_are_what_a_forward_saves(
 ) -> None:
     monkeypatch.setattr(logprobs, "CHUNK_ELEMENTS", 331 * 16)  # in chunks, as on a GPU
     job = job_of(models, mode)
-    policy, _ = trained(models, job, dtype)
+    policy = trained(models, job, dtype)
     computed = training_memory(job, shape_of(models), dtype=dtype)
     activations, copies = saved_bytes(policy, micro_batch(policy))
     # Below an adapter, the first layer has less to save: nothing before it is trained.
@@ -143,8 +142,8 @@ def test_activations_and_copies_are_what_a_forward_saves(
 @pytest.mark.parametrize("mode", ["full", "lora"])
 def test_checkpointing_keeps_the_input_of_each_layer(models: Path, mode: str) -> None:
     job, shape = job_of(models, mode, checkpointing=True), shape_of(models)
-    policy, _ = trained(models, job, "bf16")
-    assert policy.config.activation_checkpointing
+    policy = trained(models, job, "bf16")
+    assert policy.job.activation_checkpointing
     with_it = training_memory(job, shape)
     without = training_memory(job_of(models, mode), shape)
     inputs = [0]

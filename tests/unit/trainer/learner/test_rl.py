@@ -15,13 +15,14 @@ from synth.trainer.errors import TrainingFailed
 from synth.trainer.learner.model.policy import Policy, load_policy
 from synth.trainer.learner.rl import RlTrainer
 from synth.trajectories import RolloutBatch, TokenMasks, TokenSet
-from tests.unit.trainer.batches import LOSSES, OPEN_GATES, random_batch, rl_config, scored_by
+from tests.unit.trainer.batches import LOSSES, random_batch, scored_by
+from tests.unit.trainer.jobs import OPEN_GATES, rl_job
 
 
 def trainer_for(model_dir: Path, **changes: object) -> RlTrainer:
-    config = rl_config(**changes)
-    torch.manual_seed(config.seed)
-    return RlTrainer(load_policy(model_dir, config, dropout=False), config)
+    job = rl_job(**changes)
+    torch.manual_seed(job.seed)
+    return RlTrainer(load_policy(model_dir, job, dropout=False), job)
 
 
 def weights(policy: Policy) -> dict[str, torch.Tensor]:

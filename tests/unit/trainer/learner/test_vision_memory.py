@@ -24,8 +24,8 @@ from synth.images.prompt_image import expand_image_tokens
 from synth.jobs.memory import training_memory
 from synth.jobs.parse.toml import read_toml
 from synth.jobs.resolve.job import Overrides, resolve_job
-from synth.jobs.resolved import RlJob
 from synth.local.tiny_models.qwen3_vl import make_tiny_qwen3_vl
+from synth.methods.rl import RlJob
 from synth.models import Registry
 from synth.models.config_shape import read_shape
 from synth.models.shape import ModelShape
@@ -34,7 +34,7 @@ from synth.trainer.learner.data.packing import MicroBatch, Sequences, collate
 from synth.trainer.learner.model import logprobs
 from synth.trainer.learner.model.policy import Policy, load_policy
 from synth.trainer.learner.optim.adamw import Optimizer
-from synth.trainer.owner.learner_config import build_train_config
+from synth.trainer.owner.learner_config import machine_of
 from synth.trainer.settings import TrainerSettings
 from synth.weights.nf4 import write_rounded_model
 from tests.unit.trainer.learner.test_memory import saved_bytes
@@ -141,8 +141,8 @@ def case(
         folder = models / f".{base}-rounded"
         write_rounded_model(models / base, folder)
     loader = ImageLoader.load(folder, models / ".images") if shape.vision is not None else None
-    config = build_train_config(job, TrainerSettings(device="cpu", dtype=dtype))
-    policy = load_policy(folder, config, images=loader, dropout=False)
+    machine = machine_of(job, TrainerSettings(device="cpu", dtype=dtype))
+    policy = load_policy(folder, job, machine, images=loader, dropout=False)
     shown = ()
     ids = np.arange(TOKENS, dtype=np.int32)
     if loader is not None:
@@ -181,7 +181,7 @@ def test_weights_gradients_and_moments_are_the_bytes_of_the_tensors(
 ) -> None:
     c = case(models, base, mode, dtype, model=model, targets=targets)
     computed = training_memory(c.job, c.shape, dtype=dtype)
-    optimizer = Optimizer(c.policy.trainable_parameters(), c.policy.config)
+    optimizer = Optimizer(c.policy.trainable_parameters(), c.policy.job)
     logp_N, _ = c.policy.logprobs(c.micro)
     logp_N.sum().backward()
     gradients = [p.grad for p in c.policy.model.parameters() if p.grad is not None]

@@ -16,15 +16,16 @@ from synth.trainer.learner.checkpoint.checkpoint import write_checkpoint
 from synth.trainer.learner.data.images import ImageLoader
 from synth.trainer.learner.data.sft_dataset import SftDataset, encode_rows, load_tokenizer
 from synth.trainer.learner.data.sft_images import SftImages
+from synth.trainer.learner.methods.sft import SftTrainer
 from synth.trainer.learner.model.policy import load_policy
 from synth.trainer.learner.model.reference import load_reference
 from synth.trainer.learner.rl import RlTrainer
-from synth.trainer.learner.sft import SftTrainer
 from synth.trajectories import RolloutBatch
 from synth.weights.policy_file import read_policy
 from synth.weights.tensor_file import load_tensors
-from tests.unit.trainer.batches import LOSSES, OPEN_GATES, rl_config
-from tests.unit.trainer.sft_rows import sft_config, training_rows
+from tests.unit.trainer.batches import LOSSES
+from tests.unit.trainer.jobs import OPEN_GATES, rl_job, sft_job
+from tests.unit.trainer.sft_rows import training_rows
 from tests.unit.trainer.vision import as_sequences, question, square_rows, vision_batch
 
 
@@ -34,9 +35,9 @@ def squares(vision_dir: Path, loader: ImageLoader, *, blank: bool = False) -> Sf
 
 
 def rl_trainer(vision_dir: Path, loader: ImageLoader, **changes: Any) -> RlTrainer:
-    config = rl_config(**{"minibatches": 1, **OPEN_GATES, **changes})
-    policy = load_policy(vision_dir, config, images=loader, dropout=False)
-    return RlTrainer(policy, config, reference=load_reference(policy, config))
+    job = rl_job(**{"minibatches": 1, **OPEN_GATES, **changes})
+    policy = load_policy(vision_dir, job, images=loader, dropout=False)
+    return RlTrainer(policy, job, reference=load_reference(policy, job))
 
 
 @pytest.mark.long
@@ -44,8 +45,8 @@ def test_a_colour_is_learnt_from_the_image_alone(vision_dir: Path, loader: Image
     losses: list[float] = []
     for blank in (False, True):
         data = squares(vision_dir, loader, blank=blank)
-        config = sft_config(steps=40, lr=5e-3, batch_size=32, micro_batch_tokens=2048, clip_norm=1.0)
-        trainer = SftTrainer(load_policy(vision_dir, config, images=loader), config, data)
+        job = sft_job(steps=40, lr=5e-3, batch_size=32, micro_batch_tokens=2048, clip_norm=1.0)
+        trainer = SftTrainer(load_policy(vision_dir, job, images=loader), job, data)
         losses.append([trainer.step().values["loss"] for _ in range(trainer.total)][-1])
     seen, blind = losses
     assert seen < 0.1
@@ -62,8 +63,8 @@ def test_the_counts_of_images_are_reported(vision_dir: Path, loader: ImageLoader
         sequence_length=128,
         images=SftImages(loader, 3),
     )
-    config = sft_config(batch_size=1)
-    values = SftTrainer(load_policy(vision_dir, config, images=loader), config, data).step().values
+    job = sft_job(batch_size=1)
+    values = SftTrainer(load_policy(vision_dir, job, images=loader), job, data).step().values
     assert (values["images_trimmed"], values["images_truncated"]) == (1, 0)
 
 
@@ -125,7 +126,7 @@ def test_images_that_are_not_those_of_the_tokens_are_refused(vision_dir: Path, l
 
 
 def test_a_text_model_refuses_images(model_dir: Path, loader: ImageLoader) -> None:
-    trainer = RlTrainer(load_policy(model_dir, rl_config(), dropout=False), rl_config())
+    trainer = RlTrainer(load_policy(model_dir, rl_job(), dropout=False), rl_job())
     with pytest.raises(TrainingFailed, match="sees none"):
         trainer.step(vision_batch(loader, 1))
 

@@ -8,16 +8,15 @@ import pytest
 import torch
 
 from synth.events import LoraShape, ModelRef
-from synth.jobs.job_data import job_to_data
 from synth.jobs.parse.toml import read_toml
 from synth.jobs.resolve.job import Overrides, resolve_job
-from synth.jobs.resolved import RlJob, SftJob
+from synth.methods.rl import RlJob
+from synth.methods.sft import SftJob
 from synth.models import Registry
-from synth.trainer.config import RlTrainConfig
 from synth.trainer.errors import TrainingFailed
 from synth.trainer.learner.memory import check_device_memory
 from synth.trainer.owner.errors import JobFailure
-from synth.trainer.owner.learner_config import build_train_config, check_memory, check_world_size
+from synth.trainer.owner.learner_config import check_memory, check_world_size, machine_of
 from synth.trainer.protocol import Start
 from synth.trainer.settings import TrainerSettings
 from synth.weights.local_model import adapter_base
@@ -42,17 +41,17 @@ rejected = "leave"
 """
 
 
-def test_the_loss_its_clip_and_the_reference_of_a_file_reach_the_training_process(tmp_path: Path) -> None:
+def test_the_loss_its_clip_and_the_reference_of_a_file_are_in_the_recipe_of_its_checkpoints(tmp_path: Path) -> None:
     (tmp_path / "tiny-qwen3").mkdir()
     (tmp_path / "tiny-qwen3" / "config.json").write_text('{"model_type": "qwen3"}')
     job = resolve_job(read_toml(_JOB, name="j"), overrides=Overrides(), registry=Registry(tmp_path)).job
     assert isinstance(job, RlJob)
-    config = build_train_config(job, TrainerSettings(reference_device="cpu"))
-    assert isinstance(config, RlTrainConfig)
-    assert (config.loss, config.clip_low, config.clip_high, config.token_truncation) == ("dppo", 0.2, 0.1, 20.0)
-    assert (config.kl_beta, config.reference, config.reference_device) == (0.02, "dedicated", "cpu")
-    assert (config.loss_reduction, config.rejected, config.gates) == ("prompt", "leave", True)
-    assert (config.gate_on_policy, config.gate_off_policy, config.gate_tokens) == ((0.9, 1.2), (0.5, 2.0), 8)
+    assert machine_of(job, TrainerSettings(reference_device="cpu")).reference_device == "cpu"
+    recipe = job.recipe
+    assert (recipe["loss"], recipe["clip_low"], recipe["clip_high"]) == ("dppo", 0.2, 0.1)
+    assert (recipe["kl_beta"], recipe["reference"], recipe["token_truncation"]) == (0.02, "dedicated", 20.0)
+    assert (recipe["loss_reduction"], recipe["rejected"], recipe["gates"]) == ("prompt", "leave", True)
+    assert (recipe["gate_fresh"], recipe["gate_stale"], recipe["gate_tokens"]) == ((0.9, 1.2), (0.5, 2.0), 8)
 
 
 @pytest.fixture
@@ -86,8 +85,8 @@ def test_a_job_has_the_gpus_that_it_asks_for_else_all(
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2")
     here, job = TrainerSettings.model_validate(settings), job_of(asked)
     check_world_size(job, here, where="")
-    config = build_train_config(job, here)
-    assert (config.world_size, config.dtype) == (size, dtype)
+    machine = machine_of(job, here)
+    assert (machine.world_size, machine.dtype) == (size, dtype)
 
 
 def test_a_job_that_asks_for_more_gpus_than_there_are_fails(job_of) -> None:
@@ -96,13 +95,6 @@ def test_a_job_that_asks_for_more_gpus_than_there_are_fails(job_of) -> None:
         check_world_size(job_of("world_size = 4"), here, where="j:5 [hyperparameters].world_size")
     assert caught.value.code == "too_few_gpus"
     assert caught.value.problem.where == "j:5 [hyperparameters].world_size"
-
-
-def test_what_a_file_says_of_the_optimizer_reaches_the_training_process(job_of) -> None:
-    config = build_train_config(job_of('optimizer = "adamw_8bit"\noptimizer_offload = true'), TrainerSettings())
-    assert (config.optimizer, config.optimizer_offload) == ("adamw_8bit", True)
-    config = build_train_config(job_of(""), TrainerSettings())
-    assert (config.optimizer, config.optimizer_offload) == ("adamw", False)
 
 
 def test_a_job_that_the_devices_cannot_hold_fails_before_anything_is_loaded(job_of, model_dir: Path) -> None:
@@ -119,33 +111,17 @@ def test_a_gpu_that_cannot_hold_a_job_is_asked_before_its_model_is_loaded(
     job_of, model_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = job_of("")
-    config = build_train_config(job, TrainerSettings(device="cuda", ranks=1))
-    start = Start(
-        kind="sft", config={}, model_dir=str(model_dir), work_dir="", job=job_to_data(job), where="j:2 [job].model"
-    )
+    machine = machine_of(job, TrainerSettings(device="cuda", ranks=1))
+    start = Start(job={}, machine={}, model_dir=str(model_dir), work_dir="", check_memory=True, where="j:2 [job].model")
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (0, 1 << 20))
     with pytest.raises(TrainingFailed, match=r"j:2 \[job\].model: training .* has 1.0 MiB") as caught:
-        check_device_memory(start, config)
+        check_device_memory(start, job, machine)
     assert caught.value.code == "does_not_fit"
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (0, 1 << 30))
-    check_device_memory(start, config)
+    check_device_memory(start, job, machine)
     # A CPU says nothing, and nobody asks it.
     monkeypatch.delattr(torch.cuda, "mem_get_info")
-    check_device_memory(start, build_train_config(job, TrainerSettings()))
-
-
-def test_what_a_file_says_of_images_reaches_the_training_process(tmp_path: Path) -> None:
-    (tmp_path / "sees").mkdir()
-    (tmp_path / "sees" / "config.json").write_text('{"model_type": "qwen3_vl"}')
-    said = "[model]\nmax_images_per_message = 3\nfreeze_vision_tower = false\n"
-    sft = f'[job]\nmodel = "sees"\ndata = "file_1"\n{said}[hyperparameters]\nn_epochs = 1\n'
-    rl = _JOB.replace('[model]\nbase = "tiny-qwen3"\n', f'{said}base = "sees"\n')
-    for text, cap in ((sft, 3), (rl, None)):
-        job = resolve_job(read_toml(text, name="j"), overrides=Overrides(), registry=Registry(tmp_path)).job
-        assert isinstance(job, SftJob | RlJob)
-        config = build_train_config(job, TrainerSettings())
-        assert config.freeze_vision_tower is False
-        assert getattr(config, "max_images_per_message", None) == cap
+    check_device_memory(start, job, machine_of(job, TrainerSettings()))
 
 
 BASE = ModelRef(id="Qwen/Qwen3-0.6B", path="Qwen/Qwen3-0.6B")

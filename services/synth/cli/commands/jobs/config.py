@@ -25,7 +25,7 @@ def config(
     """
     from synth.cli.jobs.resolved import job_text
     from synth.errors import NewerVersion
-    from synth.jobs.job_data import job_from_data
+    from synth.methods.job import job_from_data
 
     with open_client(ctx) as client:
         stored = client.job(job)

@@ -16,12 +16,12 @@ from synth.gateway.deps import Gateway
 from synth.gateway.read_model.projection import JobRow
 from synth.gateway.read_model.store import JobTexts
 from synth.graders.schema import names_python, parse_grader
-from synth.jobs.job_data import job_from_data
 from synth.jobs.lifecycle import State
 from synth.jobs.parse.toml import read_data
 from synth.jobs.parse.validate import Kind
 from synth.jobs.resolve.job import Overrides, resolve_job
-from synth.jobs.resolved import EvalJob, ResolvedJob, RlJob, SftJob
+from synth.methods.eval import EvalJob
+from synth.methods.job import Job, ResolvedJob, TrainedJob, job_from_data
 from synth.models import Registry
 from synth.runtime.off_loop import TooMuchWork
 
@@ -61,13 +61,13 @@ async def read_request(
     return await _work(gateway, org, _read_request, body, *rules, size=_cost(body, size), task="read the request")
 
 
-async def resolve_rows(gateway: Gateway, org: str, rows: Sequence[JobRow]) -> list[SftJob | RlJob | None]:
+async def resolve_rows(gateway: Gateway, org: str, rows: Sequence[JobRow]) -> list[TrainedJob | None]:
     """Return each job with every default applied: as it was validated, or before validation, as it will be.
 
     None: a job of another version, one that is about to be rejected, one that another API created, or one that takes
     too long to resolve, which a list shows without its hyperparameters.
     """
-    jobs: list[SftJob | RlJob | None] = []
+    jobs: list[TrainedJob | None] = []
     waiting: dict[int, str] = {}
     for i, row in enumerate(rows):
         waits = row.job.state is State.CREATED and row.job.name == CONFIG_NAME
@@ -122,14 +122,14 @@ def _read_request(
     return ReadRequest(kind, msgspec.json.encode(config), problems)
 
 
-def _resolve_configs(configs: list[str], registry: Registry) -> list[SftJob | RlJob | None]:
-    jobs: list[SftJob | RlJob | None] = []
+def _resolve_configs(configs: list[str], registry: Registry) -> list[TrainedJob | None]:
+    jobs: list[TrainedJob | None] = []
     for config in configs:
         try:
             job = _resolve(msgspec.json.decode(config), registry).job
         except (msgspec.DecodeError, UserError):
             job = None  # it is about to be rejected
-        jobs.append(None if isinstance(job, EvalJob) else job)
+        jobs.append(_trained(job))
     return jobs
 
 
@@ -150,11 +150,15 @@ def _resolve(
     )
 
 
-def _validated(texts: JobTexts | None) -> SftJob | RlJob | None:
+def _validated(texts: JobTexts | None) -> TrainedJob | None:
     if texts is None or texts.validated is None:
         return None
     try:
         job = job_from_data(texts.validated["job"])
     except (msgspec.DecodeError, UserError, NewerVersion):
         return None  # another version's job
+    return _trained(job)
+
+
+def _trained(job: Job | None) -> TrainedJob | None:
     return None if isinstance(job, EvalJob) else job

@@ -13,11 +13,13 @@ from synth.gateway.api.openai.places import Method, name_fields
 from synth.gateway.presentation.vocabulary import STATUS
 from synth.gateway.read_model.projection import FileRow, JobRow
 from synth.jobs.lifecycle import State
-from synth.jobs.resolve.rl import LEARNING_RATE as RL_RATE
-from synth.jobs.resolve.sft import DPO_LEARNING_RATE as DPO_RATE
-from synth.jobs.resolve.sft import LEARNING_RATE as SFT_RATE
-from synth.jobs.resolved import RlJob, SftJob
+from synth.methods.dpo import DpoJob
+from synth.methods.job import TrainedJob
+from synth.methods.rl import RlJob
+from synth.methods.rollouts import RolloutSettings
+from synth.methods.sft import SftJob
 
+_METHODS: dict[str, Method] = {"sft": "supervised", "dpo": "dpo", "rl": "reinforcement"}
 _FILE_STATUS = {"processing": "uploaded", "ready": "processed", "failed": "error"}
 _PROBLEMS_SHOWN = 5
 _FILE_FIELDS = ("training_file", "validation_file")
@@ -99,7 +101,7 @@ class ModelObject(msgspec.Struct, frozen=True, kw_only=True):
     stand_in: str | None = None
 
 
-def job_object(row: JobRow, resolved: SftJob | RlJob | None) -> FineTuningJob:
+def job_object(row: JobRow, resolved: TrainedJob | None) -> FineTuningJob:
     """Return a job in OpenAI's shape. resolved: the job with every default applied; None if its config is invalid."""
     job = row.job
     status, now = STATUS[job.state].openai, datetime.now(UTC)
@@ -109,7 +111,7 @@ def job_object(row: JobRow, resolved: SftJob | RlJob | None) -> FineTuningJob:
         error=_error(job, method_of(resolved)),
         fine_tuned_model=job.model if job.state is State.SUCCEEDED else None,
         finished_at=unix_time(job.ended_at) if job.ended_at else None,
-        hyperparameters=_of_a_file(resolved) if isinstance(resolved, SftJob) else {},
+        hyperparameters=_hyperparameters(resolved) if resolved is not None and resolved.play is None else {},
         model=job.source_model or (resolved.model if resolved else ""),
         organization_id=row.org,
         result_files=[result_file_id(job.id)] if job.state is State.SUCCEEDED else [],
@@ -133,7 +135,7 @@ def result_file_id(job_id: str) -> str:
     return f"file-result-{job_id}"
 
 
-def suffix_of(job: Job, resolved: SftJob | RlJob | None) -> str | None:
+def suffix_of(job: Job, resolved: TrainedJob | None) -> str | None:
     """Return the label that the request gave its job."""
     suffix = (resolved.tags if resolved else job.tags).get("suffix")
     return suffix if isinstance(suffix, str) else None
@@ -202,45 +204,48 @@ def _error(job: Job, method: Method) -> JobError | None:
     )
 
 
-def _of_a_file(job: SftJob) -> dict[str, Any]:
+def _of_a_file(job: SftJob | DpoJob) -> dict[str, Any]:
     """Return the hyperparameters of a supervised or DPO job."""
-    rates = SFT_RATE if job.dpo is None else DPO_RATE
     return {
         **({"beta": job.dpo.beta} if job.dpo else {}),
         # A number of steps takes precedence over the epochs.
         "n_epochs": job.epochs if job.steps is None else "auto",
         "batch_size": job.batch_size,
-        "learning_rate_multiplier": round(job.lr / rates[job.mode], 6),
+        "learning_rate_multiplier": round(job.lr / job.learning_rates[job.mode], 6),
         "lora_rank": job.lora.r if job.lora else None,
     }
 
 
-def method_of(job: SftJob | RlJob | None) -> Method:
+def method_of(job: TrainedJob | None) -> Method:
     """Return this API's name for the job's training method."""
-    if isinstance(job, RlJob):
-        return "reinforcement"
-    return "supervised" if job is None or job.dpo is None else "dpo"
+    return "supervised" if job is None else _METHODS[job.method]
 
 
-def _method(job: SftJob | RlJob | None) -> dict[str, Any] | None:
+def _method(job: TrainedJob | None) -> dict[str, Any] | None:
     if job is None:
         return None
-    if isinstance(job, SftJob):
-        method = method_of(job)
-        return {"type": method, method: {"hyperparameters": _of_a_file(job)}}
+    settings: dict[str, Any] = {"hyperparameters": _hyperparameters(job)}
+    if isinstance(job, RlJob):
+        settings["grader"] = job.graded.grader if job.graded else _task_app(job.rollout)
+    return {"type": method_of(job), method_of(job): settings}
+
+
+def _hyperparameters(job: TrainedJob) -> dict[str, Any]:
+    return _of_rollouts(job) if isinstance(job, RlJob) else _of_a_file(job)
+
+
+def _of_rollouts(job: RlJob) -> dict[str, Any]:
     evaluation = job.evaluation
-    hyperparameters = {
+    return {
         "n_epochs": max(1, round(job.iterations * job.batch_size / len(job.train_seeds))),
         "batch_size": job.batch_size,
-        "learning_rate_multiplier": round(job.lr / RL_RATE[job.mode], 6),
+        "learning_rate_multiplier": round(job.lr / job.learning_rates[job.mode], 6),
         "lora_rank": job.lora.r if job.lora else None,
         "compute_multiplier": job.group_size / GROUP_SIZE,
         "eval_interval": evaluation.every_n_iters if evaluation else None,
         "eval_samples": len(evaluation.seeds) if evaluation else None,
         "reasoning_effort": _effort(job),
     }
-    grader = job.graded.grader if job.graded else _task_app(job)
-    return {"type": "reinforcement", "reinforcement": {"grader": grader, "hyperparameters": hyperparameters}}
 
 
 def _effort(job: RlJob) -> str:
@@ -252,8 +257,7 @@ def _effort(job: RlJob) -> str:
     return min(THOUGHTS, key=lambda effort: abs(THOUGHTS[effort] - part))
 
 
-def _task_app(job: RlJob) -> dict[str, Any]:
-    rollout = job.rollout
+def _task_app(rollout: RolloutSettings) -> dict[str, Any]:
     return {
         "type": "task_app",
         "name": rollout.env_name or rollout.task_url,
@@ -267,21 +271,24 @@ def _task_app(job: RlJob) -> dict[str, Any]:
     }
 
 
-def _training_file(job: Job, resolved: SftJob | RlJob | None) -> str:
-    if isinstance(resolved, RlJob):
-        if resolved.graded is not None:
-            return resolved.graded.training_file
-        seeds = resolved.train_seeds
-        return _seeds(seeds.listed or range(seeds.start, seeds.start + seeds.count))
-    return job.training_file or ""
+def _file(role: str, resolved: TrainedJob | None) -> str | None:
+    return next((file.id for file in resolved.files if file.role == role), None) if resolved is not None else None
 
 
-def _validation_file(job: Job, resolved: SftJob | RlJob | None) -> str | None:
-    if isinstance(resolved, RlJob):
-        if resolved.graded is not None:
-            return resolved.graded.validation_file
-        return _seeds(resolved.evaluation.seeds) if resolved.evaluation else None
-    return job.validation_file
+def _training_file(job: Job, resolved: TrainedJob | None) -> str:
+    match resolved:
+        case RlJob(graded=None, train_seeds=seeds):
+            return _seeds(seeds.listed or range(seeds.start, seeds.start + seeds.count))
+        case _:
+            return _file("training_file", resolved) or job.training_file or ""
+
+
+def _validation_file(job: Job, resolved: TrainedJob | None) -> str | None:
+    match resolved:
+        case RlJob(graded=None, evaluation=evaluation):
+            return _seeds(evaluation.seeds) if evaluation is not None else None
+        case _:
+            return _file("validation_file", resolved) or job.validation_file
 
 
 def _seeds(seeds: list[int] | range) -> str:

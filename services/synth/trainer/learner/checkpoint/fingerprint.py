@@ -7,8 +7,9 @@ import platform
 import msgspec
 import torch
 
-from synth.trainer.config import TrainConfig
+from synth.methods.base import TrainingJob
 from synth.trainer.errors import TrainingFailed
+from synth.trainer.machine import Machine
 
 _TOLERANCE = {"fp32": 1e-3, "bf16": 2e-2}
 
@@ -26,18 +27,18 @@ class Fingerprint(msgspec.Struct, frozen=True, kw_only=True):
     deterministic: bool
 
 
-def fingerprint(config: TrainConfig) -> Fingerprint:
-    """Return the fingerprint of this process under a config."""
-    on_gpu = config.device == "cuda"
+def fingerprint(job: TrainingJob, machine: Machine) -> Fingerprint:
+    """Return the fingerprint of this process for a job."""
+    on_gpu = machine.device == "cuda"
     return Fingerprint(
         torch=str(torch.__version__),
         instruction_set=f"{platform.machine()}-{torch.backends.cpu.get_cpu_capability()}",
         device=torch.cuda.get_device_name() if on_gpu else "cpu",
         threads=torch.get_num_threads(),
-        world_size=config.world_size,
-        sharding=config.sharding if config.world_size > 1 else "none",
-        dtype=config.dtype,
-        deterministic=config.deterministic,
+        world_size=machine.world_size,
+        sharding=job.parallelism.sharding if machine.world_size > 1 else "none",
+        dtype=machine.dtype,
+        deterministic=machine.deterministic,
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import IO, Any
 
 import msgspec
 from torch import Tensor
@@ -37,7 +37,7 @@ class CheckpointState(msgspec.Struct, frozen=True, kw_only=True):
     validation loss so far, and its step. canary: the tokens of the job's canary, once there are any.
     """
 
-    kind: Literal["sft", "rl"]
+    kind: str
     step: int
     config: dict[str, Any] = msgspec.field(name="recipe")
     fingerprint: Fingerprint

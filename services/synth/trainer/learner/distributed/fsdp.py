@@ -14,14 +14,19 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
-from synth.trainer.config import TrainConfig
+from synth.methods.base import TrainingJob
+from synth.trainer.machine import Machine
 
 
 class ShardedModel(nn.Module):
     """A model with sharded parameters, and its one function that uses them: FSDP gathers the parameters it uses."""
 
     def __init__(
-        self, model: nn.Module, compute_logprobs: Callable[..., tuple[Tensor, Tensor]], config: TrainConfig
+        self,
+        model: nn.Module,
+        compute_logprobs: Callable[..., tuple[Tensor, Tensor]],
+        job: TrainingJob,
+        machine: Machine,
     ) -> None:
         """Shard the model; every rank calls this.
 
@@ -31,9 +36,9 @@ class ShardedModel(nn.Module):
         super().__init__()
         self.model = model
         self._compute_logprobs = compute_logprobs
-        mesh = init_device_mesh(config.device, (config.world_size,))
-        reshard_after_forward = config.sharding == "parameters"
-        bf16 = config.dtype == "bf16"
+        mesh = init_device_mesh(machine.device, (machine.world_size,))
+        reshard_after_forward = job.parallelism.sharding == "parameters"
+        bf16 = machine.dtype == "bf16"
         # Master weights and sums of gradients stay float32. Autocast, not FSDP, casts the activations between blocks.
         mixed_precision = (
             MixedPrecisionPolicy(torch.bfloat16, torch.float32, cast_forward_inputs=False) if bf16 else None

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from synth.trainer.config import RlTrainConfig
+from synth.methods.rl import RlJob
 from synth.trainer.learner.losses.base import segment_mean, segment_sum
 
 
@@ -35,23 +35,23 @@ class ImportanceCorrection:
 
 
 def correct_importance(
-    old_logp_N: Tensor, behaviour_logp_N: Tensor, lag_N: Tensor, cu_seqlens: Tensor, config: RlTrainConfig
+    old_logp_N: Tensor, behaviour_logp_N: Tensor, lag_N: Tensor, cu_seqlens: Tensor, job: RlJob
 ) -> ImportanceCorrection:
     """Truncate token weights at `token_truncation`, and reject sequences by the geometric mean of their ratios, by lag.
 
         w_t = min(π_old/μ, token_truncation)
         reject a sequence unless  low^f ≤ exp(mean_t log π_old/μ) ≤ high^f,  f = max(1, √(gate_tokens/T))
 
-    the mean over its T tokens of lag 0 by `gate_on_policy`, and over its tokens of lag ≥ 1 by `gate_off_policy`.
+    the mean over its T tokens of lag 0 by the gate `on_policy`, and over its tokens of lag ≥ 1 by `off_policy`.
     old_logp_N, behaviour_logp_N: float32, nats. lag_N: int, in policy versions, ≥ 0. cu_seqlens: [S+1] into N.
     """
     log_ratio_N = old_logp_N - behaviour_logp_N
-    weight_N = log_ratio_N.exp().clamp(max=config.token_truncation)
+    weight_N = log_ratio_N.exp().clamp(max=job.token_truncation)
     keep_S = torch.ones(len(cu_seqlens) - 1, dtype=torch.bool, device=log_ratio_N.device)
     sums: dict[str, float] = {}
     for name, has_lag_N, gate in (
-        ("lag0", lag_N == 0, config.gate_on_policy),
-        ("lag1", lag_N >= 1, config.gate_off_policy),
+        ("lag0", lag_N == 0, job.correction.on_policy),
+        ("lag1", lag_N >= 1, job.correction.off_policy),
     ):
         # The mean over the tokens of this lag: the segment mean of the value, divided by the segment mean of the
         # indicator.
@@ -59,16 +59,16 @@ def correct_importance(
         mean_S = segment_mean(log_ratio_N * has_lag_N, cu_seqlens) / share_S.clamp(min=1e-9)
         tokens_S = segment_sum(has_lag_N.float(), cu_seqlens)
         # A gate that is wider by a factor is the same gate on a mean that is nearer to 1 by it.
-        widened_S = (config.gate_tokens / tokens_S.clamp(min=1)).sqrt().clamp(min=1)
+        widened_S = (job.correction.gate_tokens / tokens_S.clamp(min=1)).sqrt().clamp(min=1)
         geometric_S = (mean_S / widened_S).exp()
         outside_S = (share_S > 0) & ((geometric_S < gate[0]) | (geometric_S > gate[1]))
-        if not config.gates:
+        if not job.correction.gates:
             outside_S = torch.zeros_like(outside_S)
         keep_S &= ~outside_S
         log_ratio = log_ratio_N[has_lag_N].double()
         sums |= {
             f"{name}/tokens": float(has_lag_N.sum()),
-            f"{name}/truncated": float((log_ratio.exp() > config.token_truncation).sum()),
+            f"{name}/truncated": float((log_ratio.exp() > job.token_truncation).sum()),
             f"{name}/sequences": float((share_S > 0).sum()),
             f"{name}/rejected": float(outside_S.sum()),
             # Schulman's k3 estimate of KL(μ ‖ π_old): x = log π_old/μ, e^x − 1 − x, never negative.

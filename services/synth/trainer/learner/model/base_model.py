@@ -8,16 +8,17 @@ from typing import Any
 import torch
 
 from synth.images.qwen3_vl import is_qwen3_vl
+from synth.methods.base import TrainingJob
 from synth.models.architectures import unusual_layers
-from synth.trainer.config import TrainConfig
 from synth.trainer.errors import TrainingFailed
 from synth.trainer.learner.model.varlen_attention import choose_attention
+from synth.trainer.machine import Machine
 
 #: The modules of the vision tower that make embeddings of its features.
 _PROJECTOR = ("merger.", "deepstack_merger_list.")
 
 
-def load_base_model(model_dir: Path, config: TrainConfig, compute_dtype: torch.dtype) -> Any:
+def load_base_model(model_dir: Path, job: TrainingJob, machine: Machine, compute_dtype: torch.dtype) -> Any:
     """Load the weights of a folder (never the network), on the CPU.
 
     Frozen weights have the dtype of the computation, trainable weights are float32. If the vision tower is frozen, only
@@ -31,12 +32,12 @@ def load_base_model(model_dir: Path, config: TrainConfig, compute_dtype: torch.d
     try:
         model_config: Any = AutoConfig.from_pretrained(str(model_dir), local_files_only=True)
         sees = getattr(model_config, "vision_config", None) is not None
-        attention = choose_attention(model_config, torch.device(config.device), compute_dtype)
+        attention = choose_attention(model_config, torch.device(machine.device), compute_dtype)
         auto: Any = AutoModelForImageTextToText if sees else AutoModelForCausalLM
         model: Any = auto.from_pretrained(
             str(model_dir),
             config=model_config,
-            dtype=torch.float32 if config.mode == "full" else compute_dtype,
+            dtype=torch.float32 if job.mode == "full" else compute_dtype,
             # The kernels for packed text are causal; an image's patches all attend to one another.
             attn_implementation={"text_config": attention, "vision_config": "sdpa"} if sees else attention,
             local_files_only=True,
@@ -55,7 +56,7 @@ def load_base_model(model_dir: Path, config: TrainConfig, compute_dtype: torch.d
     if unusual is not None:
         raise TrainingFailed("bad_model", f"{model_dir.name}, a {model_config.model_type}, {unusual}")
     model.config.use_cache = False
-    if sees and config.mode == "full" and config.freeze_vision_tower:
+    if sees and job.mode == "full" and (job.vision is None or job.vision.freeze_vision_tower):
         for name, parameter in model.model.visual.named_parameters():
             parameter.requires_grad_(name.startswith(_PROJECTOR))
     return model

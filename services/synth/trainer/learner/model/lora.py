@@ -9,9 +9,10 @@ from typing import Any
 from torch import Tensor, nn
 
 from synth.images.qwen3_vl import is_qwen3_vl
+from synth.methods.base import LoraSettings
 from synth.models.table import LORA_TARGETS, MM_PROJECTOR, PROJECTOR
-from synth.trainer.config import TrainConfig
 from synth.trainer.errors import TrainingFailed
+from synth.trainer.machine import Machine
 from synth.weights.policy_file import merge_lora
 from synth.weights.tensor_file import load_tensors
 
@@ -32,58 +33,58 @@ def without_tied_duplicates(state: dict[str, Tensor]) -> dict[str, Tensor]:
     return {n: t for n, t in state.items() if not (t.data_ptr() in seen or seen.add(t.data_ptr()))}
 
 
-def add_adapter(model: Any, config: TrainConfig, adapter_dir: Path | None, *, dropout: bool) -> Any:
-    """Add LoRA layers to a model as the config defines them, new or from `adapter_dir`. Returns peft's model.
+def add_adapter(model: Any, lora: LoraSettings, machine: Machine, adapter_dir: Path | None, *, dropout: bool) -> Any:
+    """Add LoRA layers to a model as the job defines them, new or from `adapter_dir`. Returns peft's model.
 
     Raises `TrainingFailed` (bad_recipe, adapter_differs).
     """
     from synth.weights.peft_compat import LoraConfig, PeftModel, get_peft_model
 
-    target_modules = _lora_target_modules(model, config)
+    target_modules = _lora_target_modules(model, lora)
     if adapter_dir is not None:
         peft_model: Any = PeftModel.from_pretrained(model, str(adapter_dir), is_trainable=True)
         adapter = peft_model.peft_config["default"]
-        agrees = (adapter.r, adapter.lora_alpha) == (config.lora.r, config.lora.alpha)
+        agrees = (adapter.r, adapter.lora_alpha) == (lora.r, lora.alpha)
         if not agrees or set(peft_model.targeted_module_names) != target_modules:
             raise TrainingFailed(
                 "adapter_differs",
                 f"the source adapter has rank {adapter.r}, alpha {adapter.lora_alpha} and "
-                f"{len(peft_model.targeted_module_names)} target modules; the job has rank {config.lora.r}, "
-                f"alpha {config.lora.alpha} and {len(target_modules)}; set the adapter's values, or merge the adapter "
+                f"{len(peft_model.targeted_module_names)} target modules; the job has rank {lora.r}, "
+                f"alpha {lora.alpha} and {len(target_modules)}; set the adapter's values, or merge the adapter "
                 "into its base first and start from that",
             )
         for layer in peft_model.modules():
             if isinstance(getattr(layer, "lora_dropout", None), nn.ModuleDict):
-                layer.lora_dropout["default"] = nn.Dropout(config.lora.dropout if dropout else 0.0)
-        return _leave_casts_to_autocast(peft_model, config)
+                layer.lora_dropout["default"] = nn.Dropout(lora.dropout if dropout else 0.0)
+        return _leave_casts_to_autocast(peft_model, machine)
     peft_model = get_peft_model(
         model,
         LoraConfig(
             task_type="CAUSAL_LM",
-            r=config.lora.r,
-            lora_alpha=config.lora.alpha,
-            lora_dropout=config.lora.dropout if dropout else 0.0,
+            r=lora.r,
+            lora_alpha=lora.alpha,
+            lora_dropout=lora.dropout if dropout else 0.0,
             target_modules=sorted(target_modules),
         ),
     )
-    return _leave_casts_to_autocast(peft_model, config)
+    return _leave_casts_to_autocast(peft_model, machine)
 
 
-def _leave_casts_to_autocast(peft_model: Any, config: TrainConfig) -> Any:
+def _leave_casts_to_autocast(peft_model: Any, machine: Machine) -> Any:
     # peft casts the input of each adapter to float32, and autocast casts it back: the same numbers, for more time.
-    if config.dtype == "bf16":
+    if machine.dtype == "bf16":
         for layer in peft_model.modules():
             if hasattr(layer, "lora_A"):
                 layer.cast_input_dtype_enabled = False
     return peft_model
 
 
-def _lora_target_modules(model: Any, config: TrainConfig) -> set[str]:
+def _lora_target_modules(model: Any, lora: LoraSettings) -> set[str]:
     from synth.weights.peft_compat import LoraConfig, check_target_module_exists
 
     head = model.get_output_embeddings()
     linear = {n: m for n, m in model.named_modules() if isinstance(m, nn.Linear)}
-    targets = config.lora.targets
+    targets = lora.targets
     if targets == "all-linear" and is_qwen3_vl(model):
         targets = LORA_TARGETS["qwen3-vl"]
     if targets == "all-linear":
@@ -95,7 +96,6 @@ def _lora_target_modules(model: Any, config: TrainConfig) -> set[str]:
         named = "the LM head" if target_modules else "no linear layer"
         raise TrainingFailed(
             "bad_recipe",
-            f"config.lora.targets {config.lora.targets!r} name {named}; "
-            'expected linear layers below the head; use "all-linear"',
+            f'lora.targets {lora.targets!r} name {named}; expected linear layers below the head; use "all-linear"',
         )
     return target_modules

@@ -38,7 +38,7 @@ def measure_nll(
     Returns the weighted mean over all tokens, and float64 [S, 2] on the CPU: of each sequence the weighted sum, and the
     sum of its weights.
     """
-    config, process_group = policy.config, policy.process_group
+    job, process_group = policy.job, policy.process_group
     # The mean is added up forward by forward: a resumed job must get the bits that its checkpoint has.
     total = weight = 0.0
     rows_S2 = torch.zeros((len(sequences), 2), dtype=torch.float64)
@@ -47,8 +47,8 @@ def measure_nll(
         for window in windows(len(sequences)):
             plan = plan_micro_batches(
                 sequences.lengths(window),
-                budget=config.micro_batch_tokens,
-                packing=config.packing,
+                budget=job.micro_batch_tokens,
+                packing=job.packing,
                 num_ranks=process_group.size,
             )
             micro_batches = process_group.shard_micro_batches(plan)
@@ -57,7 +57,7 @@ def measure_nll(
                 micro = collate(
                     part,
                     list(range(len(indices))),
-                    packing=config.packing,
+                    packing=job.packing,
                     device=policy.device,
                     images=policy.images,
                     dummy=dummy,

@@ -21,7 +21,7 @@ from torch.utils.checkpoint import create_selective_checkpoint_contexts
 
 from synth.chat.turn_end import turn_ends
 from synth.images.qwen3_vl import ImagePatches, hidden_states, is_qwen3_vl
-from synth.trainer.config import SftTrainConfig, TrainConfig
+from synth.methods.base import TrainingJob
 from synth.trainer.learner.data.images import ImageLoader
 from synth.trainer.learner.data.packing import MicroBatch
 from synth.trainer.learner.data.sft_dataset import load_tokenizer
@@ -33,6 +33,7 @@ from synth.trainer.learner.model.logprobs import token_logprobs
 from synth.trainer.learner.model.lora import add_adapter, merge_adapter
 from synth.trainer.learner.model.qlora import replace_with_nf4
 from synth.trainer.learner.model.varlen_attention import varlen_kwargs
+from synth.trainer.machine import ONE_CPU, Machine
 from synth.weights.durable import write_atomically
 from synth.weights.policy_file import Kind, WrittenPolicy, write_policy
 from synth.weights.published_names import Part, published_parts, published_tensors, tensor_in_memory
@@ -57,7 +58,8 @@ class Policy:
     model: Any
     peft_model: Any | None
     model_dir: Path
-    config: TrainConfig
+    job: TrainingJob
+    machine: Machine
     process_group: ProcessGroup = SINGLE_PROCESS
     images: ImageLoader | None = None
     _sharded_model: ShardedModel | None = field(default=None, repr=False)
@@ -68,7 +70,7 @@ class Policy:
 
     @property
     def device(self) -> torch.device:
-        return torch.device(self.config.device)
+        return torch.device(self.machine.device)
 
     @functools.cached_property
     def eos_ids(self) -> set[int]:
@@ -81,10 +83,10 @@ class Policy:
     def shard(self, process_group: ProcessGroup) -> None:
         """Train with the other ranks, which hold the same weights. It is called before any other method."""
         self.process_group = process_group
-        if self.config.sharded:
+        if self.machine.shards(self.job):
             from synth.trainer.learner.distributed.fsdp import ShardedModel
 
-            self._sharded_model = ShardedModel(self.model, self._compute_logprobs, self.config)
+            self._sharded_model = ShardedModel(self.model, self._compute_logprobs, self.job, self.machine)
 
     def move(self, device: torch.device) -> None:
         """Move every tensor; a policy computes on its own device only."""
@@ -161,9 +163,10 @@ class Policy:
         with self._autocast():
             hidden_BLD = self._seen(micro) if is_qwen3_vl(self.model) else self._read(micro)
         hidden_ND, head_VD = hidden_BLD.flatten(0, 1)[micro.predict_N], self.model.get_output_embeddings().weight
-        if isinstance(self.config, SftTrainConfig) and self.config.dpo is None:
+        if self.job.low_precision_head:
             # A ratio of two policies needs the precision that float32 masters leave in the hidden state; SFT does not.
-            hidden_ND, head_VD = hidden_ND.to(_compute_dtype(self.config)), head_VD.to(_compute_dtype(self.config))
+            dtype = _compute_dtype(self.machine)
+            hidden_ND, head_VD = hidden_ND.to(dtype), head_VD.to(dtype)
         return token_logprobs(
             hidden_ND, head_VD, micro.target_N, temperature=temperature, allowed=micro.allowed, banned=micro.banned
         )
@@ -247,12 +250,12 @@ class Policy:
         return not name.endswith(_WEIGHT_SUFFIXES) and name != "config.json" and not name.startswith(".")
 
     def _served_dtype(self) -> torch.dtype:
-        return _compute_dtype(self.config)
+        return _compute_dtype(self.machine)
 
     def _autocast(self) -> contextlib.AbstractContextManager[Any]:
-        if self.config.dtype == "fp32":
+        if self.machine.dtype == "fp32":
             return contextlib.nullcontext()
-        return torch.autocast(self.config.device, torch.bfloat16)
+        return torch.autocast(self.machine.device, torch.bfloat16)
 
     def _state_dict(self) -> dict[str, Tensor]:
         if self.peft_model is not None:
@@ -281,14 +284,15 @@ class Policy:
             return None
         peft_config = self.peft_model.peft_config["default"].to_dict()
         # peft stores the folder of the base, which means nothing on another machine.
-        peft_config["base_model_name_or_path"] = self.config.adapter_base
+        peft_config["base_model_name_or_path"] = self.machine.adapter_base
         peft_config["inference_mode"] = True
         return json.loads(json.dumps(peft_config, default=_to_json, sort_keys=True))
 
 
 def load_policy(
     model_dir: Path,
-    config: TrainConfig,
+    job: TrainingJob,
+    machine: Machine = ONE_CPU,
     *,
     adapter_dir: Path | None = None,
     images: ImageLoader | None = None,
@@ -296,31 +300,32 @@ def load_policy(
 ) -> Policy:
     """Load a model folder (never the network) for training.
 
-    model_dir: for mode "qlora" one that `nf4.write_rounded_model` wrote.
+    machine: one process on a CPU, if it is not given. model_dir: for mode "qlora" one that
+    `nf4.write_rounded_model` wrote.
     adapter_dir: the LoRA adapter of the source model. Mode "full" merges it into the float32 base; the other modes
     continue it if rank and targets agree. images: the loader of the images in its prompts. dropout: False switches
     every dropout off, as RL needs a ratio of exactly 1. Raises `TrainingFailed` (bad_model, adapter_differs).
     """
-    model = load_base_model(model_dir, config, _compute_dtype(config))
-    if config.mode == "full" and adapter_dir is not None:
+    model = load_base_model(model_dir, job, machine, _compute_dtype(machine))
+    if job.mode == "full" and adapter_dir is not None:
         merge_adapter(model, adapter_dir)
-    if config.mode == "qlora":
+    if job.mode == "qlora":
         replace_with_nf4(model, model_dir)
-    peft_model = add_adapter(model, config, adapter_dir, dropout=dropout) if config.mode != "full" else None
+    peft_model = add_adapter(model, job.lora, machine, adapter_dir, dropout=dropout) if job.lora is not None else None
     if not dropout:
         _disable_dropout(model)
-    if not config.sharded:
+    if not machine.shards(job):
         # A sharded model moves block by block, and only its shard stays on the device.
-        model.to(config.device)
+        model.to(machine.device)
     model.train()
-    if config.activation_checkpointing:
+    if job.activation_checkpointing:
         contexts = functools.partial(create_selective_checkpoint_contexts, list(ops_saved_by_checkpointing()))
         model.gradient_checkpointing_enable(
             gradient_checkpointing_kwargs={"use_reentrant": False, "context_fn": contexts}
         )
         # Otherwise the first block's input has no gradient, and with a frozen base nothing would be trained.
         model.enable_input_require_grads()
-    return Policy(model=model, peft_model=peft_model, model_dir=model_dir, config=config, images=images)
+    return Policy(model=model, peft_model=peft_model, model_dir=model_dir, job=job, machine=machine, images=images)
 
 
 def _disable_dropout(model: Any) -> None:
@@ -331,8 +336,8 @@ def _disable_dropout(model: Any) -> None:
             vars(module)["attention_dropout"] = 0.0
 
 
-def _compute_dtype(config: TrainConfig) -> torch.dtype:
-    return torch.bfloat16 if config.dtype == "bf16" else torch.float32
+def _compute_dtype(machine: Machine) -> torch.dtype:
+    return torch.bfloat16 if machine.dtype == "bf16" else torch.float32
 
 
 def _to_json(value: Any) -> Any:

@@ -15,8 +15,8 @@ import msgspec
 import torch
 from torch import Tensor
 
+from synth.methods.rl import RlJob
 from synth.runtime.lines import split_lines
-from synth.trainer.config import RlTrainConfig
 from synth.trainer.errors import TrainingFailed
 from synth.trainer.learner.data.allowed_tokens import AllowedTokens
 from synth.trainer.learner.data.packing import MicroBatch
@@ -93,37 +93,41 @@ class FrozenCopyReference:
 
 def load_reference(
     policy: Policy,
-    config: RlTrainConfig,
+    job: RlJob,
     *,
     adapter_dir: Path | None = None,
     process_group: ProcessGroup = SINGLE_PROCESS,
 ) -> Reference | None:
-    """Load the reference of the config; None without a KL term.
+    """Load the reference of the job; None without a KL term.
 
     policy: from `load_policy`, of the same folder and `adapter_dir`, before it is sharded over `process_group`.
     "shared" with an adapter uses the policy's own base; everything else is a frozen copy, as large as the policy's
-    weights: a "dedicated" one is on `config.reference_device`, or sharded over the ranks if the policy is.
+    weights: a "dedicated" one is on `machine.reference_device`, or sharded over the ranks if the policy is.
     Raises `TrainingFailed`: bad_recipe if that device does not exist, and the errors of `load_policy`.
     """
-    if config.reference == "none":
+    machine = policy.machine
+    if job.reference == "none":
         return None
-    if config.reference == "shared" and policy.peft_model is not None:
+    if job.reference == "shared" and policy.peft_model is not None:
         if adapter_dir is not None:
             policy.peft_model.load_adapter(str(adapter_dir), _REFERENCE_ADAPTER, is_trainable=False)
         return SharedBaseReference(policy, has_source_adapter=adapter_dir is not None)
-    dedicated_device = config.reference_device if config.reference == "dedicated" and not config.sharded else None
-    device = _device(dedicated_device or config.device)
+    dedicated_device = machine.reference_device if job.reference == "dedicated" and not machine.shards(job) else None
+    device = _device(dedicated_device or machine.device)
     # Loaded on the CPU and then moved, so that the policy's device never holds it twice.
-    on_cpu = msgspec.structs.replace(config, device="cpu", activation_checkpointing=False)
+    on_cpu = msgspec.structs.replace(machine, device="cpu")
+    frozen = msgspec.structs.replace(job, activation_checkpointing=False)
     # A new adapter draws random numbers, though it does nothing here; what training draws must not depend on that.
     with torch.random.fork_rng(devices=[]):
-        copy = load_policy(policy.model_dir, on_cpu, adapter_dir=adapter_dir, images=policy.images, dropout=False)
+        copy = load_policy(
+            policy.model_dir, frozen, on_cpu, adapter_dir=adapter_dir, images=policy.images, dropout=False
+        )
     copy.model.requires_grad_(False).eval()
-    copy.config = msgspec.structs.replace(on_cpu, device=device.type)
-    if device.type == config.device:
+    copy.machine = msgspec.structs.replace(machine, device=device.type)
+    if device.type == machine.device:
         # Another attention kernel than the policy's would give a KL above 0, and be slower.
         use_attention_of(copy.model, policy.model)
-    if not config.sharded:
+    if not machine.shards(job):
         copy.model.to(device)
     copy.shard(process_group)
     return FrozenCopyReference(copy, device)

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import Tensor, nn
 
-from synth.trainer.config import TrainConfig
+from synth.methods.base import TrainingJob
 from synth.trainer.errors import TrainingFailed
 from synth.trainer.learner.distributed.dtensor import gather_full, is_dtensor
 from synth.trainer.learner.distributed.process_group import SINGLE_PROCESS, ProcessGroup
@@ -18,23 +18,23 @@ from synth.trainer.learner.optim.moments import Moments, UpdateRule, update_at_o
 class Optimizer:
     """AdamW with the L2 norm of the whole gradient clipped. Weight decay acts on matrices, not on norms and biases.
 
-    Its moments are float32 on the parameters' device, in 8 bits, or in the CPU's memory, depending on the config.
+    Its moments are float32 on the parameters' device, in 8 bits, or in the CPU's memory, depending on the job.
 
     With several ranks, every rank calls every method. A gradient is the sum over the ranks: FSDP sums the gradients of
     sharded parameters, and `step` those of parameters that every rank holds in full.
     """
 
     def __init__(
-        self, parameters: dict[str, nn.Parameter], config: TrainConfig, *, process_group: ProcessGroup = SINGLE_PROCESS
+        self, parameters: dict[str, nn.Parameter], job: TrainingJob, *, process_group: ProcessGroup = SINGLE_PROCESS
     ) -> None:
         self._parameters = parameters
         self._process_group = process_group
-        self._clip_norm = config.clip_norm
-        self._betas = config.betas
-        self._weight_decay = config.weight_decay
-        in_8_bits = config.optimizer == "adamw_8bit"
+        self._clip_norm = job.clip_norm
+        self._betas = job.betas
+        self._weight_decay = job.weight_decay
+        in_8_bits = job.optimizer == "adamw_8bit"
         self._moments = {
-            name: Moments(parameter, in_8_bits=in_8_bits, offload=config.optimizer_offload)
+            name: Moments(parameter, in_8_bits=in_8_bits, offload=job.optimizer_offload)
             for name, parameter in parameters.items()
         }
 

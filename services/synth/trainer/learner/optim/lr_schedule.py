@@ -4,24 +4,24 @@ from __future__ import annotations
 
 import math
 
-from synth.trainer.config import TrainConfig
+from synth.methods.base import TrainingJob
 
 
-def learning_rate(config: TrainConfig, step: int, total: int) -> float:
+def learning_rate(job: TrainingJob, step: int, total: int) -> float:
     """Return the lr of step `step` (from 1) of `total`: linear warm-up, then constant, cosine or linear decay.
 
     The last step of a cosine or linear schedule has exactly lr · min_lr_ratio.
     """
-    warmup = config.warmup_steps
+    warmup = job.warmup_steps
     if warmup is None:
-        warmup = math.ceil(config.warmup_ratio * total)
+        warmup = math.ceil(job.warmup_ratio * total)
     if step <= warmup:
-        return config.lr * step / warmup
+        return job.lr * step / warmup
     progress = (step - warmup) / max(1, total - warmup)
     remaining = {
         "constant": 1.0,
         "cosine": 0.5 * (1 + math.cos(math.pi * progress)),
         "linear": 1 - progress,
-    }[config.schedule]
-    floor = config.min_lr_ratio if config.schedule != "constant" else 0.0
-    return config.lr * (floor + (1 - floor) * remaining)
+    }[job.schedule]
+    floor = job.min_lr_ratio if job.schedule != "constant" else 0.0
+    return job.lr * (floor + (1 - floor) * remaining)

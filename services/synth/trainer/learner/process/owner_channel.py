@@ -10,7 +10,6 @@ from typing import IO, NoReturn
 
 import msgspec
 
-from synth.trainer.config import TrainConfig
 from synth.trainer.errors import TrainingFailed
 from synth.trainer.learner.distributed.launcher import RankLauncher
 from synth.trainer.learner.distributed.process_group import (
@@ -19,6 +18,7 @@ from synth.trainer.learner.distributed.process_group import (
     bind_store,
     init_process_group,
 )
+from synth.trainer.machine import Machine
 from synth.trainer.protocol import Failed, Finish, Pause, Progressed, Saved, Start, Stored, TrainBatch
 
 _PROGRESS_SECONDS = 0.5
@@ -88,19 +88,19 @@ class OwnerChannel:
             self._launcher.wait_for_rank_failure()
         self._exit_with(failed)
 
-    def init_process_group(self, config: TrainConfig) -> ProcessGroup:
-        """Join the group that trains this config, after `start` was received. Rank 0 launches the other ranks first."""
-        if config.world_size == 1:
+    def init_process_group(self, machine: Machine) -> ProcessGroup:
+        """Join the group that trains the job, after `start` was received. Rank 0 launches the other ranks first."""
+        if machine.world_size == 1:
             return SINGLE_PROCESS
         if self._rank:
             port = int(os.environ["MASTER_PORT"])
-            return init_process_group(self._rank, config.world_size, device=config.device, port=port)
+            return init_process_group(self._rank, machine.world_size, device=machine.device, port=port)
         store_socket = bind_store()
         port = store_socket.getsockname()[1]
-        self._launcher = RankLauncher(config.world_size, port=port, fail=self._exit_with)
+        self._launcher = RankLauncher(machine.world_size, port=port, fail=self._exit_with)
         self._launcher.forward(self._last_line)
         self.send_progress("join", 0, 1)
-        return init_process_group(0, config.world_size, device=config.device, port=port, store_socket=store_socket)
+        return init_process_group(0, machine.world_size, device=machine.device, port=port, store_socket=store_socket)
 
     def _exit_with(self, failed: Failed) -> NoReturn:
         with self._write_lock:

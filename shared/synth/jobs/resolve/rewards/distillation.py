@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from synth.errors import UserError
-from synth.jobs.distillation import DistillationSettings
 from synth.jobs.parse.toml import Path
 from synth.jobs.resolve.context import ResolveContext, is_written
-from synth.jobs.resolved import Loss, Sampling
 from synth.jobs.schema.rl import RlConfig
+from synth.methods.distillation import DistillationSettings
+from synth.methods.losses import find_spec, list_losses
+from synth.methods.rl import Loss
+from synth.methods.rollouts import Sampling
 from synth.models import ModelSpec
 
 _TABLE: Path = ("distillation",)
 
 
 def taught_loss(config: RlConfig, loss: Loss, context: ResolveContext) -> Loss:
-    """Return the loss of a job. A teacher's advantages are per token, so a default gspo becomes gspo_token."""
-    if config.distillation is None or loss != "gspo":
+    """Return the loss of a job. A teacher's advantages are per token, so the default, gspo, becomes gspo_token."""
+    if config.distillation is None or find_spec(loss).per_token:
         return loss
     for table, key, path in (
         (config.training, "loss", ("training", "loss")),
@@ -24,8 +26,8 @@ def taught_loss(config: RlConfig, loss: Loss, context: ResolveContext) -> Loss:
         if table is not None and is_written(table, key):
             context.problem(
                 path,
-                "gspo has one advantage for a whole sequence, and a teacher gives each token its own",
-                expected='"gspo_token", "grpo", "dppo" or "cispo"',
+                f"{loss} has one advantage for a whole sequence, and a teacher gives each token its own",
+                expected=list_losses(per_token=True),
                 fix=f'set {key} = "gspo_token", or remove [distillation]',
             )
             return loss
@@ -69,14 +71,7 @@ def resolve_distillation(
             expected="all seeds in [data] seeds",
             fix="remove curriculum, or [distillation]",
         )
-    for key in ("teacher", "kl_coef", "reward_weight", "max_outage_s"):
-        context.take(f"distillation.{key}", section, key)
-    return DistillationSettings(
-        teacher=section.teacher,
-        kl_coef=float(section.kl_coef),
-        reward_weight=float(section.reward_weight),
-        max_outage_s=float(section.max_outage_s),
-    )
+    return context.build(DistillationSettings, section, "distillation.")
 
 
 def resolve_solved_after(config: RlConfig, context: ResolveContext) -> int:

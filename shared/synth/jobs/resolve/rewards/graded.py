@@ -6,10 +6,10 @@ from synth.errors import UserError
 from synth.graders.schema import models_of, parse_grader
 from synth.jobs.parse.toml import Path
 from synth.jobs.resolve.context import ResolveContext, is_written
-from synth.jobs.resolved import GradedRows
-from synth.jobs.rewards import RewardSettings
 from synth.jobs.schema.rl import RlConfig
 from synth.jobs.schema.sections import default_of
+from synth.methods.rewards import RewardSettings
+from synth.methods.rollouts import GradedRows
 
 _NO_APP = "has no effect: [grader] pays the rollouts, and there is no task app"
 #: Keys of `[rollout]` and `[data]` that only a task app would read.

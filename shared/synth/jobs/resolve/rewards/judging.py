@@ -11,10 +11,10 @@ from synth.base_url import base_url_fault
 from synth.errors import Problem
 from synth.jobs.parse.toml import Path
 from synth.jobs.resolve.context import ResolveContext, is_written
-from synth.jobs.rewards import RewardWeights
 from synth.jobs.schema.rewards import JudgeOptionsSection, JudgeSection, RubricSection
 from synth.judging.rubric import rubric_from_table
 from synth.judging.settings import Criterion, JudgeModel, Judging, Rubric
+from synth.methods.rewards import RewardWeights
 
 _OPTIONS = ("judge", "options")
 
@@ -154,17 +154,11 @@ def resolve_limits(tables: JudgeTables, judges: list[JudgeModel], context: Resol
             fix="set max_calls in its place",
         )
 
-    def take(key: str, *named: tuple[BaseModel, str]) -> Any:
-        return context.first(f"rewards.judging.{key}", list(named))
-
+    prefix = "rewards.judging."
     return {
-        "max_concurrency": take("max_concurrency", (options, "max_concurrency")),
-        "requests_per_second": take("requests_per_second", (judge, "requests_per_second")),
-        "timeout_s": take("timeout_s", (options, "timeout_s"), (judge, "timeout_s")),
-        "max_attempts": take("max_attempts", (judge, "max_attempts")),
-        "max_calls": take("max_calls", (judge, "max_calls")),
-        "max_cost": take("max_cost", (judge, "max_cost")),
-        "max_outage_s": take("max_outage_s", (judge, "max_outage_s")),
+        **context.copied(Judging, judge, prefix, leaving=("judges", "ranking", "timeout_s")),
+        "max_concurrency": context.take(f"{prefix}max_concurrency", options, "max_concurrency"),
+        "timeout_s": context.first(f"{prefix}timeout_s", [(options, "timeout_s"), (judge, "timeout_s")]),
     }
 
 

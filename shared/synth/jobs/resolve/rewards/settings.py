@@ -11,11 +11,12 @@ from synth.jobs.resolve.context import ResolveContext
 from synth.jobs.resolve.rewards.judging import JudgeTables, named_judges, resolve_judging
 from synth.jobs.resolve.rewards.models import resolve_grader_judging
 from synth.jobs.resolve.rewards.steps import resolve_steps, reward_tables, written_at
-from synth.jobs.resolved import Loss
-from synth.jobs.rewards import RewardSettings, RewardWeights
 from synth.jobs.schema.eval import EvalConfig, EvalRolloutSection, FlatEvalConfig
 from synth.jobs.schema.rl import RlConfig, RolloutSection
 from synth.judging.settings import Judging
+from synth.methods.losses import find_spec, list_losses
+from synth.methods.rewards import RewardSettings, RewardWeights
+from synth.methods.rl import Loss
 
 _WEIGHTS = ("env", "event", "outcome")
 
@@ -118,7 +119,7 @@ def _turn_discount(config: RlConfig, loss: Loss, context: ResolveContext, *, per
     discount = context.first("rewards.turn_discount", [(table, "turn_discount") for table in tables])
     origin = context.origins.pop("rewards.turn_credit")
     of_plugin = config.training.advantage is not None
-    by_turn = credit == "return_to_go" or (credit is None and per_turn and loss != "gspo" and not of_plugin)
+    by_turn = credit == "return_to_go" or (credit is None and per_turn and find_spec(loss).per_token and not of_plugin)
     if discount is not None and not by_turn:
         context.problem(
             written_at(tables, "turn_discount", context),
@@ -128,11 +129,12 @@ def _turn_discount(config: RlConfig, loss: Loss, context: ResolveContext, *, per
         )
     if credit == "return_to_go":
         place = written_at(tables, "turn_credit", context)
-        if loss == "gspo":
+        if not find_spec(loss).per_token:
             context.problem(
                 place,
-                "gspo has one advantage for a whole sequence, and turn_credit = 'return_to_go' gives each turn its own",
-                expected='[training] loss = "gspo_token", "grpo", "dppo" or "cispo"',
+                f"{loss} has one advantage for a whole sequence, and turn_credit = 'return_to_go' gives each turn its "
+                "own",
+                expected=f"[training] loss = {list_losses(per_token=True)}",
                 fix='set loss = "gspo_token", or remove turn_credit',
             )
         if of_plugin:

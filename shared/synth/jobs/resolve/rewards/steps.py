@@ -6,9 +6,9 @@ from typing import Any, cast
 
 from synth.jobs.parse.toml import Path
 from synth.jobs.resolve.context import ResolveContext, is_written
-from synth.jobs.rewards import StepRewards
 from synth.jobs.schema.rewards import RewardsSection
 from synth.jobs.schema.rl import RlConfig
+from synth.methods.rewards import StepRewards
 
 #: Keys of `[training]` that the task app is given, under its own names.
 _OF_THE_APP = {

@@ -6,7 +6,6 @@ import threading
 from dataclasses import replace
 from pathlib import Path
 
-import msgspec
 import pytest
 import torch
 
@@ -17,9 +16,10 @@ from synth.trainer.learner.checkpoint.interval import checkpoint_interval
 from synth.trainer.learner.checkpoint.snapshot import Snapshot, shard_name
 from synth.trainer.learner.model.policy import load_policy
 from synth.trainer.learner.rl import RlTrainer
+from synth.trainer.machine import ONE_CPU, Machine
 from synth.weights.tensor_file import FileDigest, hash_file
-from tests.unit.trainer.batches import OPEN_GATES, random_batch, rl_config
-from tests.unit.trainer.sft_rows import sft_config
+from tests.unit.trainer.batches import random_batch
+from tests.unit.trainer.jobs import OPEN_GATES, rl_job, sft_job
 
 GIB = 1 << 30
 
@@ -40,8 +40,8 @@ class Writer(BackgroundWriter):
 
 @pytest.fixture
 def trainer(model_dir: Path) -> RlTrainer:
-    config = rl_config(**OPEN_GATES)
-    return RlTrainer(load_policy(model_dir, config, dropout=False), config)
+    job = rl_job(**OPEN_GATES)
+    return RlTrainer(load_policy(model_dir, job, dropout=False), job)
 
 
 def test_what_is_written_is_the_policy_of_its_step_whatever_is_trained_meanwhile(
@@ -133,15 +133,14 @@ def test_ranks_write_about_as_much_each() -> None:
 def test_a_large_state_is_saved_more_rarely_and_in_step_with_evaluations(
     state_gib: float, evaluated_every: int, steps: int
 ) -> None:
-    config = rl_config(evaluated_every=evaluated_every)
-    assert checkpoint_interval(config, int(state_gib * GIB)) == steps
+    job = rl_job(evaluated_every=evaluated_every)
+    assert checkpoint_interval(job, ONE_CPU, int(state_gib * GIB)) == steps
 
 
 def test_the_interval_that_a_job_says_is_its_own() -> None:
-    assert checkpoint_interval(rl_config(checkpoint_every=3), 96 * GIB) == 3
-    assert checkpoint_interval(sft_config(), 96 * GIB) == 1200
-    small = msgspec.structs.replace(sft_config(), checkpoint_bytes=GIB)
-    assert checkpoint_interval(small, 2 * GIB) == 200
+    assert checkpoint_interval(rl_job(checkpoint_every=3), ONE_CPU, 96 * GIB) == 3
+    assert checkpoint_interval(sft_job(), ONE_CPU, 96 * GIB) == 1200
+    assert checkpoint_interval(sft_job(), Machine(checkpoint_bytes=GIB), 2 * GIB) == 200
 
 
 def test_nothing_more_is_saved_than_there_is_room_for(trainer: RlTrainer, tmp_path: Path) -> None:

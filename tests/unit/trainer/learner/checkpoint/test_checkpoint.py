@@ -14,12 +14,13 @@ from synth.trainer.learner.checkpoint.checkpoint import load_checkpoint, write_c
 from synth.trainer.learner.checkpoint.fingerprint import check_same_loss
 from synth.trainer.learner.model.policy import load_policy
 from synth.trainer.learner.rl import RlTrainer
-from tests.unit.trainer.batches import OPEN_GATES, random_batch, rl_config
+from tests.unit.trainer.batches import random_batch
+from tests.unit.trainer.jobs import OPEN_GATES, machine_in, rl_job
 
 
 def trainer_for(model_dir: Path, **changes: Any) -> RlTrainer:
-    config = rl_config(**OPEN_GATES, **changes)
-    return RlTrainer(load_policy(model_dir, config, dropout=False), config)
+    machine, job = machine_in(changes), rl_job(**OPEN_GATES, **changes)
+    return RlTrainer(load_policy(model_dir, job, machine, dropout=False), job)
 
 
 @pytest.fixture

@@ -11,12 +11,12 @@ import torch
 
 from synth.trainer.learner.data.packing import Sequences, collate, plan_micro_batches
 from synth.trainer.learner.data.sft_dataset import SftDataset
+from synth.trainer.learner.methods.sft import SftTrainer
 from synth.trainer.learner.model.mean_nll import mean_nll
 from synth.trainer.learner.model.policy import Policy, load_policy
 from synth.trainer.learner.rl import RlTrainer
-from synth.trainer.learner.sft import SftTrainer
-from tests.unit.trainer.batches import LOSSES, OPEN_GATES, random_batch, rl_config
-from tests.unit.trainer.sft_rows import sft_config
+from tests.unit.trainer.batches import LOSSES, random_batch
+from tests.unit.trainer.jobs import OPEN_GATES, rl_job, sft_job
 
 Packing = Literal["packed", "padded"]
 
@@ -48,7 +48,7 @@ def _sequences(seed: int = 0) -> Sequences:
 
 
 def test_a_packed_row_attends_within_its_own_sequence(model_dir: Path) -> None:
-    policy = load_policy(model_dir, rl_config())
+    policy = load_policy(model_dir, rl_job())
     sequences = _sequences()
     together = collate(sequences, list(range(len(sequences))), packing="packed")
     packed, _ = policy.logprobs(together)
@@ -57,7 +57,7 @@ def test_a_packed_row_attends_within_its_own_sequence(model_dir: Path) -> None:
 
 
 def test_a_sequence_of_one_token_between_two_others_does_not_join_them(model_dir: Path) -> None:
-    policy = load_policy(model_dir, rl_config())
+    policy = load_policy(model_dir, rl_job())
     tokens = np.array([7, 8, 9, 10, 11, 12, 13], dtype=np.int32)
     sequences = Sequences(tokens, np.ones(7, dtype=np.float32), np.array([0, 3, 4, 7]))
     packed, _ = policy.logprobs(collate(sequences, [0, 1, 2], packing="packed"))
@@ -82,9 +82,9 @@ def test_packed_and_padded_rl_have_the_same_loss_and_gradients(
 ) -> None:
     seen: list[tuple[float, dict[str, torch.Tensor]]] = []
     for packing in ("packed", "padded"):
-        config = rl_config(packing=packing, minibatches=1, micro_batch_tokens=budget, **loss, **OPEN_GATES)
-        policy = load_policy(model_dir, config, dropout=False)
-        trainer = RlTrainer(policy, config)
+        job = rl_job(packing=packing, minibatches=1, micro_batch_tokens=budget, **loss, **OPEN_GATES)
+        policy = load_policy(model_dir, job, dropout=False)
+        trainer = RlTrainer(policy, job)
         monkeypatch.setattr(trainer.state.optimizer, "step", lambda lr, **_: 1.0)
         seen.append((trainer.step(random_batch(1)).values["loss"], _gradients(policy)))
     assert seen[0][0] == pytest.approx(seen[1][0], abs=1e-5)
@@ -98,9 +98,9 @@ def test_packed_and_padded_sft_have_the_same_loss_and_gradients(
     seen: list[tuple[float, dict[str, torch.Tensor]]] = []
     data = SftDataset(_sequences(), dict.fromkeys(("truncated_rows", "truncated_tokens", "untrained_rows"), 0.0))
     for packing in ("packed", "padded"):
-        config = sft_config(packing=packing, micro_batch_tokens=budget)
-        policy = load_policy(model_dir, config)
-        trainer = SftTrainer(policy, config, data)
+        job = sft_job(packing=packing, micro_batch_tokens=budget)
+        policy = load_policy(model_dir, job)
+        trainer = SftTrainer(policy, job, data)
         monkeypatch.setattr(trainer.state.optimizer, "step", lambda lr, **_: 1.0)
         seen.append((trainer.step().values["loss"], _gradients(policy)))
     assert seen[0][0] == pytest.approx(seen[1][0], abs=1e-5)
@@ -109,7 +109,7 @@ def test_packed_and_padded_sft_have_the_same_loss_and_gradients(
 
 def test_the_validation_loss_does_not_depend_on_the_micro_batches(model_dir: Path) -> None:
     losses = [
-        mean_nll(load_policy(model_dir, sft_config(packing=packing, micro_batch_tokens=budget)), _sequences())
+        mean_nll(load_policy(model_dir, sft_job(packing=packing, micro_batch_tokens=budget)), _sequences())
         for packing in ("packed", "padded")
         for budget in (64, 4096)
     ]

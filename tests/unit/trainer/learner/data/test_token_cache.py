@@ -17,9 +17,10 @@ from synth.trainer.errors import TrainingFailed
 from synth.trainer.learner.data.dataset_file import DatasetFile
 from synth.trainer.learner.data.sft_dataset import SftDataset, encode_file, encode_rows, load_tokenizer
 from synth.trainer.learner.data.token_store import StoredSequences
+from synth.trainer.learner.methods.sft import SftTrainer
 from synth.trainer.learner.model.policy import load_policy
-from synth.trainer.learner.sft import SftTrainer
-from tests.unit.trainer.sft_rows import addition_rows, sft_config, token_cache, training_rows, write_rows
+from tests.unit.trainer.jobs import sft_job
+from tests.unit.trainer.sft_rows import addition_rows, token_cache, training_rows, write_rows
 
 ROWS = 60
 #: Some eight rows of `addition_rows`.
@@ -80,10 +81,10 @@ def test_training_on_the_disk_gives_the_same_bytes_as_training_on_memory(
 ) -> None:
     stored = encode(path, tokenizer, tmp_path / "c")
     whole = encode_rows(list(DatasetFile(path).read(TrainingRow, 0, 1 << 40)), tokenizer, sequence_length=128)
-    config = sft_config(steps=3, validation_every=3)
+    job = sft_job(steps=3, validation_every=3)
     found: list[list[dict[str, float]]] = []
     for data in (stored, whole):
-        trainer = SftTrainer(load_policy(model_dir, config), config, data, validation=data)
+        trainer = SftTrainer(load_policy(model_dir, job), job, data, validation=data)
         found.append([trainer.step().values for _ in range(3)])
     for one, other in zip(*found, strict=True):
         for name in ("loss", "grad_norm", "tokens", "trained_tokens", "truncated_rows"):

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from synth.trainer.learner.losses.importance_correction import correct_importance, correction_metrics
-from tests.unit.trainer.batches import rl_config
+from tests.unit.trainer.jobs import rl_job
 
 #: Without the room that short sequences have.
-PLAIN_GATES = rl_config(gate_tokens=0)
+PLAIN_GATES = rl_job(gate_tokens=0)
 
 
 def test_a_token_ratio_is_capped_and_never_raised() -> None:
@@ -62,7 +62,7 @@ def rejected_share(tokens: int, **changes: Any) -> float:
     behaviour = torch.full((4000 * tokens,), -1.0)
     old = behaviour + torch.randn(len(behaviour)) * math.sqrt(2 * 6e-4)
     lags, cu = torch.zeros(len(behaviour), dtype=torch.int32), torch.arange(0, len(behaviour) + 1, tokens)
-    return 1 - correct_importance(old, behaviour, lags, cu, rl_config(**changes)).keep_S.float().mean().item()
+    return 1 - correct_importance(old, behaviour, lags, cu, rl_job(**changes)).keep_S.float().mean().item()
 
 
 @pytest.mark.parametrize(("tokens", "fixed"), [(4, 0.57), (16, 0.26), (64, 0.02), (256, 0.0)])
@@ -72,7 +72,7 @@ def test_a_short_sequence_is_rejected_no_more_often_than_one_of_64_tokens(tokens
 
 
 def test_the_bounds_and_the_tokens_of_a_gate_are_the_jobs() -> None:
-    assert rejected_share(4, gate_tokens=0, gate_on_policy=(0.5, 2.0)) == 0
+    assert rejected_share(4, gate_tokens=0, on_policy=(0.5, 2.0)) == 0
     assert rejected_share(4, gate_tokens=16) == pytest.approx(0.26, abs=0.03)
 
 
@@ -85,5 +85,5 @@ def test_the_tokens_that_count_are_those_of_the_gates_own_lag() -> None:
     behaviour = torch.full((64,), -1.0)
     old, lags = behaviour.clone(), torch.ones(64, dtype=torch.int32)
     old[0], lags[0] = -1.0 + 0.05, 0
-    assert correct_importance(old, behaviour, lags, torch.tensor([0, 64]), rl_config()).keep_S.item()
+    assert correct_importance(old, behaviour, lags, torch.tensor([0, 64]), rl_job()).keep_S.item()
     assert not correct_importance(old, behaviour, lags, torch.tensor([0, 64]), PLAIN_GATES).keep_S.item()

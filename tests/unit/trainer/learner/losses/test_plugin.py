@@ -14,7 +14,8 @@ from synth.trainer.learner.losses.base import Clip
 from synth.trainer.learner.losses.plugin import _example, load_loss
 from synth.trainer.learner.model.policy import load_policy
 from synth.trainer.learner.rl import RlTrainer, find_loss
-from tests.unit.trainer.batches import OPEN_GATES, random_batch, rl_config
+from tests.unit.trainer.batches import random_batch
+from tests.unit.trainer.jobs import OPEN_GATES, rl_job
 
 HERE = "tests.unit.trainer.learner.losses.plugin_losses"
 
@@ -44,8 +45,8 @@ def test_each_mistake_is_one_error_before_anything_is_loaded(function: str, what
 
 
 def test_what_goes_wrong_on_a_batch_alone_is_the_same_error_and_nothing_is_saved(model_dir: Path):
-    config = rl_config(loss=f"{HERE}:nan_on_long", **OPEN_GATES)
-    trainer = RlTrainer(load_policy(model_dir, config, dropout=False), config)
+    job = rl_job(loss=f"{HERE}:nan_on_long", **OPEN_GATES)
+    trainer = RlTrainer(load_policy(model_dir, job, dropout=False), job)
     with pytest.raises(TrainingFailed, match="nan_on_long' is at fault: its loss is nan") as failed:
         trainer.step(random_batch(1))
     assert (failed.value.code, trainer.state.step) == ("plugin_failed", 0)
@@ -54,8 +55,8 @@ def test_what_goes_wrong_on_a_batch_alone_is_the_same_error_and_nothing_is_saved
 def test_a_plugin_that_is_our_loss_trains_the_same_bytes(model_dir: Path):
     weights: list[list[torch.Tensor]] = []
     for loss in ("grpo", f"{HERE}:as_grpo"):
-        config = rl_config(loss=loss, clip_low=0.2, clip_high=0.28, **OPEN_GATES)
-        trainer = RlTrainer(load_policy(model_dir, config, dropout=False), config)
+        job = rl_job(loss=loss, clip_low=0.2, clip_high=0.28, **OPEN_GATES)
+        trainer = RlTrainer(load_policy(model_dir, job, dropout=False), job)
         trainer.step(random_batch(1))
         weights.append([p.detach().clone() for p in trainer.policy.model.parameters()])
     assert all(torch.equal(a, b) for a, b in zip(*weights, strict=True))
@@ -72,5 +73,5 @@ def test_the_example_is_what_its_formula_says():
 
 
 def test_a_name_that_is_neither_ours_nor_a_plugin_is_refused():
-    with pytest.raises(TrainingFailed, match=r"config\.loss is 'ppo'; expected one of gspo"):
+    with pytest.raises(TrainingFailed, match="the loss is 'ppo'; expected \"gspo\""):
         find_loss("ppo")

@@ -16,7 +16,8 @@ from synth.trainer.learner.model.policy import load_policy
 from synth.trainer.learner.optim.adamw import Optimizer
 from synth.trainer.learner.rl import RlTrainer
 from synth.trajectories import BatchMeta, Branch, RolloutBatch, RolloutMeta
-from tests.unit.trainer.batches import OPEN_GATES, random_batch, rl_config, scored_by
+from tests.unit.trainer.batches import random_batch, scored_by
+from tests.unit.trainer.jobs import OPEN_GATES, rl_job
 from tests.unit.trainer.loss_inputs import gradient, loss_inputs
 
 REDUCTIONS: list[Reduction] = ["sequence", "token", "prompt"]
@@ -111,8 +112,8 @@ def gradient_of(batch: RolloutBatch, trainer: RlTrainer, monkeypatch: pytest.Mon
 
 
 def trainer_of(model_dir: Path, **changes: object) -> RlTrainer:
-    config = rl_config(**{"minibatches": 1, **OPEN_GATES, **changes})
-    return RlTrainer(load_policy(model_dir, config, dropout=False), config)
+    job = rl_job(**{"minibatches": 1, **OPEN_GATES, **changes})
+    return RlTrainer(load_policy(model_dir, job, dropout=False), job)
 
 
 @pytest.mark.parametrize("loss", ["gspo", "grpo", "dppo"])
@@ -147,8 +148,8 @@ def test_the_size_of_micro_batches_changes_no_gradient(
 
 
 def test_the_sequences_of_a_rollout_are_never_in_two_minibatches(model_dir: Path) -> None:
-    config = rl_config(minibatches=3)
-    trainer = RlTrainer(load_policy(model_dir, config, dropout=False), config)
+    job = rl_job(minibatches=3)
+    trainer = RlTrainer(load_policy(model_dir, job, dropout=False), job)
     batch = random_batch(1, branches_each=3)
     parts = trainer._divide(batch, 1)  # pyright: ignore[reportPrivateUsage]
     assert sorted(i for part in parts for i in part) == list(range(16))
@@ -162,9 +163,7 @@ def test_what_rejected_sequences_weigh_is_lost_or_goes_to_the_others(
     """Of four rollouts as long as each other, the first is rejected, and the last teaches nothing but is there."""
     found: dict[str, torch.Tensor] = {}
     for rejected in ("count", "leave", "as if it were not there"):
-        trainer = trainer_of(
-            model_dir, gate_on_policy=(0.99, 1.01), rejected="leave" if rejected == "leave" else "count"
-        )
+        trainer = trainer_of(model_dir, on_policy=(0.99, 1.01), rejected="leave" if rejected == "leave" else "count")
         batch = scored_by(trainer.policy, four_rollouts(without_first=rejected == "as if it were not there"))
         if rejected != "as if it were not there":
             batch.logprobs[2:6] -= 1

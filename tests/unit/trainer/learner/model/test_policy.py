@@ -9,23 +9,24 @@ from typing import Any
 import pytest
 import torch
 
-from synth.trainer.config import AdapterConfig
+from synth.methods.base import LoraSettings
 from synth.trainer.errors import TrainingFailed
 from synth.trainer.learner.model.policy import Policy, load_policy
 from synth.trainer.learner.rl import RlTrainer
 from synth.weights.policy_file import read_policy
 from tests.unit.inference.tiny_model import plain_logprobs
-from tests.unit.trainer.batches import OPEN_GATES, random_batch, rl_config
+from tests.unit.trainer.batches import random_batch
+from tests.unit.trainer.jobs import OPEN_GATES, machine_in, rl_job
 
 PROMPT, SAMPLED = [5, 6, 7, 8], [9, 10, 11, 12, 13]
 LORA: dict[str, Any] = {"mode": "lora", "lr": 1e-2}
 
 
 def trained(model_dir: Path, *, adapter_dir: Path | None = None, **changes: Any) -> Policy:
-    config = rl_config(**OPEN_GATES, **changes)
+    machine, job = machine_in(changes), rl_job(**OPEN_GATES, **changes)
     torch.manual_seed(0)  # an adapter starts from random numbers
-    policy = load_policy(model_dir, config, adapter_dir=adapter_dir, dropout=False)
-    RlTrainer(policy, config).step(random_batch(1))
+    policy = load_policy(model_dir, job, machine, adapter_dir=adapter_dir, dropout=False)
+    RlTrainer(policy, job).step(random_batch(1))
     return policy
 
 
@@ -95,29 +96,29 @@ def test_bf16_is_served_from_float32_masters(model_dir: Path, tmp_path: Path) ->
 def test_an_adapter_with_the_same_rank_and_targets_is_continued(model_dir: Path, tmp_path: Path) -> None:
     first = trained(model_dir, **LORA)
     first.write_model(tmp_path / "adapter")
-    again = load_policy(model_dir, rl_config(**LORA), adapter_dir=tmp_path / "adapter", dropout=False)
+    again = load_policy(model_dir, rl_job(**LORA), adapter_dir=tmp_path / "adapter", dropout=False)
     assert torch.allclose(scores(again.model), scores(first.model), atol=1e-6)
     assert again.trainable_parameters().keys() == first.trainable_parameters().keys()
 
 
 def test_an_adapter_with_another_rank_is_refused_for_lora(model_dir: Path, tmp_path: Path) -> None:
     trained(model_dir, **LORA).write_model(tmp_path / "adapter")
-    config = rl_config(**LORA, lora=AdapterConfig(r=4))
+    job = rl_job(**LORA, lora=LoraSettings(r=4))
     with pytest.raises(TrainingFailed, match="rank 16") as caught:
-        load_policy(model_dir, config, adapter_dir=tmp_path / "adapter")
+        load_policy(model_dir, job, adapter_dir=tmp_path / "adapter")
     assert caught.value.code == "adapter_differs"
 
 
 def test_a_full_policy_from_an_adapter_starts_from_the_merged_weights(model_dir: Path, tmp_path: Path) -> None:
     first = trained(model_dir, **LORA)
     first.write_model(tmp_path / "adapter")
-    merged = load_policy(model_dir, rl_config(), adapter_dir=tmp_path / "adapter")
+    merged = load_policy(model_dir, rl_job(), adapter_dir=tmp_path / "adapter")
     assert torch.allclose(scores(merged.model), scores(first.model), atol=1e-5)
 
 
 def test_rl_has_no_dropout(model_dir: Path) -> None:
-    config = rl_config(**LORA, lora=AdapterConfig(dropout=0.5))
-    policy = load_policy(model_dir, config, dropout=False)
+    job = rl_job(**LORA, lora=LoraSettings(dropout=0.5))
+    policy = load_policy(model_dir, job, dropout=False)
     assert all(m.p == 0 for m in policy.model.modules() if isinstance(m, torch.nn.Dropout))
 
 
@@ -128,9 +129,9 @@ def test_activation_checkpointing_gives_the_same_weights(model_dir: Path) -> Non
 
 def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
     with pytest.raises(TrainingFailed, match="cannot be loaded"):
-        load_policy(tmp_path, rl_config())
+        load_policy(tmp_path, rl_job())
 
 
 def test_the_lm_head_is_not_a_lora_target(model_dir: Path) -> None:
     with pytest.raises(TrainingFailed, match="LM head"):
-        load_policy(model_dir, rl_config(**LORA, lora=AdapterConfig(targets=["lm_head"])))
+        load_policy(model_dir, rl_job(**LORA, lora=LoraSettings(targets=["lm_head"])))

@@ -9,20 +9,21 @@ from typing import Any
 import pytest
 import torch
 
-from synth.trainer.config import AdapterConfig
+from synth.methods.base import LoraSettings
 from synth.trainer.errors import TrainingFailed
 from synth.trainer.learner.checkpoint.checkpoint import write_checkpoint
 from synth.trainer.learner.data.packing import Sequences, collate
 from synth.trainer.learner.data.sft_dataset import SftDataset, encode_rows, load_tokenizer
+from synth.trainer.learner.methods.sft import SftTrainer
 from synth.trainer.learner.model.mean_nll import mean_nll
 from synth.trainer.learner.model.policy import Policy, load_policy
 from synth.trainer.learner.model.qlora import Nf4Linear
 from synth.trainer.learner.rl import RlTrainer
-from synth.trainer.learner.sft import SftTrainer
 from synth.weights.lora_merge import write_merged_model
 from synth.weights.nf4 import write_rounded_model
-from tests.unit.trainer.batches import OPEN_GATES, random_batch, rl_config, scored_by
-from tests.unit.trainer.sft_rows import addition_rows, sft_config, training_rows
+from tests.unit.trainer.batches import random_batch, scored_by
+from tests.unit.trainer.jobs import OPEN_GATES, machine_in, rl_job, sft_job
+from tests.unit.trainer.sft_rows import addition_rows, training_rows
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +41,8 @@ def data(model_dir: Path) -> SftDataset:
 def rl_policy(folder: Path, mode: str, **changes: Any) -> Policy:
     """A policy whose adapter, from the same random numbers, is not zero."""
     torch.manual_seed(0)
-    policy = load_policy(folder, rl_config(mode=mode, **changes), dropout=False)
+    machine = machine_in(changes)
+    policy = load_policy(folder, rl_job(mode=mode, **changes), machine, dropout=False)
     with torch.no_grad():
         for parameter in policy.trainable_parameters().values():
             parameter.normal_(std=0.05, generator=torch.Generator().manual_seed(parameter.numel()))
@@ -48,9 +50,9 @@ def rl_policy(folder: Path, mode: str, **changes: Any) -> Policy:
 
 
 def rl_trainer(folder: Path, **changes: Any) -> RlTrainer:
-    config = rl_config(mode="qlora", **changes)
+    job = rl_job(mode="qlora", **changes)
     torch.manual_seed(0)
-    return RlTrainer(load_policy(folder, config, dropout=False), config)
+    return RlTrainer(load_policy(folder, job, dropout=False), job)
 
 
 def bytes_of(policy: Policy) -> dict[str, bytes]:
@@ -58,8 +60,8 @@ def bytes_of(policy: Policy) -> dict[str, bytes]:
 
 
 def test_supervised_training_lowers_the_loss(rounded: Path, data: SftDataset) -> None:
-    config = sft_config(mode="qlora", steps=30, lr=1e-2, lora=AdapterConfig(r=8, alpha=16), packing="padded")
-    trainer = SftTrainer(load_policy(rounded, config), config, data)
+    job = sft_job(mode="qlora", steps=30, lr=1e-2, lora=LoraSettings(r=8, alpha=16), packing="padded")
+    trainer = SftTrainer(load_policy(rounded, job), job, data)
     losses = [trainer.step().values["loss"] for _ in range(trainer.total)]
     assert losses[-1] < 0.6 * losses[0]
 
@@ -80,7 +82,7 @@ def test_reinforcement_moves_the_adapter_towards_what_was_rewarded(rounded: Path
 def test_a_batch_of_the_engine_that_serves_the_rounded_base_has_no_mismatch(rounded: Path) -> None:
     """The base that is served: an engine's weights are the rounded ones, in float32 on a CPU."""
     trainer = rl_trainer(rounded)
-    engine = load_policy(rounded, rl_config(mode="lora"), dropout=False)
+    engine = load_policy(rounded, rl_job(mode="lora"), dropout=False)
     values = trainer.step(scored_by(engine, random_batch(1))).values
     assert values["mismatch_max_lag0"] < 1e-5
     assert values["rejected_rate_lag0"] == values["token_truncated_rate_lag0"] == 0
@@ -89,7 +91,7 @@ def test_a_batch_of_the_engine_that_serves_the_rounded_base_has_no_mismatch(roun
 
 def test_a_batch_of_the_base_as_it_was_would_be_rejected(rounded: Path, model_dir: Path) -> None:
     """Why the rounded base is served: to the gates, what 4 bits change is a mismatch like any other."""
-    engine = load_policy(model_dir, rl_config(mode="lora"), dropout=False)
+    engine = load_policy(model_dir, rl_job(mode="lora"), dropout=False)
     # At their narrowest: the batch's sequences are short.
     values = rl_trainer(rounded, gate_tokens=1).step(scored_by(engine, random_batch(1))).values
     assert values["rejected_rate_lag0"] > 0.5
@@ -129,9 +131,9 @@ def test_a_validation_leaves_the_training_as_it_was(rounded: Path, data: SftData
     """bitsandbytes' own layer repacks its weights in `eval`, and has no gradient from then on."""
     ends: list[dict[str, bytes]] = []
     for validated in (False, True):
-        config = sft_config(mode="qlora", steps=3)
+        job = sft_job(mode="qlora", steps=3)
         torch.manual_seed(0)
-        trainer = SftTrainer(load_policy(rounded, config, dropout=False), config, data)
+        trainer = SftTrainer(load_policy(rounded, job, dropout=False), job, data)
         for _ in range(3):
             if validated:
                 mean_nll(trainer.policy, data.sequences)
@@ -159,19 +161,19 @@ def test_a_resumed_run_has_the_bytes_of_a_straight_one(rounded: Path, tmp_path: 
 
 
 def test_its_adapter_is_continued_or_merged_on_the_rounded_base(rounded: Path, tmp_path: Path) -> None:
-    first = rl_policy(rounded, "qlora", lora=AdapterConfig(r=4, alpha=8))
+    first = rl_policy(rounded, "qlora", lora=LoraSettings(r=4, alpha=8))
     first.write_model(tmp_path / "adapter")
     scores = scored_by(first, random_batch(1)).logprobs
-    configs = {mode: rl_config(mode=mode, lora=AdapterConfig(r=4, alpha=8)) for mode in ("qlora", "lora", "full")}
-    for mode, config in configs.items():
-        again = load_policy(rounded, config, adapter_dir=tmp_path / "adapter", dropout=False)
+    jobs = {mode: rl_job(mode=mode, lora=LoraSettings(r=4, alpha=8)) for mode in ("qlora", "lora", "full")}
+    for mode, job in jobs.items():
+        again = load_policy(rounded, job, adapter_dir=tmp_path / "adapter", dropout=False)
         assert scored_by(again, random_batch(1)).logprobs == pytest.approx(scores, abs=1e-5), mode
     write_merged_model(rounded, tmp_path / "adapter", tmp_path / "merged")
-    merged = load_policy(tmp_path / "merged", configs["full"], dropout=False)
+    merged = load_policy(tmp_path / "merged", jobs["full"], dropout=False)
     assert scored_by(merged, random_batch(1)).logprobs == pytest.approx(scores, abs=1e-5)
 
 
 def test_a_base_that_was_not_rounded_is_refused(model_dir: Path) -> None:
     with pytest.raises(TrainingFailed, match="rounded to 4 bits") as caught:
-        load_policy(model_dir, rl_config(mode="qlora"))
+        load_policy(model_dir, rl_job(mode="qlora"))
     assert caught.value.code == "bad_model"

@@ -16,14 +16,16 @@ from synth.trainer.learner.model.reference import FrozenCopyReference, SharedBas
 from synth.trainer.learner.rl import RlTrainer
 from synth.weights.nf4 import write_rounded_model
 from synth.weights.policy_file import read_policy
-from tests.unit.trainer.batches import OPEN_GATES, at_iteration, random_batch, rl_config
+from tests.unit.trainer.batches import at_iteration, random_batch
+from tests.unit.trainer.jobs import OPEN_GATES, machine_in, rl_job
 
 
 def trainer_for(model_dir: Path, *, adapter_dir: Path | None = None, **changes: Any) -> RlTrainer:
-    config = rl_config(**{"kl_beta": 0.1, "reference": "shared", **OPEN_GATES, **changes})
-    torch.manual_seed(config.seed)
-    policy = load_policy(model_dir, config, adapter_dir=adapter_dir, dropout=False)
-    return RlTrainer(policy, config, reference=load_reference(policy, config, adapter_dir=adapter_dir))
+    machine = machine_in(changes)
+    job = rl_job(**{"kl_beta": 0.1, "reference": "shared", **OPEN_GATES, **changes})
+    torch.manual_seed(job.seed)
+    policy = load_policy(model_dir, job, machine, adapter_dir=adapter_dir, dropout=False)
+    return RlTrainer(policy, job, reference=load_reference(policy, job, adapter_dir=adapter_dir))
 
 
 def trained(trainer: RlTrainer, steps: range) -> list[dict[str, float]]:
@@ -62,9 +64,9 @@ def test_the_reference_is_the_source_and_stays_it(
     model_dir: Path, rounded: Path, adapter: Path, mode: str, placement: str, kind: type, continued: bool
 ) -> None:
     source = adapter if continued else None
-    config = rl_config(mode=mode, reference=placement, kl_beta=0.1, minibatches=1, **OPEN_GATES)
-    policy = load_policy(rounded if mode == "qlora" else model_dir, config, adapter_dir=source, dropout=False)
-    reference = load_reference(policy, config, adapter_dir=source)
+    job = rl_job(mode=mode, reference=placement, kl_beta=0.1, minibatches=1, **OPEN_GATES)
+    policy = load_policy(rounded if mode == "qlora" else model_dir, job, adapter_dir=source, dropout=False)
+    reference = load_reference(policy, job, adapter_dir=source)
     assert reference is not None
     assert type(reference) is kind
     batch = random_batch(1)
@@ -72,7 +74,7 @@ def test_the_reference_is_the_source_and_stays_it(
     micro = collate(sequences, [0, 1, 2], packing="padded")
     with torch.no_grad():
         before, _ = policy.logprobs(micro, temperature=0.7)
-    first, second = trained(RlTrainer(policy, config, reference=reference), range(1, 3))
+    first, second = trained(RlTrainer(policy, job, reference=reference), range(1, 3))
     assert first["ref_kl"] == 0
     assert second["ref_kl"] > 0
     assert torch.equal(reference.logprobs(micro, temperature=0.7), before)
@@ -95,7 +97,7 @@ def test_the_two_references_of_an_adapter_train_the_same_bytes(model_dir: Path, 
 def test_the_adapter_of_the_reference_is_not_written(model_dir: Path, adapter: Path, tmp_path: Path) -> None:
     trainer = trainer_for(model_dir, adapter_dir=adapter, mode="lora")
     trained(trainer, range(1, 2))
-    alone = load_policy(model_dir, rl_config(mode="lora"), adapter_dir=adapter, dropout=False)
+    alone = load_policy(model_dir, rl_job(mode="lora"), adapter_dir=adapter, dropout=False)
     assert trainer.policy.trainable_names() == alone.trainable_names()
     for name, policy in (("adapter", trainer.policy), ("alone", alone)):
         policy.write_serving_weights(tmp_path / f"{name}.weights", version=1)
@@ -132,19 +134,19 @@ def test_a_resumed_run_has_the_reference_of_the_job_and_not_of_its_checkpoint(
 def test_loading_a_reference_leaves_the_random_state_as_it_was(model_dir: Path) -> None:
     states = []
     for reference in ("none", "dedicated"):
-        config = rl_config(mode="lora", reference=reference, kl_beta=0.1)
+        job = rl_job(mode="lora", reference=reference, kl_beta=0.1)
         torch.manual_seed(0)
-        policy = load_policy(model_dir, config, dropout=False)
-        load_reference(policy, config)
+        policy = load_policy(model_dir, job, dropout=False)
+        load_reference(policy, job)
         states.append(torch.get_rng_state())
     assert torch.equal(states[0], states[1])
 
 
 def test_a_copy_has_the_attention_of_the_policy_and_not_of_the_device_it_was_loaded_on(model_dir: Path) -> None:
-    config = rl_config(reference="dedicated", kl_beta=0.1)
-    policy = load_policy(model_dir, config, dropout=False)
+    job = rl_job(reference="dedicated", kl_beta=0.1)
+    policy = load_policy(model_dir, job, dropout=False)
     policy.model.set_attn_implementation("eager")
-    reference = load_reference(policy, config)
+    reference = load_reference(policy, job)
     assert isinstance(reference, FrozenCopyReference)
     assert reference.policy.model.config._attn_implementation == "eager"
 

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from synth.trainer.learner.data.packing import MicroBatch, Sequences, collate
 from synth.trainer.learner.model import varlen_attention
 from synth.trainer.learner.model.policy import Policy, load_policy
-from tests.unit.trainer.batches import rl_config
+from tests.unit.trainer.jobs import rl_job
 
 LENGTHS = (5, 64, 1, 27, 40)
 
@@ -45,7 +45,7 @@ def packed(lengths: tuple[int, ...] = LENGTHS) -> MicroBatch:
 
 
 def policy(model_dir: Path, **changes: Any) -> Policy:
-    return load_policy(model_dir, rl_config(**changes), dropout=False)
+    return load_policy(model_dir, rl_job(**changes), dropout=False)
 
 
 def gradients(policy: Policy, micro: MicroBatch) -> dict[str, torch.Tensor]:

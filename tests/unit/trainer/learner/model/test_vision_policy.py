@@ -11,14 +11,14 @@ import torch
 from torch import Tensor
 from transformers import Qwen3VLForConditionalGeneration
 
-from synth.trainer.config import AdapterConfig
+from synth.methods.base import LoraSettings
 from synth.trainer.learner.data.images import ImageLoader
 from synth.trainer.learner.data.packing import Sequences, collate, plan_micro_batches
 from synth.trainer.learner.model.policy import Policy, load_policy
 from synth.trainer.learner.optim.adamw import Optimizer
 from synth.weights.nf4 import write_rounded_model
 from synth.weights.tensor_file import load_tensors
-from tests.unit.trainer.batches import rl_config
+from tests.unit.trainer.jobs import rl_job
 from tests.unit.trainer.vision import as_sequences, vision_batch
 
 PROJECTOR = ("model.visual.merger.", "model.visual.deepstack_merger_list.")
@@ -30,7 +30,7 @@ def sequences(loader: ImageLoader) -> Sequences:
 
 
 def load(vision_dir: Path, loader: ImageLoader, *, adapter_dir: Path | None = None, **changes: Any) -> Policy:
-    return load_policy(vision_dir, rl_config(**changes), adapter_dir=adapter_dir, images=loader, dropout=False)
+    return load_policy(vision_dir, rl_job(**changes), adapter_dir=adapter_dir, images=loader, dropout=False)
 
 
 def score(policy: Policy, sequences: Sequences, packing: Any = "packed", budget: int = 150) -> Tensor:
@@ -46,7 +46,7 @@ def score(policy: Policy, sequences: Sequences, packing: Any = "packed", budget:
 
 def train_once(policy: Policy, sequences: Sequences, lr: float = 1e-2) -> dict[str, Tensor]:
     """One step towards the trained tokens; the gradient of each parameter."""
-    optimizer = Optimizer(policy.trainable_parameters(), policy.config)
+    optimizer = Optimizer(policy.trainable_parameters(), policy.job)
     micro = collate(sequences, list(range(len(sequences))), packing="packed", images=policy.images)
     (-policy.logprobs(micro)[0].sum()).backward()
     gradients = {n: p.grad.clone() for n, p in policy.trainable_parameters().items() if p.grad is not None}
@@ -164,7 +164,7 @@ def test_activation_checkpointing_changes_no_gradient(
 
 
 def test_a_target_called_mm_projector_is_the_projector(vision_dir: Path, loader: ImageLoader) -> None:
-    policy = load(vision_dir, loader, mode="lora", lora=AdapterConfig(targets=["mm_projector", "q_proj"]))
+    policy = load(vision_dir, loader, mode="lora", lora=LoraSettings(targets=["mm_projector", "q_proj"]))
     adapted = {name.rpartition(".lora_")[0] for name in policy.trainable_parameters()}
     assert len([name for name in adapted if name.startswith(PROJECTOR)]) == 4
     assert len([name for name in adapted if name.endswith("q_proj")]) == 2

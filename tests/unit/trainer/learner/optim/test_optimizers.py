@@ -8,19 +8,20 @@ from typing import Any
 import pytest
 import torch
 
-from synth.trainer.config import TrainConfig
 from synth.trainer.errors import TrainingFailed
 from synth.trainer.learner import rng
 from synth.trainer.learner.checkpoint.checkpoint import write_checkpoint
 from synth.trainer.learner.data.pair_dataset import encode_pairs
 from synth.trainer.learner.data.sft_dataset import encode_rows, load_tokenizer
+from synth.trainer.learner.methods.dpo import DpoTrainer
+from synth.trainer.learner.methods.sft import SftTrainer
 from synth.trainer.learner.model.policy import load_policy
 from synth.trainer.learner.optim import moments
 from synth.trainer.learner.rl import RlTrainer
-from synth.trainer.learner.sft import SftTrainer
-from tests.unit.trainer.batches import OPEN_GATES, random_batch, rl_config
+from tests.unit.trainer.batches import random_batch
+from tests.unit.trainer.jobs import OPEN_GATES, dpo_job, rl_job, sft_job
 from tests.unit.trainer.pair_rows import pair_rows, preference_pairs
-from tests.unit.trainer.sft_rows import addition_rows, sft_config, training_rows
+from tests.unit.trainer.sft_rows import addition_rows, training_rows
 
 KINDS: dict[str, dict[str, Any]] = {
     "adamw": {},
@@ -31,38 +32,36 @@ KINDS: dict[str, dict[str, Any]] = {
 
 
 def sft(model_dir: Path, **changes: Any) -> SftTrainer:
-    config = sft_config(**{"steps": 60, **changes})
+    job = sft_job(**{"steps": 60, **changes})
     rng.seed_everything(0, threads=1, deterministic=True)
-    policy = load_policy(model_dir, config)
+    policy = load_policy(model_dir, job)
     rows = encode_rows(training_rows(addition_rows(64)), load_tokenizer(model_dir), sequence_length=128)
-    return SftTrainer(policy, config, rows)
+    return SftTrainer(policy, job, rows)
 
 
-def dpo(model_dir: Path, **changes: Any) -> SftTrainer:
-    from synth.trainer.config import DpoConfig
-
-    config = sft_config(dpo=DpoConfig(), steps=60, **changes)
+def dpo(model_dir: Path, **changes: Any) -> DpoTrainer:
+    job = dpo_job(steps=60, **changes)
     rng.seed_everything(0, threads=1, deterministic=True)
-    policy = load_policy(model_dir, config, dropout=False)
+    policy = load_policy(model_dir, job, dropout=False)
     pairs = encode_pairs(pair_rows(preference_pairs(16)), load_tokenizer(model_dir), sequence_length=128)
-    return SftTrainer(policy, config, pairs)
+    return DpoTrainer(policy, job, pairs)
 
 
 def rl(model_dir: Path, **changes: Any) -> RlTrainer:
-    config = rl_config(minibatches=2, **OPEN_GATES, **changes)
+    job = rl_job(minibatches=2, **OPEN_GATES, **changes)
     rng.seed_everything(0, threads=1, deterministic=True)
-    return RlTrainer(load_policy(model_dir, config, dropout=False), config)
+    return RlTrainer(load_policy(model_dir, job, dropout=False), job)
 
 
 TRAINERS: dict[str, Any] = {"sft": sft, "dpo": dpo, "rl": rl}
 
 
-def step(trainer: SftTrainer | RlTrainer) -> dict[str, float]:
+def step(trainer: SftTrainer | DpoTrainer | RlTrainer) -> dict[str, float]:
     k = trainer.state.step + 1
     return (trainer.step(random_batch(k, version=k - 1)) if isinstance(trainer, RlTrainer) else trainer.step()).values
 
 
-def weights_of(trainer: SftTrainer | RlTrainer) -> dict[str, torch.Tensor]:
+def weights_of(trainer: SftTrainer | DpoTrainer | RlTrainer) -> dict[str, torch.Tensor]:
     return {name: tensor.clone() for name, tensor in trainer.policy.trainable_state_dict().items()}
 
 
@@ -134,14 +133,3 @@ def test_matrices_are_in_8_bits_and_vectors_are_not(model_dir: Path) -> None:
             assert state[f"{name}/{moment}"].shape == parameter.shape
             assert (f"{name}/{moment}_scale" in state) == quantized
     assert any(tensor.dtype == torch.uint8 for tensor in state.values())
-
-
-def test_an_unknown_optimizer_is_refused_by_the_training_process() -> None:
-    import msgspec
-
-    from synth.trainer.config import SftTrainConfig, parse_train_config
-
-    data = msgspec.to_builtins(sft_config()) | {"optimizer": "sgd"}
-    with pytest.raises(TrainingFailed, match="optimizer"):
-        parse_train_config(data, SftTrainConfig)
-    assert isinstance(sft_config(), TrainConfig)

@@ -1,4 +1,7 @@
-"""A resolved job as plain data, which events carry."""
+"""Jobs with every default applied: the body of `job.validated`, which the services read.
+
+Nothing of a job decides anything: a field that is None is off.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,25 @@ from typing import Any, cast
 import msgspec
 
 from synth.errors import NewerVersion
-from synth.jobs.resolved import Job
+from synth.methods.dpo import DpoJob
+from synth.methods.eval import EvalJob
+from synth.methods.rl import RlJob
+from synth.methods.sft import SftJob
+
+TrainedJob = SftJob | DpoJob | RlJob
+Job = TrainedJob | EvalJob
+
+
+class ResolvedJob(msgspec.Struct, frozen=True, kw_only=True):
+    """A job, the origin of each of its values, and the changes and warnings.
+
+    origins: by the job's fields, dotted (`rollout.sampling.top_p`): the place in the file (`rl.toml:14 [lora].r`), the
+    flag (`--seed`), "registry" or "default".
+    """
+
+    job: Job
+    origins: dict[str, str]
+    warnings: list[str]
 
 
 def job_to_data(job: Job) -> dict[str, Any]:
@@ -21,7 +42,8 @@ def job_from_data(data: dict[str, Any]) -> Job:
     Raises `NewerVersion` for a setting that this version does not have: a job must not run without it. Raises
     msgspec.ValidationError on anything else.
     """
-    job = msgspec.convert(data, Job)
+    # On the wire a DPO job is of kind "sft", as in versions that had one class for both.
+    job: Job = msgspec.convert(data, DpoJob if data.get("dpo") is not None else SftJob | RlJob | EvalJob)
     unread = _unread(data, msgspec.to_builtins(job))
     if unread:
         raise NewerVersion(f"this version has no setting {', '.join(unread)}, which the job was validated with")

@@ -1,0 +1,58 @@
+"""Supervised fine-tuning: the mean negative log-likelihood of the tokens of conversations."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from synth.methods.sft import SftJob
+from synth.trainer.learner.data.packing import SequenceSource, plan_micro_batches
+from synth.trainer.learner.data.sft_dataset import SftDataset, encode_file
+from synth.trainer.learner.distributed.process_group import add_metrics
+from synth.trainer.learner.file_trainer import FileTrainer, train_file
+from synth.trainer.learner.model.mean_nll import measure_nll
+from synth.trainer.learner.session import Session
+
+
+def train(session: Session, job: SftJob) -> None:
+    """Train to the end of the job."""
+    train_file(session, job, SftTrainer, encode_file)
+
+
+class SftTrainer(FileTrainer[SftDataset[SequenceSource], SftJob]):
+    """Σ weight·nll / Σ weight over the tokens of a step."""
+
+    def sequences_of(self, indices: list[int]) -> list[int]:
+        return indices
+
+    def backward(self, indices: list[int]) -> dict[str, float]:
+        sequences, group = self.data.sequences.select(indices), self.policy.process_group
+        rows = list(range(len(sequences)))
+        weight = float(sum(sequences.weights[sequences.trained_positions(i)].sum() for i in rows))
+        plan = plan_micro_batches(
+            sequences.lengths(rows),
+            budget=self.job.micro_batch_tokens,
+            packing=self.job.packing,
+            num_ranks=group.size,
+        )
+        micro_batches = group.shard_micro_batches(plan)
+        sums = {"loss": 0.0, "trained_tokens": 0.0}
+        for done, (micro_indices, dummy) in enumerate(micro_batches, start=1):
+            micro = self.collate(sequences, micro_indices, dummy=dummy)
+            logp_N, _ = self.policy.logprobs(micro)
+            loss = -(logp_N * micro.gather(sequences.weights)).sum() / weight
+            if micro.dummy:
+                (loss * 0.0).backward()
+                continue
+            loss.backward()
+            add_metrics(sums, {"loss": float(loss.detach()), "trained_tokens": float(len(logp_N))})
+            self._progress("train", done, len(micro_batches))
+        return group.reduce_metrics(sums)
+
+    def validate(self) -> tuple[dict[str, float], Tensor]:
+        assert self.validation is not None
+        loss, rows_R2 = measure_nll(
+            self.policy,
+            self.validation.sequences,
+            progress=lambda done, of: self._progress("validate", done, of),
+        )
+        return {"loss": loss}, rows_R2
