@@ -134,7 +134,7 @@ def test_sft_killed_and_resumed_is_sft_straight_through_to_the_byte(model_dir: P
         best_metric="validation_loss",
         checkpoint_every=1,
     )
-    files = {
+    files: dict[str, Any] = {
         "dataset": data_file(write_rows(tmp_path / "train.jsonl", addition_rows(100))),
         "validation": data_file(write_rows(tmp_path / "validation.jsonl", addition_rows(16))),
     }

@@ -28,8 +28,8 @@ from synth.bus.server.topology import WORK
 from synth.errors import SynthError
 from synth.events import JobValidated, PolicyLoaded, PolicyRefused, RolloutBlocked
 from synth.events.catalogue import subject_of
-from synth.jobs.job_data import job_from_data
 from synth.jobs.lifecycle import TERMINAL, IllegalTransition, JobStatus, State
+from synth.methods.job import job_from_data
 from synth.runtime import logs
 from synth.verifier.settings import VerifierSettings
 from synth.verifier.tasks.due import due_tasks
