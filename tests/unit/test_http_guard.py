@@ -199,6 +199,20 @@ async def test_a_redirect_to_no_url_is_an_error_of_http(location):
             await client.get(f"http://127.0.0.1:{port}/")
 
 
+@pytest.mark.parametrize("host", ["127.1", "2130706433", "0x7f.1"])
+async def test_a_number_that_stands_for_an_address_is_refused_or_checked_like_one(host):
+    async with guarded_client(GuardPolicy()) as client:
+        with pytest.raises((httpx.UnsupportedProtocol, AddressRefused)):
+            await client.get(f"http://{host}/")
+
+
+@pytest.mark.parametrize("url", ["http://10.0.0.1/", "http://[::1]/", "http://[::ffff:10.0.0.1]/", "http://localhost/"])
+async def test_an_address_in_a_url_is_checked_without_a_lookup(url):
+    async with guarded_client(GuardPolicy()) as client:
+        with pytest.raises(AddressRefused):
+            await client.get(url)
+
+
 class TunnelProxy:
     """A proxy that records where it is asked to connect, and connects to the one server instead."""
 

@@ -203,6 +203,8 @@ def _httpx_errors() -> Generator[None]:
         raise httpx.ReadTimeout("no answer within the time limit") from error
     except aiohttp.ClientConnectorError as error:
         raise httpx.ConnectError(str(error.os_error)) from error.os_error
+    except aiohttp.InvalidURL as error:
+        raise httpx.UnsupportedProtocol(f"no address of HTTP: {error}") from error
     except aiohttp.ServerDisconnectedError as error:
         raise httpx.RemoteProtocolError("the server closed the connection without an answer") from error
     except (aiohttp.ClientResponseError, aiohttp.ClientPayloadError) as error:
