@@ -70,9 +70,9 @@ def check_locally(text: str, *, name: str, flags: Flags, models_dir: Path | None
 
     models_dir: the models of a cluster on this machine, if it has one.
     """
-    document, found = validate_text(text, name=name, flags=flags, registry=LenientRegistry(models_dir))
-    require_job(found, document)
-    return CheckedJob.of(text, name=name, flags=flags, found=found)
+    document, result = validate_text(text, name=name, flags=flags, registry=LenientRegistry(models_dir))
+    require_job(result, document)
+    return CheckedJob.of(text, name=name, flags=flags, found=result)
 
 
 def submit_job(

@@ -49,14 +49,14 @@ class AskedTranscripts:
         self._open[key] += 1
         try:
             async with lock:
-                asked = AskedTranscript(await self._blobs.put_bytes(key, content))
-                self._written[key] = await self._blobs.written_at(asked.ref.uri)
+                requested = AskedTranscript(await self._blobs.put_bytes(key, content))
+                self._written[key] = await self._blobs.written_at(requested.ref.uri)
             try:
-                yield asked
+                yield requested
             finally:
-                if self._open[key] == 1 and not asked.goes_on:
+                if self._open[key] == 1 and not requested.goes_on:
                     async with lock:
-                        await self._remove(key, asked.ref.uri)
+                        await self._remove(key, requested.ref.uri)
         finally:
             self._open[key] -= 1
             if not self._open[key]:

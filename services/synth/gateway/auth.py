@@ -95,7 +95,7 @@ class ApiKeyCache:
         if seen and now - seen[0] < (_KEY_TTL_S if seen[1] else _NO_KEY_TTL_S):
             return seen[1]
         try:
-            found = await self._store.find_api_key_by_hash(digest)
+            result = await self._store.find_api_key_by_hash(digest)
         except (NatsError, JetStreamError, TimeoutError, OSError) as error:
             if seen and seen[1] and now - seen[0] < _STALE_KEY_TTL_S:
                 return seen[1]
@@ -104,8 +104,8 @@ class ApiKeyCache:
         if later and later[0] > now:
             # The bucket reported a change during the request, and the response may be older than it.
             return later[1]
-        self.remember(digest, found)
-        return found
+        self.remember(digest, result)
+        return result
 
     async def chat_grants(self, key: str) -> list[ChatGrant]:
         """Return the grants of chat to this environment key, with the ended ones."""
@@ -117,15 +117,15 @@ class ApiKeyCache:
         if seen and now - seen[0] < (_KEY_TTL_S if seen[1] else _NO_KEY_TTL_S):
             return seen[1]
         try:
-            found = await self._store.chat_grants_at(digest)
+            result = await self._store.chat_grants_at(digest)
         except (NatsError, JetStreamError, TimeoutError, OSError) as error:
             raise unavailable("the key cannot be checked while the event log is away; try again") from error
         if len(self._grants) >= _MAX_ENTRIES:
             self._grants.clear()
         # The response may lack a change that was made during the request.
         if self._grants_changed.get(digest, 0.0) < now:
-            self._grants[digest] = (now, found)
-        return found
+            self._grants[digest] = (now, result)
+        return result
 
     async def chat_ended(self, grant: ChatGrant) -> str | None:
         """Return why a grant of chat is not valid any more; None while it is valid."""

@@ -35,7 +35,7 @@ Decisions = dict[int, Recorded]
 async def list_letters(bus: Connection, *, after: int, limit: int, open_only: bool) -> tuple[list[DeadLetter], bool]:
     """Return the letters after sequence `after`, oldest first, and whether there are more. Raises `Transient`."""
     decisions = await _read_decisions(bus)
-    found: list[DeadLetter] = []
+    results: list[DeadLetter] = []
     letters = read_stream(bus.nc, ["dead.>"], after=after, stream=DEAD, headers_only=True)
     try:
         async with asyncio.timeout(_TIMEOUT_S), aclosing(letters):
@@ -47,26 +47,26 @@ async def list_letters(bus: Connection, *, after: int, limit: int, open_only: bo
                 size = int((msg.headers or {}).get(_SIZE, 0))
                 letter = _settled(_letter(msg.subject, msg.headers or {}, seq, created, size), decisions)
                 if letter.state == "open" or not open_only:
-                    found.append(letter)
-                if len(found) > limit:
-                    return found[:limit], True
+                    results.append(letter)
+                if len(results) > limit:
+                    return results[:limit], True
     except TimeoutError as error:
         raise Transient(f"the bus did not answer a read of the dead letters: {error!r}") from error
-    return found, False
+    return results, False
 
 
 async def read_letter(bus: Connection, id: int) -> DeadLetterPayload | None:
     """Return one letter with its body; None if there is no such letter. Raises `Transient`."""
     try:
-        found = await read_across_reconnects(bus, lambda: bus.js.get_msg(DEAD, id))
+        result = await read_across_reconnects(bus, lambda: bus.js.get_msg(DEAD, id))
     except NotFoundError:
         return None
     except (TimeoutError, NatsError) as error:
         raise Transient(f"the bus did not answer a read of dead letter {id}: {error!r}") from error
-    assert found.subject is not None
-    assert found.time is not None
-    body = found.data or b""
-    letter = _letter(found.subject, found.headers or {}, id, found.time, len(body))
+    assert result.subject is not None
+    assert result.time is not None
+    body = result.data or b""
+    letter = _letter(result.subject, result.headers or {}, id, result.time, len(body))
     text = body.decode(errors="replace")
     return DeadLetterPayload(
         letter=_settled(letter, await _read_decisions(bus)),

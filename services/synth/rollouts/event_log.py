@@ -149,15 +149,15 @@ class RolloutLog:
         Leave out a ranked group of which a rollout has no place yet, because places are among all rollouts of a group.
         """
         completed = self._completed.get(key, {})
-        found = {
+        results = {
             index: judged
             for index, judged in self._judged.get(key, {}).items()
             if index in completed and judged.transcript == _digest(completed[index].transcript)
         }
         if self._rewards.judging is None or not self._rewards.judging.ranking or key[0] == "eval":
-            return found
-        half = {event.group for index, event in completed.items() if index not in found}
-        return {index: judged for index, judged in found.items() if completed[index].group not in half}
+            return results
+        half = {event.group for index, event in completed.items() if index not in results}
+        return {index: judged for index, judged in results.items() if completed[index].group not in half}
 
     def _durable(self, event: RolloutCompleted, trajectory: RecordedTrajectory) -> DurableRollout:
         rollout = ScoredRollout(
@@ -350,14 +350,14 @@ def request_from_event(event: RolloutRequested) -> CollectRequest:
 
 def _failed_tries(problems: list[Problem]) -> list[FailedTries]:
     """Return the failures in order, equal ones together; the oldest are left out if the event has no room for them."""
-    found = [FailedTries(problem=problem, times=len(list(same))) for problem, same in groupby(problems)]
+    results = [FailedTries(problem=problem, times=len(list(same))) for problem, same in groupby(problems)]
     room = MAX_EVENT_BODY_BYTES // 2
-    sizes = [len(msgspec.json.encode(tries)) for tries in found]
+    sizes = [len(msgspec.json.encode(tries)) for tries in results]
     kept = 0
-    while kept < len(found) and (room := room - sizes[-1 - kept]) >= 0:
+    while kept < len(results) and (room := room - sizes[-1 - kept]) >= 0:
         kept += 1
-    if kept == len(found):
-        return found
-    older = found[: len(found) - kept]
+    if kept == len(results):
+        return results
+    older = results[: len(results) - kept]
     what = Problem(what=f"{len(older)} earlier reasons are left out")
-    return [FailedTries(problem=what, times=sum(tries.times for tries in older)), *found[len(older) :]]
+    return [FailedTries(problem=what, times=sum(tries.times for tries in older)), *results[len(older) :]]

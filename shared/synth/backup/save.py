@@ -46,7 +46,7 @@ class _Copies:
 
     async def copy_all(self) -> None:
         """Copy every blob of the store that is not here yet; forget blobs that the store no longer has."""
-        found: dict[str, SavedBlob] = {}
+        result: dict[str, SavedBlob] = {}
         async for key, size, modified in self.blobs.entries():
             before = self.saved.get(key) or self.known.get(key)
             if (
@@ -54,15 +54,15 @@ class _Copies:
                 and (before.size, before.modified) == (size, modified)
                 and self.folder.blob(before.sha256).exists()
             ):
-                found[key] = before
+                result[key] = before
                 continue
             try:
                 sha256, copied = await self.folder.put_blob(self._pieces(key, size))
             except BlobMissing:
                 continue  # removed since it was listed: `lacking` checks the log for it
             self.bytes_copied += copied
-            found[key] = SavedBlob(key=key, size=copied, sha256=sha256, modified=modified)
-        self.saved = found
+            result[key] = SavedBlob(key=key, size=copied, sha256=sha256, modified=modified)
+        self.saved = result
 
     def lacking(self, named: NamedBlobs) -> list[str]:
         """Return the keys that the log names and that are not here with the digest that it names."""

@@ -48,8 +48,8 @@ async def save_stream(bus: Connection, name: str, path: Path) -> StreamFile:
     digest, size = hashlib.sha256(), 0
     try:
         # jsck: the server checks each message against its checksum first.
-        asked = {"deliver_subject": inbox, "no_consumers": True, "chunk_size": _CHUNK, "jsck": True}
-        reply = await _request(bus, f"{bus.nc.api}.STREAM.SNAPSHOT.{name}", json.dumps(asked).encode())
+        requested = {"deliver_subject": inbox, "no_consumers": True, "chunk_size": _CHUNK, "jsck": True}
+        reply = await _request(bus, f"{bus.nc.api}.STREAM.SNAPSHOT.{name}", json.dumps(requested).encode())
         with path.open("wb") as out:
             while (piece := await _next(pieces, name)).data:
                 await asyncio.to_thread(out.write, piece.data)
@@ -84,8 +84,8 @@ async def load_stream(bus: Connection, saved: StreamFile, path: Path, *, replica
     """
     metadata = cast(dict[str, str], saved.config.get("metadata") or {}) | {RESTORED: uuid4().hex}
     config = saved.config | {"num_replicas": replicas, "deny_delete": deny_delete, "metadata": metadata}
-    asked = json.dumps({"config": config, "state": saved.state}).encode()
-    reply = await _request(bus, f"{bus.nc.api}.STREAM.RESTORE.{saved.name}", asked)
+    requested = json.dumps({"config": config, "state": saved.state}).encode()
+    reply = await _request(bus, f"{bus.nc.api}.STREAM.RESTORE.{saved.name}", requested)
     target = str(reply["deliver_subject"])
     with path.open("rb") as file:
         while piece := await asyncio.to_thread(file.read, _CHUNK):

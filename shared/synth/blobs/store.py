@@ -226,10 +226,10 @@ class BlobStore:
 
     async def manifest(self, tree: BlobRef) -> Manifest:
         """Return the files of a tree. Raises `BlobMissing`, `BlobCorrupt`."""
-        found = msgspec.json.decode(await self.get_bytes(tree), type=Manifest)
-        if outside := [name for name in found.files if _leads_out(name)]:
+        result = msgspec.json.decode(await self.get_bytes(tree), type=Manifest)
+        if outside := [name for name in result.files if _leads_out(name)]:
             raise BlobCorrupt(f"{tree.uri} names a file outside its folder: {outside[0]!r}")
-        return found
+        return result
 
     async def fetch(self, ref: BlobRef, path: Path, *, progress: Callable[[int], None] = lambda done: None) -> Path:
         """Return a blob as a local file, checked. On a local store it is the blob itself: read it, never write it.

@@ -201,7 +201,7 @@ async def _in_turn(
 async def _read_again(bus: Connection, msg: Msg) -> bool:
     """Read the body of a waiting event in the log; False when that is not possible now, or it is not there any more."""
     try:
-        found = await bus.js.get_msg(EVENTS, delivery_numbers(msg.reply)[0])
+        result = await bus.js.get_msg(EVENTS, delivery_numbers(msg.reply)[0])
     except NotFoundError:
         log.warning("an event was erased while it waited", subject=msg.subject)
         await msg.ack()
@@ -210,7 +210,7 @@ async def _read_again(bus: Connection, msg: Msg) -> bool:
         log.warning("cannot read an event that waited yet", error=repr(error))
         await msg.nak(delay=1.0)
         return False
-    msg.data = found.data or b""
+    msg.data = result.data or b""
     return True
 
 
@@ -283,7 +283,7 @@ async def _deliver_again(
     """Deliver the event of a retried dead letter; the event is read from the log, which still holds it."""
     try:
         again = msgspec.json.decode(msg.data, type=Redelivery)
-        found = await bus.js.get_msg(EVENTS, again.seq)
+        result = await bus.js.get_msg(EVENTS, again.seq)
     except (msgspec.DecodeError, RecursionError, NotFoundError) as error:
         await _end(bus, msg, None, f"no event to deliver again: {error!r}", None)
         return
@@ -291,9 +291,9 @@ async def _deliver_again(
         log.warning("cannot read the event of a dead letter yet", error=repr(error))
         await msg.nak(delay=1.0)
         return
-    assert found.subject is not None
-    assert found.time is not None
-    event = from_parts(found.subject, found.data or b"", found.headers, seq=again.seq, time=found.time)
+    assert result.subject is not None
+    assert result.time is not None
+    event = from_parts(result.subject, result.data or b"", result.headers, seq=again.seq, time=result.time)
     await _handle(bus, held, suspect, msg, event, kind, handler, give_up, letter=again.letter)
 
 

@@ -232,12 +232,12 @@ async def replay(
     messages = await replay_messages(bus.nc, filters, after=after, last_per_subject=last_per_subject, timeout=timeout)
     try:
         async with asyncio.timeout(timeout):
-            found = [await bus.schemas.judge(from_delivery(m)) for m in messages]
+            results = [await bus.schemas.judge(from_delivery(m)) for m in messages]
     except TimeoutError as error:
         raise Transient(f"the bus does not say which schemas are declared: {error!r}") from error
-    for recorded in found:
+    for recorded in results:
         (require_readable if whole else require_known)(recorded)
-    return found
+    return results
 
 
 async def replay_messages(
@@ -250,16 +250,16 @@ async def replay_messages(
     timeout: float = 60,
 ) -> list[Msg]:
     """Return the messages of any stream; otherwise like `replay`."""
-    found: list[Msg] = []
+    results: list[Msg] = []
     try:
         async with asyncio.timeout(timeout):
             async for msg in read_stream(nc, filters, stream=stream, after=after, last_per_subject=last_per_subject):
-                found.append(msg)
+                results.append(msg)
     except TimeoutError as error:
         raise Transient(f"the bus did not answer a replay of {filters}: {error!r}") from error
     if not last_per_subject:
-        return found
-    latest = {msg.subject: msg for msg in found}
+        return results
+    latest = {msg.subject: msg for msg in results}
     return sorted(latest.values(), key=lambda msg: delivery_numbers(msg.reply)[0])
 
 

@@ -162,9 +162,9 @@ async def serve_questions(
 
     async def reply_to(msg: Msg) -> None:
         try:
-            asked = msgspec.json.decode(msg.data, type=question)
-            async with asyncio.timeout(within), slots.hold(asked.org):
-                body = msgspec.json.encode(await answer(asked))
+            requested = msgspec.json.decode(msg.data, type=question)
+            async with asyncio.timeout(within), slots.hold(requested.org):
+                body = msgspec.json.encode(await answer(requested))
             await bus.nc.publish(msg.reply, body)
         except TimeoutError:
             log.warning("a question was not answered in time", subject=subject)

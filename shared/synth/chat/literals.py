@@ -116,12 +116,12 @@ class Literals:
     def split(self, rendered: str) -> Iterator[str]:
         """Yield the template's own control tokens, and the texts between them, in order."""
         end = 0
-        for found in find_all(self._token, rendered, self._longest):
-            token = _whole(found)
-            if token in self._tokens and found.start() >= end:
-                yield rendered[end : found.start()]
+        for item in find_all(self._token, rendered, self._longest):
+            token = _whole(item)
+            if token in self._tokens and item.start() >= end:
+                yield rendered[end : item.start()]
                 yield token
-                end = found.start() + len(token)
+                end = item.start() + len(token)
         yield rendered[end:]
 
 

@@ -113,10 +113,10 @@ class ChatTemplate(Renderer):
     def _encode_as_text(self, text: str, most: int | None) -> list[int]:
         """Return the token ids of text in which only the marks are tokens of their own."""
         ids, end = list[int](), 0
-        for found in find_all(self._mark, text, self._longest_mark):
-            ids += self._ids(self._without_controls, text[end : found.start()], most)
-            ids += self._ids(self._tokenizer.backend_tokenizer, found[0])
-            end = found.end()
+        for item in find_all(self._mark, text, self._longest_mark):
+            ids += self._ids(self._without_controls, text[end : item.start()], most)
+            ids += self._ids(self._tokenizer.backend_tokenizer, item[0])
+            end = item.end()
             if most is not None and len(ids) > most:
                 raise TooManyTokens(len(ids), exact=False)
         return ids + self._ids(self._without_controls, text[end:], most)

@@ -90,6 +90,6 @@ def _is_about(file: Path) -> bool:
 def _split(file: Path, folder: Path) -> str | None:
     """Return the split in a file's name, else in a folder's above it: `data/train-00000-of-00002.parquet`."""
     for part in reversed(file.relative_to(folder).parts):
-        if found := _SPLIT.search(part.lower()):
-            return found[1]
+        if match := _SPLIT.search(part.lower()):
+            return match[1]
     return None

@@ -154,14 +154,14 @@ async def _require_no_blobs(blobs: BlobStore, folders: Collection[str], *, where
 
 async def read_subjects(bus: Connection, stream: str, filters: list[str]) -> dict[int, str]:
     """Return the subject of each message, by its sequence. Raises `Transient` when the bus does not answer."""
-    found: dict[int, str] = {}
+    result: dict[int, str] = {}
     try:
         async with asyncio.timeout(_READ_S):
             async for message in read_stream(bus.nc, filters, stream=stream, headers_only=True):
-                found[delivery_numbers(message.reply)[0]] = message.subject
+                result[delivery_numbers(message.reply)[0]] = message.subject
     except TimeoutError as error:
         raise Transient(f"the bus did not answer a read of {stream}: {error!r}") from error
-    return found
+    return result
 
 
 async def erase_message(bus: Connection, stream: str, seq: int) -> bool:

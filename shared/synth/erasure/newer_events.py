@@ -34,13 +34,13 @@ class NewerEvent:
 
 async def find_newer_events(bus: Connection) -> list[NewerEvent]:
     """Return all of them that are in the log now, oldest first. Raises `Transient` if the log cannot be read."""
-    found: list[NewerEvent] = []
+    results: list[NewerEvent] = []
     async for msg in read_stream(bus.nc, [">"]):
         recorded = from_delivery(msg)
         if isinstance(recorded.event, UnknownEvent) and recorded.event.newer:
             declared = await bus.schemas.had_declared(recorded)
-            found.append(NewerEvent(recorded.seq, msg.subject, recorded.schema, recorded.time, declared))
-    return found
+            results.append(NewerEvent(recorded.seq, msg.subject, recorded.schema, recorded.time, declared))
+    return results
 
 
 async def drop_newer_events(bus: Connection, events: list[NewerEvent]) -> int:

@@ -173,8 +173,8 @@ async def fetch(
     Raises httpx.HTTPError (with `AddressRefused`, and as `read_body`) and `TimeoutError`.
     """
     # Compression costs more here than it saves; the answer of an app that compresses all the same is read.
-    asked = {**headers, "Accept-Encoding": "identity"}
-    async with asyncio.timeout(deadline), client.stream("GET", url, headers=asked) as reply:
+    requested = {**headers, "Accept-Encoding": "identity"}
+    async with asyncio.timeout(deadline), client.stream("GET", url, headers=requested) as reply:
         body = await read_body(reply, limit, room)
         return Fetched(reply.status_code, body, reply.headers.get("location"))
 

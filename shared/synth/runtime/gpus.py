@@ -15,13 +15,13 @@ def visible_gpus() -> list[str]:
     named = os.environ.get("CUDA_VISIBLE_DEVICES")
     if named is None:
         return [str(i) for i in range(count_device_files())]
-    found: list[str] = []
+    results: list[str] = []
     for name in named.split(","):
         # CUDA reads the list up to the first that cannot be one.
         if not name.strip() or name.strip().startswith("-"):
             break
-        found.append(name.strip())
-    return found
+        results.append(name.strip())
+    return results
 
 
 def count_device_files() -> int:

@@ -287,8 +287,8 @@ def _log_fault(doing: str, fault: Fault) -> None:
 
 
 def _response(app: TaskApp, episode: Episode, failure: PolicyFailure | None) -> RolloutResponse:
-    asked, steps = episode.request, episode.steps
-    correlation = asked.policy.config.get("trace_correlation_id")
+    requested, steps = episode.request, episode.steps
+    correlation = requested.policy.config.get("trace_correlation_id")
     details: dict[str, Any] = {}
     if failure is not None:
         details["policy_failure"] = {"code": failure.code, "message": str(failure)}
@@ -305,7 +305,7 @@ def _response(app: TaskApp, episode: Episode, failure: PolicyFailure | None) -> 
         details={**outcome.details, **details},
     )
     return RolloutResponse(
-        run_id=asked.run_id,
+        run_id=requested.run_id,
         trajectories=[_trajectory(app, episode, steps)],
         metrics=metrics,
         aborted=failure is not None,

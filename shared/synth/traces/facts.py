@@ -66,7 +66,7 @@ def judge_scores(summary: TraceSummary, review: RolloutReview | None) -> dict[st
         for event in review.events:
             for name, criterion in event.criteria.items():
                 sums.setdefault(name, []).append(criterion.score)
-        scores |= {name: sum(found) / len(found) for name, found in sums.items()}
+        scores |= {name: sum(item) / len(item) for name, item in sums.items()}
         if review.outcome is not None:
             scores |= {name: criterion.score for name, criterion in review.outcome.criteria.items()}
     for name, score in (("events", summary.judged_events), ("outcome", summary.judged_outcome)):

@@ -40,9 +40,9 @@ def examine(file: Path, flags: Flags, models_dir: Path) -> JobFile:
     # A registry of this machine has all of the cluster's models; without one, only the cluster can check the model.
     elsewhere = LenientRegistry()
     registry = Registry(models_dir) if models_dir.is_dir() else elsewhere
-    _, found = validate_text(read_config(file), name=name_of(file), flags=flags, registry=registry)
+    _, result = validate_text(read_config(file), name=name_of(file), flags=flags, registry=registry)
     unsure = [f"{p.where}: {p.what} on this machine; the cluster decides" for p in elsewhere.unknown_models]
-    return JobFile(name_of(file), found, unsure)
+    return JobFile(name_of(file), result, unsure)
 
 
 def check(file: Path, flags: Flags, models_dir: Path, cluster: AskedCluster) -> JobFile:
@@ -50,10 +50,10 @@ def check(file: Path, flags: Flags, models_dir: Path, cluster: AskedCluster) -> 
     name, text = name_of(file), read_config(file)
     # A model of this machine shows nothing about the model of a cluster elsewhere.
     registry = LenientRegistry(models_dir if cluster.here else None)
-    _, found = validate_text(text, name=name, flags=flags, registry=registry)
-    if found.job is None:
-        return JobFile(name, found)
-    return check_job(CheckedJob.of(text, name=name, flags=flags, found=found), models_dir, cluster)
+    _, result = validate_text(text, name=name, flags=flags, registry=registry)
+    if result.job is None:
+        return JobFile(name, result)
+    return check_job(CheckedJob.of(text, name=name, flags=flags, found=result), models_dir, cluster)
 
 
 def require_fit(job: CheckedJob, models_dir: Path, cluster: AskedCluster) -> None:

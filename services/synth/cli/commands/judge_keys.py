@@ -54,7 +54,7 @@ def ls(ctx: typer.Context, fmt: Output = Format.TABLE) -> None:
         names = judge_keys(client)
     if fmt is Format.JSON:
         return output.print_json(names)
-    return output.print_table(("name",), [[found.name] for found in names], wrap="name")
+    return output.print_table(("name",), [[item.name] for item in names], wrap="name")
 
 
 @app.command("rm")

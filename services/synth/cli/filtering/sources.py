@@ -72,7 +72,7 @@ class PlatformTraces:
         if transcript.cut_values or transcript.turns_left_out:
             return ReadTrace(candidate, judged, [], unusable="shortened")
         try:
-            rows = [self._row(found.as_row()) for found in conversations(transcript) if found.taught]
+            rows = [self._row(item.as_row()) for item in conversations(transcript) if item.taught]
         except ImageGone:
             return ReadTrace(candidate, judged, [], unusable="images")
         cut_off = not rows and any(turn.finish_reason in CUT_OFF for turn in transcript.turns)

@@ -168,7 +168,7 @@ def _failure(client: TaskAppConnection, status: int, text: str, answer: Body) ->
     shown = answer.get("traceback")
     lines = [str(line) for line in cast(list[Any], shown)] if isinstance(shown, list) else []
     message = str(fields.get("message") or excerpt(text))
-    places = [found[1] for line in lines if (found := _PLACE.fullmatch(line))]
+    places = [match[1] for line in lines if (match := _PLACE.fullmatch(line))]
     if places:
         raised = "the app raised " if fields.get("code") == "environment_error" else ""
         return AppFailed(f"{raised}{message.removesuffix(f' ({places[-1]})')}", where=places[-1], traceback=lines)

@@ -261,9 +261,9 @@ def print_reports(rows: Sequence[tuple[str, str, str, str, str]]) -> None:
     from synth.cli.tui.tables.labelled import labelled
 
     reports: list[tuple[Text, Text]] = []
-    for result, subject, found, where, fix in rows:
-        text = Text(subject, style="bold" if found else "")
-        for line, style in ((found, "not bold"), (where, "not bold dim"), (fix, "not bold cyan")):
+    for result, subject, item, where, fix in rows:
+        text = Text(subject, style="bold" if item else "")
+        for line, style in ((item, "not bold"), (where, "not bold dim"), (fix, "not bold cyan")):
             if line:
                 text.append(f"\n{line}", style=style)
         reports.append((Text(result, style=style_of(result)), text))

@@ -25,11 +25,11 @@ async def check_job(gateway: Gateway, org: OrgId, created: JobCreated) -> JobChe
     if validated.job is None:
         return JobCheck(problems=validated.problems)
     question = CheckJob(org=org, job=validated.job)
-    found = await ask(gateway.bus, CHECK, question, CheckVerdict, within=ANSWER_WITHIN_S)
+    result = await ask(gateway.bus, CHECK, question, CheckVerdict, within=ANSWER_WITHIN_S)
     return JobCheck(
-        problems=found.problems,
+        problems=result.problems,
         warnings=validated.warnings,
         resolved=validated.job,
-        unchecked=found.unchecked,
-        rendering=found.rendering,
+        unchecked=result.unchecked,
+        rendering=result.rendering,
     )

@@ -69,8 +69,8 @@ async def cancel_job(gateway: Gateway, caller: ApiKey, id: str, *, named: StateN
 
 
 def _was_just_asked(history: JobHistory) -> bool:
-    asked = [fact.time for fact in history.facts if isinstance(fact.event, JobCancelRequested)]
-    return bool(asked) and (datetime.now(UTC) - asked[-1]).total_seconds() < _SAME_REQUEST_S
+    requested = [fact.time for fact in history.facts if isinstance(fact.event, JobCancelRequested)]
+    return bool(requested) and (datetime.now(UTC) - requested[-1]).total_seconds() < _SAME_REQUEST_S
 
 
 async def pause_job(gateway: Gateway, caller: ApiKey, id: str, *, named: StateName = str) -> JobRow:

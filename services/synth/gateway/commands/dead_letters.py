@@ -108,9 +108,9 @@ async def _settle(gateway: Gateway, letter: DeadLetter, decision: LetterRetried 
 
 
 async def _settled(gateway: Gateway, id: int, how: str) -> SettledLetter:
-    found = await read_letter(gateway.bus, id)
-    assert found is not None
-    return SettledLetter(letter=found.letter, how=how)
+    result = await read_letter(gateway.bus, id)
+    assert result is not None
+    return SettledLetter(letter=result.letter, how=how)
 
 
 def _refused(status: int, letter: DeadLetter, what: str, *, fix: str) -> ApiError:

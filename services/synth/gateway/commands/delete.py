@@ -79,10 +79,10 @@ async def delete_model(gateway: Gateway, caller: ApiKey, id: str) -> None:
 
     Raises a 404, and a 409 while its job runs.
     """
-    found = gateway.read_model.model(caller.org, id) or gateway.read_model.checkpoint(caller.org, id)
-    if found is None or found.model.job_id is None:
+    result = gateway.read_model.model(caller.org, id) or gateway.read_model.checkpoint(caller.org, id)
+    if result is None or result.model.job_id is None:
         raise not_found("model", id)
-    job_id = found.model.job_id
+    job_id = result.model.job_id
     row = await gateway.job(caller.org, job_id)
     if row.job.state not in TERMINAL:
         raise _refused(
@@ -91,7 +91,7 @@ async def delete_model(gateway: Gateway, caller: ApiKey, id: str) -> None:
             fix=f"wait for its end, or cancel it: synthctl jobs cancel {job_id}",
             where="model",
         )
-    event = ModelDeleted(model=id, tree=found.tree, requested_by=caller.key_id)
+    event = ModelDeleted(model=id, tree=result.tree, requested_by=caller.key_id)
     seq = await gateway.publisher.once(event, org=caller.org, key=job_id, id=id)
     await gateway.hub.wait_until_applied(seq)
 

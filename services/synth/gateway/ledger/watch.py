@@ -155,7 +155,7 @@ class LedgerWatch:
             await self._records.report(stream, sequences)
 
     async def _compare(self, log_too: bool) -> Damage:
-        found = Damage(await self._compare_log() if log_too else await self._compare_end())
+        result = Damage(await self._compare_log() if log_too else await self._compare_end())
         for stream in _BUCKETS:
             known = self._file.keys(stream)
             lost = await self._read_bucket(stream, after=0)
@@ -165,8 +165,8 @@ class LedgerWatch:
                 self._file.put_keys(stream, {}, gone=gone, reached=0)
                 lost = [subject for subject in lost if subject not in gone]
             if lost:
-                found.keys[stream.removeprefix("KV_")] = (sorted(map(key_of, lost)), len(known))
-        return found
+                result.keys[stream.removeprefix("KV_")] = (sorted(map(key_of, lost)), len(known))
+        return result
 
     async def _compare_end(self) -> list[int]:
         """Return the events of the ledger that are after the log's end."""

@@ -147,9 +147,9 @@ def find_damage(path: Path, *, stream: str, schema: str, tables: Iterable[str]) 
         set_stream(db, stream)
         # Read one state of the file, also during writes.
         db.execute("BEGIN")
-        found = db.execute("PRAGMA integrity_check(1)").fetchone()[0]
-        if found != "ok":
-            return str(found)
+        result = db.execute("PRAGMA integrity_check(1)").fetchone()[0]
+        if result != "ok":
+            return str(result)
         if _definitions(db) != _expected(schema, tuple(tables)):
             return "its tables are not those that were made"
         totals = {name: (rows, digests) for name, rows, digests in db.execute(f"SELECT * FROM {TOTALS}")}

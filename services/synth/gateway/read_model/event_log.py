@@ -111,7 +111,7 @@ async def _read_page(
     if max_bytes is not None:
         start["max_bytes"] = max_bytes
     try:
-        found, end = await read_across_reconnects(
+        result, end = await read_across_reconnects(
             bus, lambda: _batch(bus, start | {"next_by_subj": subject, "batch": limit})
         )
     except (TimeoutError, NatsError) as error:
@@ -119,19 +119,19 @@ async def _read_page(
     status = end.get("Status", "")
     if status not in ("204", "404"):
         raise Transient(f"the bus refused a read of {subject}: {status} {end.get('Description', '')}")
-    return Page(found, more=int(end.get("Nats-Num-Pending", 0)) > 0)
+    return Page(result, more=int(end.get("Nats-Num-Pending", 0)) > 0)
 
 
 async def _batch(bus: Connection, request: dict[str, object]) -> tuple[list[Recorded], dict[str, str]]:
     """Return the events of one direct get, and the headers of its end."""
-    found: list[Recorded] = []
+    results: list[Recorded] = []
     ended: asyncio.Future[dict[str, str]] = asyncio.get_running_loop().create_future()
 
     async def on_message(msg: Msg) -> None:
         headers = msg.headers or {}
         if "Nats-Sequence" in headers:
             time = datetime.fromisoformat(headers["Nats-Time-Stamp"])
-            found.append(
+            results.append(
                 from_parts(headers["Nats-Subject"], msg.data, headers, seq=int(headers["Nats-Sequence"]), time=time)
             )
         elif not ended.done():
@@ -142,7 +142,7 @@ async def _batch(bus: Connection, request: dict[str, object]) -> tuple[list[Reco
     try:
         await bus.nc.publish(f"{bus.nc.api}.DIRECT.GET.{EVENTS}", json.dumps(request).encode(), reply=inbox)
         async with asyncio.timeout(_TIMEOUT_S):
-            return found, await ended
+            return results, await ended
     finally:
         await subscription.unsubscribe()
 
@@ -167,23 +167,23 @@ async def read_last(bus: Connection, kind: type[Event], org: str, key: str) -> R
     """Read the last event of this kind of one job or file, from the stream's leader."""
     subject = subject_of(kind, org, key)
     try:
-        found = await read_across_reconnects(bus, lambda: bus.js.get_last_msg(EVENTS, subject))
+        result = await read_across_reconnects(bus, lambda: bus.js.get_last_msg(EVENTS, subject))
     except NotFoundError:
         return None
     except (TimeoutError, NatsError) as error:
         raise Transient(f"the bus did not answer a read of {subject}: {error!r}") from error
-    assert found.seq is not None
-    assert found.time is not None
-    return from_parts(subject, found.data or b"", found.headers, seq=found.seq, time=found.time)
+    assert result.seq is not None
+    assert result.time is not None
+    return from_parts(subject, result.data or b"", result.headers, seq=result.seq, time=result.time)
 
 
 async def has_event(bus: Connection, mark: Mark) -> bool:
     """Return whether the log has exactly this event. Raises `Transient` if the bus does not answer."""
-    found = await _find(bus, mark.seq)
-    if found is None:
+    result = await _find(bus, mark.seq)
+    if result is None:
         return False
-    assert found.time is not None
-    return from_parts(found.subject or "", b"null", found.headers, seq=mark.seq, time=found.time).sign == mark.sign
+    assert result.time is not None
+    return from_parts(result.subject or "", b"null", result.headers, seq=mark.seq, time=result.time).sign == mark.sign
 
 
 async def has_any_at(bus: Connection, seq: int) -> bool:

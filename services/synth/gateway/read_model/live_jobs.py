@@ -31,15 +31,15 @@ async def live_jobs(
     after = 0
     while True:
         # Rows that do not match are read but not decoded, so every page costs about the same.
-        found = model.db.execute(_READ, (after, _PAGE)).fetchall()
+        result = model.db.execute(_READ, (after, _PAGE)).fetchall()
         yield [
             msgspec.json.decode(row, type=JobRow)
-            for _, org, state, row in found
+            for _, org, state, row in result
             if (orgs is None or org in orgs) and (states is None or state in states)
         ]
-        if len(found) < _PAGE:
+        if len(result) < _PAGE:
             return
-        after = found[-1][0]
+        after = result[-1][0]
         await asyncio.sleep(0)
 
 

@@ -187,8 +187,8 @@ def apply_to_file(row: FileRow | None, recorded: Recorded) -> FileRow | None:
         return None
     if isinstance(event, FileReady):
         row = msgspec.structs.replace(row, rewritten=event.rewritten)
-        found = {name: getattr(event, name) for name in _COUNTS}
-        return msgspec.structs.replace(row, file=msgspec.structs.replace(row.file, status="ready", **found))
+        results = {name: getattr(event, name) for name in _COUNTS}
+        return msgspec.structs.replace(row, file=msgspec.structs.replace(row.file, status="ready", **results))
     if isinstance(event, FileRejected):
         changes = {"bad_lines": event.bad_lines, "problems": event.problems}
         return msgspec.structs.replace(row, file=msgspec.structs.replace(row.file, status="failed", **changes))

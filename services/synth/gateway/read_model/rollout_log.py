@@ -94,19 +94,19 @@ async def read_rollouts(
     bus: Connection, org: str, job_id: str, query: RolloutQuery, rewards: JudgedRewards
 ) -> RolloutPage:
     """Return one page of a job's rollouts. Raises `Transient` if the bus does not answer."""
-    found = _Smallest(query.limit + 1, query, rewards)
+    result = _Smallest(query.limit + 1, query, rewards)
     marks = await _read_marks(bus, org, job_id)
     if query.iteration is not None:
-        await _read_iteration(bus, org, job_id, query, marks, found)
+        await _read_iteration(bus, org, job_id, query, marks, result)
     elif query.sort == "newest":
-        await _read_backwards(bus, org, job_id, query, marks, found)
+        await _read_backwards(bus, org, job_id, query, marks, result)
     else:
         start = query.after[1] + 1 if query.sort == "oldest" and query.after else 0
         async for recorded in _scan(bus, org, job_id, start=start):
-            found.add(recorded)
-            if query.sort == "oldest" and found.full:
+            result.add(recorded)
+            if query.sort == "oldest" and result.full:
                 break
-    rollouts = found.in_order()
+    rollouts = result.in_order()
     page = rollouts[: query.limit]
     more = len(rollouts) > len(page)
     return RolloutPage(data=page, has_more=more, next=_cursor(query.key(page[-1])) if more else None)
@@ -120,7 +120,7 @@ async def find_rollout(
     request = next((m for m in marks if (m.mode, m.iteration) == (mode, iteration)), None)
     if request is None and marks:
         raise LookupError
-    found: Recorded | None = None
+    result: Recorded | None = None
     members: defaultdict[int, dict[int, RolloutSummary]] = defaultdict(dict)
     batched: RolloutBatched | None = None
     async for recorded in _scan(bus, org, job_id, start=request.seq if request else 0):
@@ -137,15 +137,15 @@ async def find_rollout(
         # A collector that did not know yet that it was replaced may have abandoned a rollout that another completed.
         if before is None or (before.outcome in ("failed", "late") and isinstance(event, RolloutCompleted)):
             members[event.group][event.index] = rollout_view(recorded, rewards.reward(event))
-            found = recorded if event.index == index else found
-        if found is not None and mode == "eval":
+            result = recorded if event.index == index else result
+        if result is not None and mode == "eval":
             break
-    if found is None:
+    if result is None:
         raise LookupError
-    event = found.event
+    event = result.event
     assert isinstance(event, RolloutCompleted | RolloutFailed)
     group = dict(sorted(members[event.group].items()))
-    return FoundRollout(found, group, request, batched)
+    return FoundRollout(result, group, request, batched)
 
 
 def parse_cursor(text: str) -> _Key:

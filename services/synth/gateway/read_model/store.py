@@ -118,8 +118,8 @@ class ReadModel(ProjectedFile):
 
     def find(self, table: str, kind: type[Row], id: str) -> Row | None:
         """Return the row with this id, of any organisation."""
-        found = self._db.execute(f"SELECT row FROM {table} WHERE id = ?", (id,)).fetchone()
-        return msgspec.json.decode(found[0], type=kind) if found else None
+        result = self._db.execute(f"SELECT row FROM {table} WHERE id = ?", (id,)).fetchone()
+        return msgspec.json.decode(result[0], type=kind) if result else None
 
     def job(self, org: str, id: str) -> JobRow | None:
         """Return a job of this organisation."""
@@ -188,13 +188,13 @@ class ReadModel(ProjectedFile):
 
     def is_deleted(self, org: str, id: str) -> bool:
         """Return whether a job or a model of this organisation existed and was deleted."""
-        found = self._db.execute("SELECT org FROM deleted WHERE id = ?", (id.lower(),)).fetchone()
-        return found is not None and found[0] == org
+        result = self._db.execute("SELECT org FROM deleted WHERE id = ?", (id.lower(),)).fetchone()
+        return result is not None and result[0] == org
 
     def trash(self) -> list[Trash]:
         """Return the deleted items whose blobs may still be in the blob store, as far as this process knows."""
-        found = self._db.execute("SELECT row FROM trash ORDER BY deleted").fetchall()
-        return [msgspec.json.decode(row, type=Trash) for (row,) in found]
+        result = self._db.execute("SELECT row FROM trash ORDER BY deleted").fetchall()
+        return [msgspec.json.decode(row, type=Trash) for (row,) in result]
 
     def put_trash(self, trash: Trash) -> None:
         """Note the blobs of a deleted item, or the rest of them."""
@@ -230,8 +230,8 @@ class ReadModel(ProjectedFile):
 
     def checkpoints(self, job_id: str) -> list[Checkpoint]:
         """Return the existing checkpoints of a job, newest first, each with the values of its step."""
-        found = self._db.execute("SELECT row FROM checkpoints WHERE job = ? ORDER BY step DESC", (job_id,)).fetchall()
-        rows = [msgspec.json.decode(row, type=CheckpointRow).checkpoint for (row,) in found]
+        result = self._db.execute("SELECT row FROM checkpoints WHERE job = ? ORDER BY step DESC", (job_id,)).fetchall()
+        rows = [msgspec.json.decode(row, type=CheckpointRow).checkpoint for (row,) in result]
         values = "SELECT name, value FROM metrics WHERE job = ? AND step = ?"
         return [
             msgspec.structs.replace(c, values=dict(self._db.execute(values, (job_id, c.step)).fetchall())) for c in rows
@@ -239,20 +239,20 @@ class ReadModel(ProjectedFile):
 
     def checkpoints_of_failed(self, *, before: float, limit: int) -> list[tuple[str, str, CheckpointRow]]:
         """Return checkpoints of jobs that failed before this Unix time, with their organisations and jobs."""
-        found = self._db.execute(
+        result = self._db.execute(
             "SELECT jobs.org, jobs.id, checkpoints.row FROM checkpoints JOIN jobs ON jobs.id = checkpoints.job "
             "WHERE state = ? AND unixepoch(json_extract(CAST(jobs.row AS TEXT), '$.job.ended_at')) < ? LIMIT ?",
             (State.FAILED, before, limit),
         ).fetchall()
-        return [(org, job, msgspec.json.decode(row, type=CheckpointRow)) for org, job, row in found]
+        return [(org, job, msgspec.json.decode(row, type=CheckpointRow)) for org, job, row in result]
 
     def checkpoint(self, org: str, model: str) -> CheckpointRow | None:
         """Return the checkpoint of this organisation that serves under this id."""
         named = parse_finetuned(model)
         if named is None or named.checkpoint is None:
             return None
-        found = self._db.execute("SELECT row FROM checkpoints WHERE job = ? AND model = ?", (named.job_id, model))
-        row = found.fetchone()
+        result = self._db.execute("SELECT row FROM checkpoints WHERE job = ? AND model = ?", (named.job_id, model))
+        row = result.fetchone()
         checkpoint = msgspec.json.decode(row[0], type=CheckpointRow) if row else None
         return checkpoint if checkpoint and checkpoint.org == org else None
 

@@ -97,12 +97,12 @@ class Logins:
 
     async def _answer(self, msg: Msg) -> None:
         try:
-            asked = msgspec.convert(read_claims(msg.data).get("nats"), _Request, strict=False)
+            requested = msgspec.convert(read_claims(msg.data).get("nats"), _Request, strict=False)
         except (ValueError, msgspec.ValidationError) as error:
             log.warning("a login cannot be read", error=str(error))
             return
         answer: dict[str, Any] = {"type": "authorization_response", "version": 2}
-        password = asked.connect_opts.password
+        password = requested.connect_opts.password
         try:
             key, reason = await self._find(password)
         except ApiError as error:
@@ -113,15 +113,16 @@ class Logins:
                 self._audit.note_bus_login(
                     org=key.org if key else None,
                     key=key.key_id if key else self._audit.digest(password),
-                    address=asked.client_info.host,
+                    address=requested.client_info.host,
                 )
         if key is None or reason:
-            log.info("login refused", user=asked.connect_opts.user[:100], reason=reason)
+            log.info("login refused", user=requested.connect_opts.user[:100], reason=reason)
             answer["error"] = reason
         else:
-            answer["jwt"] = self._let_in(key, asked.user_nkey)
+            answer["jwt"] = self._let_in(key, requested.user_nkey)
         await self._bus.nc.publish(
-            msg.reply, self._issuer.sign({"sub": asked.user_nkey, "aud": asked.server_id.id, "nats": answer}).encode()
+            msg.reply,
+            self._issuer.sign({"sub": requested.user_nkey, "aud": requested.server_id.id, "nats": answer}).encode(),
         )
 
     async def _find(self, password: str) -> tuple[ApiKey | None, str]:

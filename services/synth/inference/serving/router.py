@@ -144,16 +144,16 @@ class ModelRouter:
         job_id, _, version = name.partition("@v")
         if version and job_id in self.jobs:
             return await self._pinned_files(self.jobs[job_id], int(version))
-        found = await local_model(self._by_id[name], self.blobs, self.cache, hub=self.registry.hub)
-        return ModelFiles(found.model, found.adapter, lora=self._by_id[name].lora)
+        result = await local_model(self._by_id[name], self.blobs, self.cache, hub=self.registry.hub)
+        return ModelFiles(result.model, result.adapter, lora=self._by_id[name].lora)
 
     async def source_of(self, job: ServedJob) -> ModelFiles:
         """Return the files that a job's policy starts from: the same files that its trainer loads."""
         if job.expects_new_weights:
-            found = await training_source(job.source, job.lora, self.blobs, self.cache, hub=self.registry.hub)
-            return ModelFiles(found.model, found.adapter, lora=job.lora, expects_new_weights=True)
-        found = await local_model(job.source, self.blobs, self.cache, hub=self.registry.hub)
-        return ModelFiles(found.model, found.adapter, lora=job.source.lora)
+            result = await training_source(job.source, job.lora, self.blobs, self.cache, hub=self.registry.hub)
+            return ModelFiles(result.model, result.adapter, lora=job.lora, expects_new_weights=True)
+        result = await local_model(job.source, self.blobs, self.cache, hub=self.registry.hub)
+        return ModelFiles(result.model, result.adapter, lora=job.source.lora)
 
     def _served(self, job_id: str) -> ServedJob:
         job = self.jobs.get(job_id)
@@ -184,12 +184,16 @@ class ModelRouter:
         if version == 0:
             return source
         published = await replay(self.bus, [f"policy.published.{job.org}.{job.job_id}"])
-        found = [p.event for p in published if isinstance(p.event, PolicyPublished) and p.event.version == version]
-        if not found:
+        results = [p.event for p in published if isinstance(p.event, PolicyPublished) and p.event.version == version]
+        if not results:
             raise Transient(f"policy version {version} of {job.job_id} is not published yet", delay=1)
-        weights = await self.blobs.fetch(found[-1].weights, self.cache / f"{job.job_id}-v{version}.safetensors")
+        weights = await self.blobs.fetch(results[-1].weights, self.cache / f"{job.job_id}-v{version}.safetensors")
         return replace(
-            source, weights=weights, version=version, weights_are_copy=self.blobs.root is None, canary=found[-1].canary
+            source,
+            weights=weights,
+            version=version,
+            weights_are_copy=self.blobs.root is None,
+            canary=results[-1].canary,
         )
 
 

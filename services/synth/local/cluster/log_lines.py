@@ -140,11 +140,11 @@ class _Parser:
                 return LogLine(self.last, service, "", text)
             level, message = str(data.get("level", "")), str(data.get("event", ""))
             return _for_people(self.last, service, level, message, data.get("exception"), data)
-        if found := _NATS.fullmatch(text):
-            moment = datetime.strptime(found[1].ljust(26, "0"), "%Y/%m/%d %H:%M:%S.%f")
+        if match := _NATS.fullmatch(text):
+            moment = datetime.strptime(match[1].ljust(26, "0"), "%Y/%m/%d %H:%M:%S.%f")
             self.last = moment.astimezone()
-            return LogLine(self.last, service, _NATS_LEVELS.get(found[2], "info"), found[3])
-        if found := _SUPERVISOR.fullmatch(text):
-            self.last = datetime.fromisoformat(found[1]).astimezone()
-            return LogLine(self.last, service, "info", found[2])
+            return LogLine(self.last, service, _NATS_LEVELS.get(match[2], "info"), match[3])
+        if match := _SUPERVISOR.fullmatch(text):
+            self.last = datetime.fromisoformat(match[1]).astimezone()
+            return LogLine(self.last, service, "info", match[2])
         return LogLine(self.last, service, "", text)

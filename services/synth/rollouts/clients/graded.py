@@ -94,12 +94,12 @@ class GradedPlayer:
             return _failed(str(error), "a score", "look at the rollouts service's log")
 
     def _grade(self, row: dict[str, Any], sample: Sample, ran: Mapping[str, float]) -> TaskAppReply:
-        found = grade(self._grader, row, sample, max_characters=self._max_characters, ran=ran)
-        told: dict[str, Any] = {"score": found.score, "parts": found.parts, "lacking": found.lacking}
-        if found.asked:
-            told["asked"] = msgspec.to_builtins(found.asked)
+        result = grade(self._grader, row, sample, max_characters=self._max_characters, ran=ran)
+        told: dict[str, Any] = {"score": result.score, "parts": result.parts, "lacking": result.lacking}
+        if result.asked:
+            told["asked"] = msgspec.to_builtins(result.asked)
         # The scores of models are not known yet: the reward is computed once the judges have answered.
-        return TaskAppReply(200, {"metrics": {"mean_return": found.score or 0.0, "details": {"grader": told}}})
+        return TaskAppReply(200, {"metrics": {"mean_return": result.score or 0.0, "details": {"grader": told}}})
 
     async def aclose(self) -> None:
         await self._chats.close()

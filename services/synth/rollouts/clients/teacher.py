@@ -29,11 +29,11 @@ class TeacherClient:
         It is NaN for the first token, and for the last one if the tokens fill the teacher's context.
         Raises `UserError` if the teacher refuses the tokens, `Transient` if no answer arrives.
         """
-        asked = {"job_id": job_id, "token_ids": tokens.tolist()}
+        requested = {"job_id": job_id, "token_ids": tokens.tolist()}
         try:
             reply = await self._http.post(
                 f"{replica.url}/internal/teacher/score",
-                content=msgspec.json.encode(asked),
+                content=msgspec.json.encode(requested),
                 headers={"authorization": self._calls.authorization(replica.recorder, job_id), "x-synth-job": job_id},
             )
         except httpx.HTTPError as error:

@@ -151,12 +151,12 @@ def _advantages(members: list[ScoredRollout], credit: CreditRules) -> list[list[
     if not any(credit.trains(member) for member in members):
         return None
     turns = [credit.turn_rewards(member) for member in members]
-    found = _of_rewards(turns, [credit.reward(member) for member in members], credit)
+    result = _of_rewards(turns, [credit.reward(member) for member in members], credit)
     if credit.distillation is None:
-        return found
+        return result
     # A group whose rewards have no signal still learns from the teacher.
     weight = credit.distillation.reward_weight
-    return [[weight * a for a in of_turns] for of_turns in found] if found else [[0.0] * len(t) for t in turns]
+    return [[weight * a for a in of_turns] for of_turns in result] if result else [[0.0] * len(t) for t in turns]
 
 
 def _of_rewards(turns: list[list[float]], rewards: list[float], credit: CreditRules) -> list[list[float]] | None:
@@ -171,10 +171,10 @@ def _of_rewards(turns: list[list[float]], rewards: list[float], credit: CreditRu
 
 def _of_tokens(branch: Branch, by_turn: list[float], distillation: DistillationSettings | None) -> Float32:
     """Return float32 [T]: the advantage of each sampled token, 0 elsewhere."""
-    found = np.asarray(by_turn)[np.maximum(branch.calls, 0)]
+    result = np.asarray(by_turn)[np.maximum(branch.calls, 0)]
     if distillation is not None:
-        found = found - distillation.kl_coef * np.nan_to_num(reverse_kl(branch), nan=0.0)
-    return np.where(branch.loss_mask, found, 0.0).astype(np.float32)
+        result = result - distillation.kl_coef * np.nan_to_num(reverse_kl(branch), nan=0.0)
+    return np.where(branch.loss_mask, result, 0.0).astype(np.float32)
 
 
 def _mean(branches: list[Branch], by_turn: list[float], of_tokens: list[Float32], credit: CreditRules) -> float:

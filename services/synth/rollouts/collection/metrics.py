@@ -52,9 +52,9 @@ def _image_metrics(rollouts: list[ScoredRollout]) -> dict[str, float]:
 
 def _teacher_metrics(rollouts: list[ScoredRollout]) -> dict[str, float]:
     """Return the mean of log μ − log π_teacher over the sampled tokens, in nats; empty if no teacher scored any."""
-    found = [reverse_kl(branch) for rollout in rollouts for branch in rollout.branches]
-    asked = [kl[np.isfinite(kl)] for kl in found]
-    return {"teacher_kl": float(np.concatenate(asked).mean())} if any(map(len, asked)) else {}
+    results = [reverse_kl(branch) for rollout in rollouts for branch in rollout.branches]
+    requested = [kl[np.isfinite(kl)] for kl in results]
+    return {"teacher_kl": float(np.concatenate(requested).mean())} if any(map(len, requested)) else {}
 
 
 def evaluation_metrics(
@@ -93,17 +93,17 @@ def _sampled(rollout: ScoredRollout) -> bytes:
 
 def _source_metrics(rollouts: list[ScoredRollout], rewards: RewardSettings) -> dict[str, float]:
     """Return mean and spread of each reward source, and its share: its part of the sum of the weighted mean sizes."""
-    found: dict[str, float] = {}
+    result: dict[str, float] = {}
     if rewards.steps is not None:
-        found["step_rewards_missing"] = float(sum(r.steps_missing for r in rollouts))
+        result["step_rewards_missing"] = float(sum(r.steps_missing for r in rollouts))
     if rewards.scores == "none":
-        return found
+        return result
     weights = msgspec.structs.asdict(rewards.weights)
     paid = {name: np.asarray([r.sources.get(name, 0.0) for r in rollouts]) for name in weights}
     moved = {name: abs(weights[name]) * float(np.abs(values).mean()) for name, values in paid.items()}
     for name, values in paid.items():
         if any(name in r.sources for r in rollouts):
-            found[f"reward_{name}_mean"] = float(values.mean())
-            found[f"reward_{name}_std"] = float(values.std())
-            found[f"reward_{name}_share"] = moved[name] / (sum(moved.values()) or 1.0)
-    return found
+            result[f"reward_{name}_mean"] = float(values.mean())
+            result[f"reward_{name}_std"] = float(values.std())
+            result[f"reward_{name}_share"] = moved[name] / (sum(moved.values()) or 1.0)
+    return result

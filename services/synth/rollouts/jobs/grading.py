@@ -30,10 +30,10 @@ class ModelGraders:
 
     async def to_judge(self, request: CollectRequest, durable: DurableRollout) -> RolloutToJudge:
         """Return the rollout with its prompts, as the judge service takes it."""
-        rollout_id, asked = durable.rollout.rollout_id, _asked(durable)
-        if not asked:
+        rollout_id, requested = durable.rollout.rollout_id, _asked(durable)
+        if not requested:
             return RolloutToJudge(rollout_id=rollout_id)
-        ref = await self.event_log.put_prompts(request, durable, msgspec.json.encode(asked))
+        ref = await self.event_log.put_prompts(request, durable, msgspec.json.encode(requested))
         return RolloutToJudge(rollout_id=rollout_id, prompts=ref)
 
     def calls(self, durable: DurableRollout, judging: Judging) -> int:

@@ -89,8 +89,8 @@ class RolloutJudge:
         async with self._slots, self._reserved(planned):
             answer = await self._ask_until_answered(question)
             if self.graders is not None and answer.failure is None:
-                found = zip(rollouts, answer.reviews, strict=True)
-                reviews = [self.graders.review(durable, review) for durable, review in found]
+                result = zip(rollouts, answer.reviews, strict=True)
+                reviews = [self.graders.review(durable, review) for durable, review in result]
                 answer = msgspec.structs.replace(answer, reviews=reviews)
             return await self._log(request, rollouts, answer)
 

@@ -51,8 +51,8 @@ def reverse_kl(branch: Branch) -> npt.NDArray[np.float64]:
     """
     if branch.teacher_logprobs is None:
         return np.full(len(branch.tokens), np.nan)
-    found = branch.logprobs.astype(np.float64) - branch.teacher_logprobs.astype(np.float64)
-    return np.where(branch.loss_mask, found, np.nan)
+    result = branch.logprobs.astype(np.float64) - branch.teacher_logprobs.astype(np.float64)
+    return np.where(branch.loss_mask, result, np.nan)
 
 
 def has_signal(turns: list[list[float]], discount: float | None) -> bool:

@@ -56,16 +56,16 @@ def turn_rewards(answer: Object, settings: StepRewards, *, calls: int) -> list[f
 def _decisions(trajectories: list[Object], settings: StepRewards) -> list[_Decision]:
     if settings.kind == "unique":
         samples = [s for t in trajectories for s in _list(t.get("decision_samples")) if isinstance(s, dict)]
-        if found := [_sample(s) for s in samples if s.get("r_i") is not None]:
-            return found
+        if results := [_sample(s) for s in samples if s.get("r_i") is not None]:
+            return results
         stepwise = [(step, _table(step.get("info")).get("stepwise")) for step in _steps(trajectories)]
-        if found := [
+        if results := [
             _Decision(read_reward(s["reward"], "stepwise.reward"), bool(s.get("indicator")), _call(step))
             for step, s in stepwise
             if isinstance(s, dict) and s.get("reward") is not None
         ]:
-            return found
-    found: list[_Decision] = []
+            return results
+    results: list[_Decision] = []
     for step in _steps(trajectories):
         info = _table(step.get("info"))
         record = _table(info.get("meta")).get("decision_rewards") or info.get("decision_rewards")
@@ -75,8 +75,8 @@ def _decisions(trajectories: list[Object], settings: StepRewards) -> list[_Decis
         unique = read_reward(record.get("unique_delta") or 0, "decision_rewards.unique_delta")
         every = read_reward(record.get("ach_delta") or 0, "decision_rewards.ach_delta")
         reward = unique if settings.kind == "unique" else every
-        found.append(_Decision(reward + settings.indicator_lambda * (unique > 0), unique > 0, _call(step)))
-    return found
+        results.append(_Decision(reward + settings.indicator_lambda * (unique > 0), unique > 0, _call(step)))
+    return results
 
 
 def _sample(sample: Object) -> _Decision:
@@ -86,7 +86,7 @@ def _sample(sample: Object) -> _Decision:
 
 
 def _paid_steps(trajectories: list[Object]) -> list[_Decision]:
-    found: list[_Decision] = []
+    results: list[_Decision] = []
     says = False
     for step in _steps(trajectories):
         paid = step.get("reward")
@@ -94,8 +94,8 @@ def _paid_steps(trajectories: list[Object]) -> list[_Decision]:
             paid = _table(step.get("obs")).get("reward_last_step")
         says = says or paid is not None
         reward = 0.0 if paid is None else read_reward(paid, "steps[].reward")
-        found.append(_Decision(reward, reward > 0, _call(step)))
-    return found if says else []
+        results.append(_Decision(reward, reward > 0, _call(step)))
+    return results if says else []
 
 
 def _steps(trajectories: list[Object]) -> list[Object]:

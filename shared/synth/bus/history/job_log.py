@@ -74,12 +74,12 @@ class JobHistory:
 
         Raises `Transient` if the fact is not there yet, and `Permanent` if the log knows no such job.
         """
-        found = self.last(kind)
-        if found is None and not self.facts:
+        result = self.last(kind)
+        if result is None and not self.facts:
             raise Permanent(f"the log knows no job {self.job_id}")
-        if found is None:
+        if result is None:
             raise Transient(f"{self.job_id} has no {spec_of(kind).type} yet")
-        return found
+        return result
 
 
 async def read_job(bus: Connection, org: str, job_id: str) -> JobHistory:

@@ -89,18 +89,18 @@ async def leased_trees(bus: Connection, org: str, job_id: str, trees: Collection
     facts = await replay(bus, [subject_of(ModelLeased, org, job_id)], whole=True)
     leases = [recorded.event for recorded in facts]
     needed: set[str] = set()
-    asked: dict[str, set[str] | None] = {}
+    requested: dict[str, set[str] | None] = {}
     for lease in leases:
         if not isinstance(lease, ModelLeased) or lease.tree not in trees or lease.tree in needed:
             continue
-        if lease.job not in asked:
+        if lease.job not in requested:
             try:
-                asked[lease.job] = await _trees_kept(bus, org, lease.job)
+                requested[lease.job] = await _trees_kept(bus, org, lease.job)
             except (SynthError, NatsError, OSError) as error:
                 # A damaged log of another job must not end an attempt of this one.
                 log.warning("a lease is kept, as its job cannot be read", job=lease.job, error=repr(error))
-                asked[lease.job] = None
-        kept = asked[lease.job]
+                requested[lease.job] = None
+        kept = requested[lease.job]
         if kept is None or lease.tree in kept:
             needed.add(lease.tree)
     return needed

@@ -35,10 +35,10 @@ async def find_model(
         for r in published
         if isinstance(r.event, ModelPublished) and r.key not in jobs and r.event.model.id not in deleted
     ]
-    found = next((m for m in models if matches(wanted, m.id)), None)
-    if found is None:
+    result = next((m for m in models if matches(wanted, m.id)), None)
+    if result is None:
         raise UserError(_missing(wanted, [m.id for m in models]))
-    return found
+    return result
 
 
 async def _find_checkpoint(bus: Connection, org: str, wanted: FineTunedId, for_job: str | None) -> ModelRef:
@@ -60,11 +60,11 @@ async def _find_checkpoint(bus: Connection, org: str, wanted: FineTunedId, for_j
                 continue
     jobs, deleted = await _read_deletions(bus, org, wanted.job_id)
     there = {} if jobs else {uri: m for uri, m in there.items() if m.id not in deleted}
-    found = next((m for m in there.values() if matches(wanted, m.id)), None)
-    if found is None:
+    result = next((m for m in there.values() if matches(wanted, m.id)), None)
+    if result is None:
         expired = any(matches(wanted, id) for id in gone)
         raise UserError(_no_checkpoint(wanted, [m.id for m in reversed(there.values())], expired=expired))
-    return found
+    return result
 
 
 async def _read_deletions(bus: Connection, org: str, job_id: str) -> tuple[set[str], set[str]]:

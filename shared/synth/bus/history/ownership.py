@@ -124,8 +124,8 @@ class Ownership:
                 return None
             if history.state is State.CANCELLING:
                 return JobCancelled(step=step)
-            if isinstance(ending, JobPaused) and not ending.reason and (asked := history.last(JobPauseRequested)):
-                return msgspec.structs.replace(ending, reason=asked.reason)
+            if isinstance(ending, JobPaused) and not ending.reason and (requested := history.last(JobPauseRequested)):
+                return msgspec.structs.replace(ending, reason=requested.reason)
             return ending
 
         history, _ = await append_as_owner(self.bus, self.fence, decide)

@@ -83,9 +83,9 @@ class SecretsBucket:
         """Return the entries whose keys match one of the patterns, all of one kind, the longest unchanged first."""
         subjects = [subject_of_key(pattern) for pattern in patterns]
         stream = f"KV_{bucket_of(patterns[0])}"
-        found = await replay_messages(self._bus.nc, subjects, stream=stream, last_per_subject=True, timeout=_BUCKET_S)
+        result = await replay_messages(self._bus.nc, subjects, stream=stream, last_per_subject=True, timeout=_BUCKET_S)
         # A deletion leaves a marker without a body.
-        return [m for m in found if m.data]
+        return [m for m in result if m.data]
 
     async def _read(self, key: str) -> bytes | None:
         async def read() -> KeyValue.Entry:
@@ -98,8 +98,8 @@ class SecretsBucket:
         return entry.value or b""
 
     async def _get(self, key: str, kind: type[_T]) -> _T | None:
-        found = await self._read(key)
-        return None if found is None else msgspec.json.decode(found, type=kind)
+        result = await self._read(key)
+        return None if result is None else msgspec.json.decode(result, type=kind)
 
     async def _put(self, key: str, record: msgspec.Struct) -> None:
         """Write a record, in place of an earlier one."""

@@ -117,14 +117,14 @@ class EnvironmentKeyStore(ChatGrantStore):
 
     async def environment_keys(self, org: str) -> list[EnvironmentKey]:
         """Return every environment key of this organisation that can be read, newest last."""
-        found: list[EnvironmentKey] = []
+        results: list[EnvironmentKey] = []
         for message in await self._entries(f"environment.{org}.*"):
             try:
-                found.append(self._unseal(message.data, EnvironmentKey, Purpose.ENVIRONMENT_KEYS))
+                results.append(self._unseal(message.data, EnvironmentKey, Purpose.ENVIRONMENT_KEYS))
             except InvalidKey as error:
                 # The other keys work, and this one can be stored again.
                 log.warning("an environment key cannot be read", place=message.subject, reason=str(error))
-        return sorted(found, key=lambda key: key.stored_at)
+        return sorted(results, key=lambda key: key.stored_at)
 
     async def environment_key(self, org: str, id: str) -> EnvironmentKey | None:
         """Return the environment key of this id; None when the organisation has no such key.
@@ -133,8 +133,8 @@ class EnvironmentKeyStore(ChatGrantStore):
         """
         if not _TOKEN.fullmatch(id):
             return None
-        found = await self._read(_place(org, id))
-        return None if found is None else self._unseal(found, EnvironmentKey, Purpose.ENVIRONMENT_KEYS)
+        result = await self._read(_place(org, id))
+        return None if result is None else self._unseal(result, EnvironmentKey, Purpose.ENVIRONMENT_KEYS)
 
     async def environment_keys_for(self, org: str, origin: str, *, by: str) -> list[EnvironmentKey]:
         """Return the keys to try at an origin, best last: keys that may be offered, then keys that belong to it.
@@ -205,14 +205,14 @@ class EnvironmentKeyStore(ChatGrantStore):
     async def remove_environment_key(self, org: str, id: str) -> bool:
         """Forget an environment key, and end chat by it; False when the organisation has no such key."""
         try:
-            found = await self.environment_key(org, id)
+            result = await self.environment_key(org, id)
         except InvalidKey:
             # Nobody can chat with a key that nobody can read.
             await self._delete([_place(org, id)])
             return True
-        if found is None:
+        if result is None:
             return False
-        await self.revoke_chat(org, found.key)
+        await self.revoke_chat(org, result.key)
         await self._delete([_place(org, id)])
         return True
 

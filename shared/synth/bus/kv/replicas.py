@@ -144,7 +144,7 @@ class ReplicaTable:
     async def wait_serving(self, model: str, *, timeout: float) -> list[Replica]:
         """Wait until a replica serves the model, and return like `serving`. Raises `TimeoutError`."""
         async with asyncio.timeout(timeout):
-            while not (found := self.serving(model)):
+            while not (result := self.serving(model)):
                 self._news.clear()
                 await self._news.wait()
-            return found
+            return result

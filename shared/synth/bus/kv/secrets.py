@@ -105,9 +105,9 @@ class SecretStore(EnvironmentKeyStore):
         record = _record(org, key, name=name, scopes=tuple(Scope), by=key_id(key))
         # Each write is separate, so that a restart completes them after a process died between two.
         if not await self._create(_place(org, record.digest), record):
-            found = await self.find_api_key(key)
-            assert found is not None
-            record = found
+            result = await self.find_api_key(key)
+            assert result is not None
+            record = result
         await self._create(
             f"org.{record.org}", Organisation(id=record.org, name="default", created_at=record.created_at)
         )
@@ -156,8 +156,8 @@ class SecretStore(EnvironmentKeyStore):
 
     async def api_keys(self, org: str) -> list[ApiKey]:
         """Return every key that this organisation ever had, the oldest first."""
-        found = [msgspec.json.decode(m.data, type=ApiKey) for m in await self._entries(f"api.{org}.*")]
-        return sorted(found, key=lambda key: key.created_at)
+        results = [msgspec.json.decode(m.data, type=ApiKey) for m in await self._entries(f"api.{org}.*")]
+        return sorted(results, key=lambda key: key.created_at)
 
     async def revoke_api_key(
         self, org: str, id: str, *, after: timedelta = timedelta(), replaced_by: str | None = None
@@ -238,8 +238,8 @@ class SecretStore(EnvironmentKeyStore):
 
     async def judge_key(self, org: str, name: str) -> JudgeKey | None:
         """Return the key of this name. Raises `InvalidKey` under another secret."""
-        found = await self._read(f"judge.{org}.{name}")
-        return None if found is None else self._unseal(found, JudgeKey, Purpose.JUDGE_KEYS)
+        result = await self._read(f"judge.{org}.{name}")
+        return None if result is None else self._unseal(result, JudgeKey, Purpose.JUDGE_KEYS)
 
     async def judge_keys(self, org: str) -> list[str]:
         """Return the names of the organisation's keys of judges."""

@@ -76,7 +76,7 @@ def password_variable(user: str) -> str:
 
 def read_nkeys(text: str) -> dict[str, tuple[str, ...]]:
     """Return the public keys in `SYNTH_NATS_NKEYS`, by user. Raises `UserError` with every entry that has none."""
-    found: dict[str, tuple[str, ...]] = {}
+    result: dict[str, tuple[str, ...]] = {}
     problems: list[Problem] = []
     for entry in filter(None, map(str.strip, text.split(","))):
         user, named, key = entry.partition("=")
@@ -88,10 +88,10 @@ def read_nkeys(text: str) -> dict[str, tuple[str, ...]]:
         elif not is_public(NkeyKind.USER, key):
             problems.append(_bad_nkey(f"the entry of {user} is no public key of a user", "56 characters, U…"))
         else:
-            found[user] = (*found.get(user, ()), key)
+            result[user] = (*result.get(user, ()), key)
     if problems:
         raise UserError(problems)
-    return found
+    return result
 
 
 def read_tls(cert: str, key: str, client_ca: str) -> ServerTls | None:

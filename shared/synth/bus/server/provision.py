@@ -102,30 +102,32 @@ async def _provision(js: JetStreamContext, topology: BusTopology) -> AsyncGenera
 
 async def drift(js: JetStreamContext, topology: BusTopology) -> list[str]:
     """Return every difference between the bus and the topology, a sentence each; empty when there is none."""
-    found: list[str] = []
+    results: list[str] = []
     for stream in topology.streams:
         try:
             actual = await js.stream_info(stream.name or "")
         except NotFoundError:
-            found.append(f"stream {stream.name} is missing")
+            results.append(f"stream {stream.name} is missing")
             continue
-        found += _differences(f"stream {stream.name}", asdict(_with_what_stays(stream, actual)), asdict(actual.config))
+        results += _differences(
+            f"stream {stream.name}", asdict(_with_what_stays(stream, actual)), asdict(actual.config)
+        )
     for consumer in topology.consumers:
         try:
             config = (await js.consumer_info(consumer.stream, consumer.name)).config
         except NotFoundError:
-            found.append(f"consumer {consumer.stream}/{consumer.name} is missing")
+            results.append(f"consumer {consumer.stream}/{consumer.name} is missing")
             continue
-        found += _differences(f"consumer {consumer.name}", asdict(consumer.config), asdict(config))
+        results += _differences(f"consumer {consumer.name}", asdict(consumer.config), asdict(config))
     for bucket in topology.buckets:
         try:
             actual = (await js.stream_info(f"KV_{bucket}")).config
         except NotFoundError:
-            found.append(f"bucket {bucket} is missing")
+            results.append(f"bucket {bucket} is missing")
             continue
         if (has := actual.num_replicas or 1) < topology.replicas:
-            found.append(f"bucket {bucket}: num_replicas is {has}, should be {topology.replicas}")
-    return found
+            results.append(f"bucket {bucket}: num_replicas is {has}, should be {topology.replicas}")
+    return results
 
 
 def _with_what_stays(wanted: StreamConfig, info: StreamInfo) -> StreamConfig:

@@ -101,11 +101,11 @@ class Lease:
         # A message published without a connection is sent after the outage, when another worker may have the task.
         if self.in_doubt or not nc.is_connected:
             return
-        reply, asked = self._reply, time.monotonic()
+        reply, requested = self._reply, time.monotonic()
         await nc.request(reply.reply, _IN_PROGRESS, timeout=timeout)
         # The report may have arrived late, when the server gives the same answer for the next owner's delivery.
         if reply is self._reply and not self.in_doubt:
-            self._sure_until = asked + self._ack_wait
+            self._sure_until = requested + self._ack_wait
 
     async def done(self) -> None:
         """Acknowledge the task: it is finished, even if another worker has it, and the queue removes it."""

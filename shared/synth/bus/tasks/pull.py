@@ -31,7 +31,7 @@ async def pull(bus: Connection, queue: str, *, batch: int, wait_s: float = 0) ->
     delivered too late for an earlier pull is dropped: the queue delivers it again by itself. Raises nats-py's errors if
     the queue cannot be reached.
     """
-    found: list[Msg] = []
+    results: list[Msg] = []
     inbox = bus.nc.new_inbox()
     subscription = await bus.nc.subscribe(inbox)
     until = {"expires": int(wait_s * 1e9)} if wait_s else {"no_wait": True}
@@ -39,16 +39,16 @@ async def pull(bus: Connection, queue: str, *, batch: int, wait_s: float = 0) ->
         body = json.dumps({"batch": batch} | until).encode()
         await bus.nc.publish(f"{bus.nc.api}.CONSUMER.MSG.NEXT.{WORK}.{queue}", body, reply=inbox)
         async with asyncio.timeout(wait_s + _ANSWER_S):
-            while len(found) < batch:
+            while len(results) < batch:
                 msg = await subscription.next_msg(timeout=wait_s + _ANSWER_S)
                 status = JetStreamContext.is_status_msg(msg)
                 if status in _NO_MORE:
                     break
                 if status:
                     raise APIError.from_msg(msg)
-                found.append(msg)
+                results.append(msg)
     except (NatsTimeout, TimeoutError):
-        log.warning("a look at the queue did not end", queue=queue, found=len(found))
+        log.warning("a look at the queue did not end", queue=queue, found=len(results))
     finally:
         await subscription.unsubscribe()
-    return found
+    return results

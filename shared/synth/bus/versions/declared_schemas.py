@@ -52,12 +52,12 @@ def declare(schemas: dict[str, int], *, metadata: dict[str, str], last_seq: int)
 
 def read_declared(metadata: dict[str, str]) -> Declared:
     """Return the schemas that a log's metadata declares."""
-    found: Declared = {}
+    result: Declared = {}
     for name, entries in metadata.items():
         if name.startswith(_PREFIX):
             pairs = [entry.partition("@") for entry in entries.split(",")]
-            found[name.removeprefix(_PREFIX)] = {int(schema): int(seq) for schema, _, seq in pairs}
-    return found
+            result[name.removeprefix(_PREFIX)] = {int(schema): int(seq) for schema, _, seq in pairs}
+    return result
 
 
 class _LogConfig(msgspec.Struct, frozen=True):

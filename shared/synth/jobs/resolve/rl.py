@@ -217,7 +217,7 @@ def _iterations(config: RlConfig, context: ResolveContext) -> int:
 
 
 def _rollout(config: RlConfig, spec: ModelSpec | None, context: ResolveContext) -> RolloutSettings:
-    section, training, asked = config.rollout, config.training, config.rollout.policy_config
+    section, training, requested = config.rollout, config.training, config.rollout.policy_config
     hint = section.episodes_per_batch
     sizes = (training.batch_size, training.batch_size * training.group_size)
     if hint is not None and hint not in sizes:
@@ -225,7 +225,7 @@ def _rollout(config: RlConfig, spec: ModelSpec | None, context: ResolveContext) 
             ("rollout", "episodes_per_batch"),
             f"has no effect: an iteration is batch_size x group_size = {sizes[1]} rollouts",
         )
-    turns = [(section, "max_turns"), (training, "max_turns"), (asked, "max_llm_calls"), (asked, "max_turns")]
+    turns = [(section, "max_turns"), (training, "max_turns"), (requested, "max_llm_calls"), (requested, "max_turns")]
     policy_table: dict[str, Any] = passthrough(context.take("rollout.policy_config", section, "policy_config"))
     stop = GivenKey(config.policy, "stop_sequences", "stop")
     env_table = context.take("rollout.env_config", section, "env_config")

@@ -12,7 +12,7 @@ def read_env_file(path: Path) -> dict[str, str]:
     """Return the `KEY=value` lines, without `export` and quotes; other lines and comments are skipped."""
     if not path.is_file():
         return {}
-    found: dict[str, str] = {}
+    result: dict[str, str] = {}
     for line in split_lines(path.read_text(encoding="utf-8", errors="replace")):
         key, equals, value = line.strip().removeprefix("export ").partition("=")
         key, value = key.strip(), value.strip()
@@ -22,8 +22,8 @@ def read_env_file(path: Path) -> dict[str, str]:
             value = value[1 : value.index(value[0], 1)]
         else:
             value = value.split(" #")[0].strip()
-        found[key] = value
-    return found
+        result[key] = value
+    return result
 
 
 def new_environment_key() -> str:

@@ -147,8 +147,8 @@ def _job(ctx: typer.Context, text: str) -> str:
 def _moment(text: str) -> datetime:
     from datetime import UTC, datetime, timedelta
 
-    if found := re.fullmatch(r"(\d{1,9})([smhd])", text.strip()):
-        return datetime.now(UTC) - timedelta(seconds=int(found[1]) * _SECONDS[found[2]])
+    if match := re.fullmatch(r"(\d{1,9})([smhd])", text.strip()):
+        return datetime.now(UTC) - timedelta(seconds=int(match[1]) * _SECONDS[match[2]])
     if re.fullmatch(r"\d\d?:\d\d(:\d\d)?", text.strip()):
         text = f"{datetime.now():%Y-%m-%d} {text.strip().zfill(5)}"
     try:

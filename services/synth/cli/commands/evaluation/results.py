@@ -135,7 +135,7 @@ def print_mean(evaluation: Evaluation) -> None:
     rows = [
         ("mean reward", output.number(statistics.fmean(rewards)) if rewards else "-"),
         *interval_rows(evaluation),
-        *(row for name, found in _estimates(evaluation).items() for row in _estimate_rows(name, found)),
+        *(row for name, item in _estimates(evaluation).items() for row in _estimate_rows(name, item)),
         ("seeds", str(len(rewards))),
         ("failed", str(len(evaluation.failed)) if evaluation.failed else ""),
     ]

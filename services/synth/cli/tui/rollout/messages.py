@@ -52,7 +52,7 @@ def _images(content: Any) -> list[str]:
     """Return the digests of the images that a content shows, as the inference service names them."""
     parts = cast(list[Any], content) if isinstance(content, list) else []
     named = [cast(dict[str, Any], part).get("image") for part in parts if isinstance(part, dict)]
-    return [found[1] for uri in named if isinstance(uri, str) and (found := _BLOB.fullmatch(uri))]
+    return [match[1] for uri in named if isinstance(uri, str) and (match := _BLOB.fullmatch(uri))]
 
 
 def _part(part: Any) -> str:

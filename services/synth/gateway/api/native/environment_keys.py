@@ -89,8 +89,8 @@ async def revoke_chat(key_id: str, caller: CurrentKey, gateway: GatewayDep) -> R
 
 
 async def _find(gateway: Gateway, org: str, id: str) -> EnvironmentKey:
-    found = await gateway.secrets.environment_key(org, id)
-    if found is None:
+    result = await gateway.secrets.environment_key(org, id)
+    if result is None:
         problem = Problem(what=f"there is no environment key {id[:120]!r}", fix="`GET /api/environment-keys` has yours")
         raise ApiError(404, problem.text(), code="environment_key_not_found", problems=[problem])
-    return found
+    return result

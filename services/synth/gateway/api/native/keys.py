@@ -319,11 +319,11 @@ def _wrong(field: str, what: str, *, expected: str = "", fix: str = "") -> ApiEr
 
 async def _find_key(gateway: Gateway, caller: ApiKey, id: str) -> ApiKey:
     """Find a key that the caller may change: in its organisation, with no scope that the caller's key lacks."""
-    found = next((key for key in await gateway.secrets.api_keys(caller.org) if key.key_id == id), None)
-    if found is None:
+    result = next((key for key in await gateway.secrets.api_keys(caller.org) if key.key_id == id), None)
+    if result is None:
         raise not_found("key", id)
-    require_scope(caller, *found.scopes)
-    return found
+    require_scope(caller, *result.scopes)
+    return result
 
 
 async def _revoke(

@@ -90,20 +90,20 @@ async def get_rollout(job_id: str, rollout_id: str, caller: CurrentKey, gateway:
     mode, iteration, index = _MODES[named["mode"]], int(named["iteration"]), int(named["index"])
     rewards = JudgedRewards.of(gateway.read_model.db, job_id)
     try:
-        found = await find_rollout(
+        result = await find_rollout(
             gateway.bus, caller.org, job_id, rewards, mode=mode, iteration=iteration, index=index
         )
     except LookupError as error:
         raise _no_rollout(job_id, rollout_id) from error
-    transcript, note = await _read_transcript(gateway.blobs, found.event.transcript)
-    rollout = rollout_view(found.recorded, rewards.reward(found.event))
+    transcript, note = await _read_transcript(gateway.blobs, result.event.transcript)
+    rollout = rollout_view(result.recorded, rewards.reward(result.event))
     detail = RolloutDetail(
         **msgspec.structs.asdict(rollout),
-        failed_tries=found.event.failed_tries,
-        group_members=group_members(found.members),
-        pinned_version=found.request.pinned_version if found.request else None,
-        oldest_version=found.request.oldest_version if found.request and mode == "train" else None,
-        training=await _training(gateway, found, rollout, step=row.job.step) if mode == "train" else None,
+        failed_tries=result.event.failed_tries,
+        group_members=group_members(result.members),
+        pinned_version=result.request.pinned_version if result.request else None,
+        oldest_version=result.request.oldest_version if result.request and mode == "train" else None,
+        training=await _training(gateway, result, rollout, step=row.job.step) if mode == "train" else None,
         # The transcript stays encoded: it may be large, and is not read here.
         transcript=None if transcript is None else cast(Any, msgspec.Raw(transcript)),
         transcript_note=note,

@@ -70,9 +70,9 @@ async def list_traces(
         until=_in_utc(until),
     )
     cursor = None if after is None else int(after)
-    found = page_of_traces(gateway.read_model.db, caller.org, wanted, sort=sort, limit=limit, after=cursor)
-    following = None if found.next is None else str(found.next)
-    page = TracePage(data=[row.trace for row in found.rows], has_more=following is not None, next=following)
+    result = page_of_traces(gateway.read_model.db, caller.org, wanted, sort=sort, limit=limit, after=cursor)
+    following = None if result.next is None else str(result.next)
+    page = TracePage(data=[row.trace for row in result.rows], has_more=following is not None, next=following)
     return json_response(page)
 
 

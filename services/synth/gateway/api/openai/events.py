@@ -50,20 +50,20 @@ async def read_newest_first(
     The log can only be read forwards, so it is read in windows that begin earlier each time. Raises `Transient` after
     `within` seconds.
     """
-    found: list[Recorded] = []
+    results: list[Recorded] = []
     end = row.job.last_seq + 1 if before is None else min(before, row.job.last_seq + 1)
     width = _FIRST_WINDOW
     try:
         async with asyncio.timeout(within):
-            while end > row.created_seq and len(found) <= limit:
+            while end > row.created_seq and len(results) <= limit:
                 start = max(row.created_seq, end - width)
                 window = await _window(bus, row, start, end)
-                found += [event for event in reversed(window) if _is_listed(event)]
+                results += [event for event in reversed(window) if _is_listed(event)]
                 end, width = start, min(width * 4, _LARGEST_WINDOW)
     except TimeoutError as error:
         what = f"the events of {row.job.id} could not be read within {within:g} s (SYNTH_LOG_READ_S)"
         raise Transient(what) from error
-    return found[:limit], len(found) > limit
+    return results[:limit], len(results) > limit
 
 
 def event_object(recorded: Recorded, method: Method, *, suffix: str | None = None) -> FineTuningEvent:

@@ -120,9 +120,9 @@ async def run(body: RunRequest, caller: CurrentKey, gateway: GatewayDep) -> Resp
         require_scope(caller, Scope.INFERENCE)
     scores, failed = await _run_sources(gateway, body, needs)
     if needs.asks_models and not failed:
-        asked = await _work(gateway, caller, prompts_for_models, body, *limits, scores)
-        if asked:
-            told = await _ask_models(gateway, caller, asked, until=began + ANSWER_WITHIN_S)
+        requested = await _work(gateway, caller, prompts_for_models, body, *limits, scores)
+        if requested:
+            told = await _ask_models(gateway, caller, requested, until=began + ANSWER_WITHIN_S)
             scores, failed = scores | told.scores, told.failed
     seconds = time.monotonic() - began
     content = await _work(gateway, caller, grade_sample, body, *limits, scores, failed, seconds)
@@ -165,16 +165,16 @@ async def _ask_models(gateway: Gateway, caller: ApiKey, prompts: bytes, *, until
     provider = gateway.settings.judge_provider or "synth"
     judges = [JudgeModel(model=m, provider="synth" if parse_finetuned(m) else provider) for m in models]
     gateway.capacity.check(len(prompts))
-    async with gateway.asked.hold(caller.org, prompts, hashlib.sha256(prompts).hexdigest()) as asked:
+    async with gateway.asked.hold(caller.org, prompts, hashlib.sha256(prompts).hexdigest()) as requested:
         question = JudgeRollouts(
             org=caller.org,
             job_id="",
             judging=Judging(judges=judges),
             rubric=Rubric(),
-            rollouts=[RolloutToJudge(rollout_id="sample", prompts=asked.ref)],
+            rollouts=[RolloutToJudge(rollout_id="sample", prompts=requested.ref)],
         )
         answer = await ask_judge(gateway.bus, question, until=until)
-        asked.goes_on = answer.failure is not None and answer.failure.kind == "working"
+        requested.goes_on = answer.failure is not None and answer.failure.kind == "working"
     if answer.failure is not None and answer.failure.kind == "unreadable":
         return ModelScores(failed={"model_grader_parse_error": answer.failure.problem.text()})
     if answer.failure is not None:

@@ -151,10 +151,10 @@ async def events(
     if after and before is None:
         raise not_found("event", after)
     within = gateway.settings.log_read_s
-    found, more = await read_newest_first(gateway.bus, row, before=before, limit=limit, within=within)
+    result, more = await read_newest_first(gateway.bus, row, before=before, limit=limit, within=within)
     [resolved] = await resolve_rows(gateway, row.org, [row])
     suffix, method = suffix_of(row.job, resolved), method_of(resolved)
-    return page_response([event_object(event, method, suffix=suffix) for event in found], more=more)
+    return page_response([event_object(event, method, suffix=suffix) for event in result], more=more)
 
 
 @router.get(
@@ -167,9 +167,9 @@ async def checkpoints(
 ) -> Response:
     """List the checkpoints that exist. Each serves under its `fine_tuned_model_checkpoint`."""
     await _job(gateway, caller, job_id)
-    found = [checkpoint_object(checkpoint) for checkpoint in gateway.read_model.checkpoints(job_id)]
-    found = items_after(found, after, kind="checkpoint", id_of=lambda checkpoint: checkpoint.id)
-    return page_response(found[:limit], more=len(found) > limit)
+    result = [checkpoint_object(checkpoint) for checkpoint in gateway.read_model.checkpoints(job_id)]
+    result = items_after(result, after, kind="checkpoint", id_of=lambda checkpoint: checkpoint.id)
+    return page_response(result[:limit], more=len(result) > limit)
 
 
 async def _job(gateway: Gateway, caller: ApiKey, id: str) -> JobRow:

@@ -60,8 +60,8 @@ def place_in_request(problem: Problem, request: FineTuningRequest) -> Problem:
     fix = name_fields(problem.fix, kind).replace("--allow-experimental", _EXPERIMENTAL)
     where = problem.where
     for ours, theirs in _PLACES.items():
-        _, found, rest = problem.where.partition(ours)
-        if found:
+        _, result, rest = problem.where.partition(ours)
+        if result:
             where = f"{_of_method(theirs, kind)}{rest}"
             break
     return Problem(

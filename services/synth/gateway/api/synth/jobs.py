@@ -214,9 +214,9 @@ async def get_checkpoints(
 ) -> Response:
     """List the checkpoints that exist, newest first. `after`: continue after this checkpoint's id."""
     row = await gateway.job(caller.org, job_id)
-    found = [checkpoint_view(checkpoint) for checkpoint in gateway.read_model.checkpoints(row.job.id)]
-    found = items_after(found, after, kind="checkpoint", id_of=lambda checkpoint: checkpoint.id)
-    return json_response(SynthCheckpoints(data=found[:limit], has_more=len(found) > limit))
+    result = [checkpoint_view(checkpoint) for checkpoint in gateway.read_model.checkpoints(row.job.id)]
+    result = items_after(result, after, kind="checkpoint", id_of=lambda checkpoint: checkpoint.id)
+    return json_response(SynthCheckpoints(data=result[:limit], has_more=len(result) > limit))
 
 
 @router.get("/jobs/{job_id}/runs", summary="The attempts at a job", responses=returns(SynthRuns))

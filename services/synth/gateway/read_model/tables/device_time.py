@@ -157,8 +157,8 @@ def _let_go(db: sqlite3.Connection, job: str, at: float, holder: str | None = No
 
 def _book(db: sqlite3.Connection, job: str, holder: str, *, until: float | None) -> None:
     """Add a holder's device time to the days. until: None for the time at which it was last seen."""
-    found = "SELECT org, devices, since, seen FROM device_time WHERE job = ? AND holder = ?"
-    for org, devices, since, seen in db.execute(found, (job, holder)).fetchall():
+    result = "SELECT org, devices, since, seen FROM device_time WHERE job = ? AND holder = ?"
+    for org, devices, since, seen in db.execute(result, (job, holder)).fetchall():
         spans = _by_day(since, seen if until is None else until)
         db.executemany(_ADD, [(org, day, devices * seconds) for day, seconds in spans])
 

@@ -108,13 +108,13 @@ def published_points(
         if moment is not None:
             wanted, values = f"{wanted} AND time {comparison} ?", [*values, moment.isoformat()]
     order = "DESC" if after_step is None else "ASC"
-    found = db.execute(
+    result = db.execute(
         f"SELECT DISTINCT published FROM metrics WHERE {wanted} AND published > ? ORDER BY published {order} LIMIT ?",
         (*values, -1 if after_step is None else after_step, steps),
     ).fetchall()
-    if not found:
+    if not result:
         return []
-    ends = sorted((found[0][0], found[-1][0]))
+    ends = sorted((result[0][0], result[-1][0]))
     rows = db.execute(
         f"SELECT name, published, step, value, time FROM metrics WHERE {wanted} AND published BETWEEN ? AND ?"
         " ORDER BY published, name",

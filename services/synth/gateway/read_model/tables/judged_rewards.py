@@ -36,8 +36,8 @@ class JudgedRewards:
     def of(cls, db: sqlite3.Connection, job: str) -> JudgedRewards:
         """Return the rewards of the job with this id."""
         query = "SELECT json_extract(CAST(validated AS TEXT), '$.job.rewards.scores') FROM texts WHERE id = ?"
-        found = db.execute(query, (job,)).fetchone()
-        return cls(db, job, found is not None and found[0] in ("judges", "grader"))
+        result = db.execute(query, (job,)).fetchone()
+        return cls(db, job, result is not None and result[0] in ("judges", "grader"))
 
     def reward(self, event: RolloutCompleted | RolloutFailed) -> float | None:
         """Return the reward that is trained and reported: None if the rollout failed, or has no scores (yet)."""
@@ -46,5 +46,5 @@ class JudgedRewards:
         if not self.is_judged:
             return event.reward
         query = "SELECT reward FROM judged WHERE job = ? AND mode = ? AND iteration = ? AND place = ?"
-        found = self.db.execute(query, (self.job, event.mode, event.iteration, event.index)).fetchone()
-        return found[0] if found else None
+        result = self.db.execute(query, (self.job, event.mode, event.iteration, event.index)).fetchone()
+        return result[0] if result else None

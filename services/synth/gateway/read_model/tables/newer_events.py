@@ -39,8 +39,8 @@ def note(db: sqlite3.Connection, recorded: Recorded) -> None:
 
 def can_read_more(db: sqlite3.Connection) -> bool:
     """Return whether this version can read an event that an earlier version left out."""
-    found = db.execute("SELECT type, version FROM newer").fetchall()
-    return any(type in CATALOGUE and version <= CATALOGUE[type].version for type, version in found)
+    result = db.execute("SELECT type, version FROM newer").fetchall()
+    return any(type in CATALOGUE and version <= CATALOGUE[type].version for type, version in result)
 
 
 def first_left_out(db: sqlite3.Connection) -> int | None:

@@ -105,13 +105,13 @@ def record_trace(db: sqlite3.Connection, recorded: Recorded, job: Job) -> None:
 
 def find_trace(db: sqlite3.Connection, org: str, id: str) -> TraceRow | None:
     """Find a trace of this organisation with its `env_config`, even if it has expired."""
-    found = db.execute("SELECT row, expired FROM traces WHERE id = ? AND org = ?", (id, org)).fetchone()
-    if found is None:
+    result = db.execute("SELECT row, expired FROM traces WHERE id = ? AND org = ?", (id, org)).fetchone()
+    if result is None:
         return None
-    row = msgspec.json.decode(found[0], type=TraceRow)
+    row = msgspec.json.decode(result[0], type=TraceRow)
     config = _env_config(db, row.trace)
     return msgspec.structs.replace(
-        row, trace=msgspec.structs.replace(row.trace, expired=bool(found[1]), env_config=config)
+        row, trace=msgspec.structs.replace(row.trace, expired=bool(result[1]), env_config=config)
     )
 
 
@@ -133,11 +133,11 @@ def page_of_traces(
     condition, more = wanted.sql_condition()
     query = f"SELECT seq FROM ({stretch}) WHERE {condition} ORDER BY seq {order} LIMIT ?"
     seqs = [seq for (seq,) in db.execute(query, [*values, *more, limit + 1])]
-    found = db.execute(
+    result = db.execute(
         f"SELECT row FROM traces WHERE seq IN ({', '.join('?' for _ in seqs[:limit])}) ORDER BY seq {order}",
         seqs[:limit],
     )
-    rows = [msgspec.json.decode(row, type=TraceRow) for (row,) in found]
+    rows = [msgspec.json.decode(row, type=TraceRow) for (row,) in result]
     if len(seqs) > limit:
         return TraceRows(rows, seqs[limit - 1])
     last = "MIN" if sort == "newest" else "MAX"
@@ -154,22 +154,22 @@ def traces_to_expire(
     are kept. None is no limit.
     """
     ended = "expired = 0 AND job NOT IN (SELECT id FROM jobs WHERE live)"
-    found: dict[int, bytes] = {}
+    results: dict[int, bytes] = {}
     if before is not None:
         # A trace is older than the end of its job.
         over = (
             "SELECT id FROM jobs WHERE (julianday(json_extract(CAST(row AS TEXT), '$.job.ended_at')) - ?) * 86400 < ?"
         )
         query = f"SELECT seq, row FROM traces WHERE {ended} AND time < ? AND job IN ({over}) ORDER BY time LIMIT ?"
-        found |= dict(db.execute(query, (before, _UNIX_EPOCH, before, limit)))
+        results |= dict(db.execute(query, (before, _UNIX_EPOCH, before, limit)))
     for column, most in (("job", per_job), ("org", per_org)):
         if most is None:
             continue
         many = f"SELECT {column}, COUNT(*) FROM traces WHERE +expired = 0 GROUP BY {column} HAVING COUNT(*) > ?"
         for owner, count in db.execute(many, (most,)).fetchall():
             query = f"SELECT seq, row FROM traces WHERE {ended} AND {column} = ? ORDER BY seq LIMIT ?"
-            found |= dict(db.execute(query, (owner, min(limit, count - most))))
-    return [(seq, msgspec.json.decode(row, type=TraceRow)) for seq, row in sorted(found.items())[:limit]]
+            results |= dict(db.execute(query, (owner, min(limit, count - most))))
+    return [(seq, msgspec.json.decode(row, type=TraceRow)) for seq, row in sorted(results.items())[:limit]]
 
 
 def mark_expired(db: sqlite3.Connection, seqs: Collection[int]) -> None:
@@ -213,8 +213,8 @@ def _of_job(db: sqlite3.Connection, job: str, *paths: str) -> list[Any]:
     """Return the values of a job's resolved settings at these paths; None for a missing value."""
     places = ", ".join(f"'$.job.{path}'" for path in paths)
     query = f"SELECT json_extract(CAST(validated AS TEXT), {places}) FROM texts WHERE id = ?"
-    found = db.execute(query, (job,)).fetchone()
-    return cast(list[Any], msgspec.json.decode(found[0])) if found and found[0] else [None] * len(paths)
+    result = db.execute(query, (job,)).fetchone()
+    return cast(list[Any], msgspec.json.decode(result[0])) if result and result[0] else [None] * len(paths)
 
 
 def _env_config(db: sqlite3.Connection, trace: TraceSummary) -> dict[str, Any]:
@@ -224,10 +224,10 @@ def _env_config(db: sqlite3.Connection, trace: TraceSummary) -> dict[str, Any]:
 
 
 def _record_scores(db: sqlite3.Connection, event: RolloutJudged) -> None:
-    found = db.execute("SELECT row FROM traces WHERE id = ?", (event.rollout_id,)).fetchone()
-    if found is None:
+    result = db.execute("SELECT row FROM traces WHERE id = ?", (event.rollout_id,)).fetchone()
+    if result is None:
         return
-    row = msgspec.json.decode(found[0], type=TraceRow)
+    row = msgspec.json.decode(result[0], type=TraceRow)
     trace = msgspec.structs.replace(
         row.trace,
         reward=event.reward,

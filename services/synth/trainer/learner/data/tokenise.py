@@ -177,15 +177,15 @@ class _ChunkQueue:
         return None if span is None else _Chunk(number, *span)
 
     def _take(self, worker: _Worker) -> None:
-        chunk, found = worker.chunk, worker.take()
+        chunk, result = worker.chunk, worker.take()
         assert chunk is not None
         worker.chunk = None
-        if isinstance(found, ChunkInfo):
-            self.infos[chunk.number] = found
-            self.bytes_of_whole += found.end - found.begin
+        if isinstance(result, ChunkInfo):
+            self.infos[chunk.number] = result
+            self.bytes_of_whole += result.end - result.begin
             return
-        if found is not None:
-            self.failures[chunk.number] = TrainingFailed(*found)
+        if result is not None:
+            self.failures[chunk.number] = TrainingFailed(*result)
             return
         self.workers.remove(worker)
         how = worker.stop()

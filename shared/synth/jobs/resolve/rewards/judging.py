@@ -175,9 +175,9 @@ def _rubric(
     place: Path = (*_OPTIONS, "rubric_overrides")
     table: dict[str, Any] = dict(options.rubric_overrides or {})
     own = {
-        track: {"criteria": found.criteria}
+        track: {"criteria": result.criteria}
         for track in ("event", "outcome")
-        if section is not None and (found := getattr(section, track)) is not None and found.criteria
+        if section is not None and (result := getattr(section, track)) is not None and result.criteria
     }
     if table:
         for track in own:

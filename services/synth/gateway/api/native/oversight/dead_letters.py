@@ -35,18 +35,18 @@ async def list_dead_letters(
 
     settled: include letters that were retried or dropped.
     """
-    found, more = await list_letters(gateway.bus, after=after, limit=limit, open_only=not settled)
-    return list_response(found, more=more)
+    result, more = await list_letters(gateway.bus, after=after, limit=limit, open_only=not settled)
+    return list_response(result, more=more)
 
 
 @router.get("/{id}", summary="One dead letter, with its payload", responses=returns(DeadLetterPayload))
 async def get_dead_letter(id: _Id, caller: CurrentKey, gateway: GatewayDep, passage: PassageDep) -> Response:
     """Return a dead letter with its payload, which may contain text that a user wrote."""
-    found = await read_letter(gateway.bus, id)
-    if found is None:
+    result = await read_letter(gateway.bus, id)
+    if result is None:
         raise not_found("dead letter", str(id))
-    passage.org = found.letter.org
-    return json_response(found)
+    passage.org = result.letter.org
+    return json_response(result)
 
 
 @router.post("/{id}/retry", summary="Have a dead letter handled again", responses=returns(SettledLetter))

@@ -91,7 +91,7 @@ def transcript_of(trace: JudgeTrace) -> Transcript | Problem:
 def _turns(event: dict[str, Any]) -> list[TranscriptTurn]:
     """Return the calls that a model's event records, each with its whole conversation."""
     records = event.get("call_records")
-    found: list[TranscriptTurn] = []
+    results: list[TranscriptTurn] = []
     for record in cast(list[Any], records) if isinstance(records, list) else []:
         if not isinstance(record, dict):
             continue
@@ -99,8 +99,8 @@ def _turns(event: dict[str, Any]) -> list[TranscriptTurn]:
         messages = [_message(m) for m in call.get("input_messages") or []]
         if not messages and call.get("input_text"):
             messages = [{"role": "user", "content": to_plain(call["input_text"])}]
-        found.append(TranscriptTurn(messages=messages, reply=_reply(call)))
-    return found
+        results.append(TranscriptTurn(messages=messages, reply=_reply(call)))
+    return results
 
 
 def _reply(call: dict[str, Any]) -> dict[str, Any]:

@@ -44,16 +44,16 @@ async def score(body: ScoreRequest, caller: CurrentKey, gateway: GatewayDep) -> 
     rubric, content, digest = await gateway.service.off_loop.thread(_read, body, org=caller.org, size=INLINE_BYTES + 1)
     judging = _judging(body.options, rubric, gateway.settings)
     gateway.capacity.check(len(content))
-    async with gateway.asked.hold(caller.org, content, digest) as asked:
+    async with gateway.asked.hold(caller.org, content, digest) as requested:
         question = JudgeRollouts(
             org=caller.org,
             job_id="",
             judging=judging,
             rubric=rubric,
-            rollouts=[RolloutToJudge(rollout_id="trace", transcript=asked.ref)],
+            rollouts=[RolloutToJudge(rollout_id="trace", transcript=requested.ref)],
         )
         answer = await ask_judge(gateway.bus, question, until=started + ANSWER_WITHIN_S)
-        asked.goes_on = answer.failure is not None and answer.failure.kind == "working"
+        requested.goes_on = answer.failure is not None and answer.failure.kind == "working"
     if answer.failure is not None:
         raise judge_failed(answer.failure)
     seconds = time.monotonic() - started
