@@ -16,7 +16,11 @@ import time
 from pathlib import Path
 from typing import Any, Self
 
+import msgspec
+
+from synth.methods.base import TrainingJob
 from synth.runtime.forking.parent import FORK
+from synth.trainer.machine import ONE_CPU, Machine
 
 _ROOT = Path(__file__).parents[3]
 _DEADLINE_SECONDS = 90
@@ -142,3 +146,21 @@ class LearnerProcess:
         for line in self.process.stdout:
             self._lines.put(line)
         self._lines.put(b"")
+
+
+def start_message(
+    work: Path, model_dir: Path, job: TrainingJob, *, machine: Machine = ONE_CPU, **more: Any
+) -> dict[str, Any]:
+    work.mkdir(parents=True, exist_ok=True)
+    return {
+        "op": "start",
+        "job": msgspec.to_builtins(job),
+        "machine": msgspec.to_builtins(machine),
+        "model_dir": str(model_dir),
+        "adapter_dir": None,
+        "resume_dir": None,
+        "work_dir": str(work),
+        "dataset": None,
+        "validation": None,
+        **more,
+    }

@@ -13,7 +13,7 @@ import torch
 
 from synth.trainer.machine import Machine
 from synth.weights.tensor_file import load_tensors
-from tests.service.trainer.learner_process import LearnerProcess
+from tests.service.trainer.learner_process import LearnerProcess, start_message
 from tests.service.trainer.rank_group import (
     JOBS,
     MIDDLE,
@@ -24,7 +24,6 @@ from tests.service.trainer.rank_group import (
     train,
     train_on_two_ranks,
 )
-from tests.service.trainer.test_learner import start_message
 from tests.unit.trainer.batches import random_batch
 from tests.unit.trainer.jobs import OPEN_GATES, rl_job
 

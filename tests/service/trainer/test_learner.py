@@ -6,15 +6,13 @@ import os
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
-from synth.methods.base import LoraSettings, TrainingJob
+from synth.methods.base import LoraSettings
 from synth.trainer.learner.data.images import ImageLoader
-from synth.trainer.machine import ONE_CPU, Machine
 from synth.trainer.protocol import IMAGES_FOLDER
 from synth.weights.policy_file import read_policy
-from tests.service.trainer.learner_process import LearnerProcess
+from tests.service.trainer.learner_process import LearnerProcess, start_message
 from tests.unit.trainer.batches import random_batch
 from tests.unit.trainer.jobs import OPEN_GATES, rl_job, sft_job
 from tests.unit.trainer.sft_rows import addition_rows, data_file, write_rows
@@ -33,24 +31,6 @@ def batch_files(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
         # Iteration 7 has nothing to learn from; from 3 on every batch is one version late.
         path.write_bytes(random_batch(k, version=max(0, k - 2), zero=16 if k == 7 else 2).to_bytes())
     return files
-
-
-def start_message(
-    work: Path, model_dir: Path, job: TrainingJob, *, machine: Machine = ONE_CPU, **more: Any
-) -> dict[str, Any]:
-    work.mkdir(parents=True, exist_ok=True)
-    return {
-        "op": "start",
-        "job": msgspec.to_builtins(job),
-        "machine": msgspec.to_builtins(machine),
-        "model_dir": str(model_dir),
-        "adapter_dir": None,
-        "resume_dir": None,
-        "work_dir": str(work),
-        "dataset": None,
-        "validation": None,
-        **more,
-    }
 
 
 def drive_rl(child: LearnerProcess, batch_files: dict[int, Path], steps: range) -> list[dict[str, Any]]:
