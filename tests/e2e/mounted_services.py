@@ -65,8 +65,10 @@ def mounts(service: str) -> list[tuple[str, str, str]]:
 
 def mounted(plan: ClusterPlan) -> ClusterPlan:
     """Return the plan with each service in a namespace that has the mounts of its container."""
-    services = [_mounted(plan.data, spec) for spec in plan.services]
-    return dataclasses.replace(plan, services=services, blobs=plan.data / "volumes")
+    services, volumes = [_mounted(plan.data, spec) for spec in plan.services], plan.data / "volumes"
+    # `bus init` has every folder of the blob store, to each of which it gives the store's id.
+    provision = dataclasses.replace(plan.provision, env=plan.provision.env | {"SYNTH_BLOB_URL": f"file:{volumes}"})
+    return dataclasses.replace(plan, services=services, provision=provision, blobs=volumes)
 
 
 def _mounted(data: Path, spec: ProcessSpec) -> ProcessSpec:
