@@ -8,9 +8,7 @@ closes without an answer is sent once more.
 from __future__ import annotations
 
 import contextlib
-import functools
 import socket
-import ssl
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Generator, Mapping
 from typing import Any
 
@@ -18,6 +16,8 @@ import aiohttp
 import httpx
 from aiohttp.abc import AbstractResolver, ResolveResult
 from yarl import URL
+
+from synth.outbound.tls import tls_context
 
 #: Below the 5 s after which uvicorn closes an idle connection: a request must not meet the end of its connection.
 _KEEP_ALIVE_S = 4.0
@@ -116,12 +116,6 @@ class AiohttpTransport(httpx.AsyncBaseTransport):
         return opened
 
 
-@functools.cache
-def tls_context() -> ssl.SSLContext:
-    """Return the process's TLS context for clients, which takes 10 ms to make."""
-    return httpx.create_ssl_context(trust_env=False)
-
-
 async def post(
     transport: httpx.AsyncBaseTransport, url: str, content: bytes, *, headers: Mapping[str, str], timeout: float | None
 ) -> httpx.Response:
@@ -139,7 +133,7 @@ async def post(
 async def open_post(
     transport: httpx.AsyncBaseTransport, url: str, content: bytes, *, headers: Mapping[str, str], timeout: float | None
 ) -> AsyncGenerator[httpx.Response]:
-    """The answer to a POST, whose body is read as a stream. Otherwise as `post`."""
+    """Open the answer to a POST: its body is read as a stream within the block. Otherwise as `post`."""
     extensions = {"timeout": dict.fromkeys(("connect", "read", "write", "pool"), timeout)}
     try:
         request = httpx.Request("POST", url, content=content, headers=headers, extensions=extensions)

@@ -11,8 +11,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
-import functools
-import ssl
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, cast
@@ -27,6 +25,7 @@ from synth.outbound.answer_memory import AnswerRoom
 from synth.outbound.name_lookups import name_lookups
 from synth.outbound.reply_body import read_body
 from synth.outbound.special_addresses import Network, is_loopback, is_metadata, is_public, parse_address
+from synth.outbound.tls import tls_context
 from synth.settings import Settings
 
 
@@ -234,7 +233,7 @@ async def _tunnel(
         headers=headers,
         extensions={"timeout": dict.fromkeys(("connect", "read", "write", "pool"), timeout)},
     )
-    connection = httpcore.AsyncHTTPConnection(origin=origin, network_backend=backend, ssl_context=_tls())
+    connection = httpcore.AsyncHTTPConnection(origin=origin, network_backend=backend, ssl_context=tls_context())
     try:
         reply = await connection.handle_async_request(request)
         if not 200 <= reply.status < 300:
@@ -288,20 +287,15 @@ class _ProxiedTransport(httpx.AsyncHTTPTransport):
     """The operator's proxy is given the checked address. aiohttp would give it the name."""
 
     def __init__(self, policy: GuardPolicy, max_connections: int) -> None:
-        super().__init__(verify=_tls(), trust_env=False)
+        super().__init__(verify=tls_context(), trust_env=False)
         # httpx has no argument for the network backend of its pool.
         self._pool = httpcore.AsyncConnectionPool(
-            ssl_context=_tls(),
+            ssl_context=tls_context(),
             max_connections=max_connections,
             max_keepalive_connections=20,
             keepalive_expiry=5.0,
             network_backend=_GuardedBackend(policy),
         )
-
-
-@functools.cache
-def _tls() -> ssl.SSLContext:
-    return httpx.create_ssl_context(trust_env=False)
 
 
 async def _resolve(host: str, port: int, timeout: float | None) -> list[str]:
