@@ -52,10 +52,10 @@ async def test_a_large_blob_is_a_file_of_its_own(store: BlobStore):
 
 
 async def test_a_pack_has_a_largest_size(store: BlobStore, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(packs_module, "_LARGEST_PACK", 100)
+    monkeypatch.setattr(packs_module, "_LARGEST_PACK", 300)
     writer = PackWriter(store)
     refs = await asyncio.gather(*(writer.put("jobs/a", body) for body in BODIES))
-    assert len(files(store)) > 10
+    assert 20 < len(files(store)) < len(BODIES)
     assert [await store.get_bytes(ref) for ref in refs] == BODIES
 
 
@@ -80,7 +80,7 @@ async def test_each_caller_gets_the_error_of_the_store_and_the_next_write_works(
 ):
     writer = PackWriter(store)
 
-    async def full(*_: object) -> None:
+    async def full(*_: object, **__: object) -> None:
         raise Transient("the blob store's disk is full")
 
     with monkeypatch.context() as patched:
@@ -96,6 +96,17 @@ async def test_a_cancelled_caller_takes_nothing_from_the_others(store: BlobStore
     await asyncio.sleep(0)
     writes[1].cancel()
     await asyncio.wait(writes)
+    assert len(files(store)) == 1
     assert writes[1].cancelled()
     assert await store.get_bytes(writes[0].result()) == BODIES[0]
     assert await store.get_bytes(writes[2].result()) == BODIES[2]
+
+
+async def test_a_writer_whose_callers_are_all_cancelled_writes_nothing(store: BlobStore):
+    writer = PackWriter(store)
+    write = asyncio.create_task(writer.put("jobs/a", b"body"))
+    await asyncio.sleep(0)
+    write.cancel()
+    await asyncio.wait([write])
+    assert await store.get_bytes(await writer.put("jobs/a", b"next")) == b"next"
+    assert len(files(store)) == 1

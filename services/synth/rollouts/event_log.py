@@ -303,14 +303,17 @@ class RolloutLog:
     async def _put_blob(self, key: str, body: bytes, *, suffix: str = "safetensors") -> BlobRef:
         # The name has a hash of the content: a collector that was replaced and does not know it yet, or one that plays
         # a rollout again, can never put other bytes at a name to which an event refers.
-        return await self._blobs.put_bytes(f"{key}-{hashlib.sha256(body).hexdigest()[:16]}.{suffix}", body)
+        digest = hashlib.sha256(body).hexdigest()
+        return await self._blobs.put_bytes(f"{key}-{digest[:16]}.{suffix}", body, sha256=digest)
 
     async def _put_transcript(
         self, request: CollectRequest, spec: RolloutSpec, body: bytes, *, traced: bool = False
     ) -> BlobRef | None:
         if not body:
             return None
-        if traced:  # a trace expires by itself
+        # A trace expires by itself. A judge's transcript is in a request that has no schema: an earlier version of the
+        # judge service would misread a part.
+        if traced or self._rewards.judging is not None:
             return await self._put_blob(f"{self._folder(request)}/{spec.index}", body, suffix="transcript.json")
         return await self._packs.put(self._folder(request), body)
 

@@ -9,9 +9,8 @@ from synth.blobs.store import BlobStore
 from synth.events import BlobRef
 from synth.events.references import PackedPart
 
-#: A larger body is a blob of its own: its write costs more than its fsync.
-_LARGEST_PART = 1 << 20
-_LARGEST_PACK = 8 << 20
+#: Bytes of a pack. A larger body is a blob of its own: its write costs more than its fsync.
+_LARGEST_PACK = 1 << 20
 
 _Waiting = tuple[bytes, asyncio.Future[BlobRef]]
 
@@ -30,8 +29,8 @@ class PackWriter:
 
     async def put(self, folder: str, body: bytes) -> BlobRef:
         """Write a blob below a folder; return its reference once it is durable. Raises what the store raises."""
-        if len(body) > _LARGEST_PART:
-            return await self._blobs.put_bytes(f"{folder}/{hashlib.sha256(body).hexdigest()}.blob", body)
+        if len(body) > _LARGEST_PACK:
+            return await self._put(folder, body, "blob")
         future: asyncio.Future[BlobRef] = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(folder, []).append((body, future))
         if self._writing is None or self._writing.done():
@@ -47,14 +46,13 @@ class PackWriter:
             del self._waiting[folder][: len(parts)]
             if not self._waiting[folder]:
                 del self._waiting[folder]
-            await self._write(folder, [part for part in parts if not part[1].done()])
+            if parts := [part for part in parts if not part[1].done()]:
+                await self._write(folder, parts)
 
     async def _write(self, folder: str, parts: list[_Waiting]) -> None:
         content = b"".join(body for body, _ in parts)
         try:
-            # The name has a hash of the content: no writer can replace the bytes that an event names.
-            digest = hashlib.sha256(content).hexdigest()
-            pack = await self._blobs.put_bytes(f"{folder}/{digest}.pack", content)
+            pack = await self._put(folder, content, "pack")
         except Exception as error:  # noqa: BLE001 - each waiting caller gets the error, of any type
             for _, future in parts:
                 if not future.done():
@@ -68,6 +66,11 @@ class PackWriter:
                     BlobRef(uri=pack.uri, size=len(body), sha256=hashlib.sha256(body).hexdigest(), part=part)
                 )
             offset += len(body)
+
+    async def _put(self, folder: str, content: bytes, suffix: str) -> BlobRef:
+        # The name is a hash of the content: no writer can replace the bytes that an event names.
+        digest = hashlib.sha256(content).hexdigest()
+        return await self._blobs.put_bytes(f"{folder}/{digest}.{suffix}", content, sha256=digest)
 
 
 def _first_pack(waiting: list[_Waiting]) -> list[_Waiting]:

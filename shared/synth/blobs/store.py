@@ -106,11 +106,11 @@ class BlobStore:
         """Return the folders of a local store that may lie on disks of their own."""
         return [] if self.root is None else [self.root, *filter(Path.is_dir, self.root.iterdir())]
 
-    async def put_bytes(self, key: str, body: bytes) -> BlobRef:
-        """Write a small blob whole."""
+    async def put_bytes(self, key: str, body: bytes, *, sha256: str | None = None) -> BlobRef:
+        """Write a small blob whole. sha256: of a body that was hashed already."""
         blob_key(key)
         self._check_present(key)
-        ref = BlobRef(uri=f"blob://{key}", size=len(body), sha256=hashlib.sha256(body).hexdigest())
+        ref = BlobRef(uri=f"blob://{key}", size=len(body), sha256=sha256 or hashlib.sha256(body).hexdigest())
         if self.root is not None:
             await asyncio.to_thread(write_bytes, self.root, key, body)
             self._find_absent(key)  # it is there now

@@ -44,7 +44,7 @@ class FailedTries(msgspec.Struct, frozen=True, kw_only=True):
     times: int = 1
 
 
-@event("rollout.completed", by=Role.ROLLOUTS, reads={Role.TRAINER: Reading.FOLLOW}, write=Write.FENCED)
+@event("rollout.completed", by=Role.ROLLOUTS, reads={Role.TRAINER: Reading.FOLLOW}, write=Write.FENCED, version=2)
 class RolloutCompleted(Event, frozen=True, kw_only=True):
     """One rollout is done and durable. group: index of its seed in the request; tries: 1 when the first worked.
 
@@ -102,7 +102,7 @@ class RolloutJudged(Event, frozen=True, kw_only=True):
     unreadable: int = 0
 
 
-@event("rollout.failed", by=Role.ROLLOUTS, reads={Role.TRAINER: Reading.FOLLOW}, write=Write.FENCED)
+@event("rollout.failed", by=Role.ROLLOUTS, reads={Role.TRAINER: Reading.FOLLOW}, write=Write.FENCED, version=2)
 class RolloutFailed(Event, frozen=True, kw_only=True):
     """The environment failed a rollout through its whole retry budget: not a reward, its group is dropped.
 
