@@ -74,12 +74,12 @@ class BusSettings(ServiceSettings):
 
     nats_client_ca: str | None = None
     """For `synthd bus config`: the file, on the server's machine, of the CA that signs the certificates of clients.
-    With it every client must show one, also those of subscribers from outside (mutual TLS)."""
+    With it every client must show one, also subscribers from outside (mutual TLS)."""
 
     bus_replicas: int = Field(default=1, ge=1, le=5)
     """On how many servers of the bus's cluster each stream and bucket lies: 3 bears the loss of one server, 5 of two. 2
-    bears none: what is written needs more than half of them.
-    `synthd bus init` adds replicas to what is there, and never takes any away."""
+    bears none: each write needs more than half of them.
+    `synthd bus init` adds replicas to existing streams, and never removes any."""
 
     log_max_bytes: int | None = Field(default=None, ge=16 << 20)
     """What the log may take on each server's disk. The server sets it aside, so that a full log leaves room for the
@@ -89,8 +89,8 @@ class BusSettings(ServiceSettings):
     """For how many days `synthd bus init` has the audit stream keep a record."""
 
     audit_records: int = Field(default=AUDIT_RECORDS, ge=1)
-    """How many records the audit stream keeps of each organisation and kind, the newest: those of log-ins with unknown
-    keys are one such. A record takes about 300 bytes."""
+    """How many records the audit stream keeps of each organisation and kind, the newest. Log-ins with unknown keys
+    are one kind. A record takes about 300 bytes."""
 
     orphan_age_s: float = Field(default=7 * 86_400.0, ge=0)
     """How many seconds old a blob that nothing refers to must be for `synthd bus orphans`: longer than anything that a
@@ -216,7 +216,7 @@ def restore(folder: Folder) -> int:
 
 @app.command("archive")
 def archive_command(folder: Folder, org: Organisation, job: Job = None) -> int:
-    """Copy all that there is of an organisation, or of a job that has ended, into a folder."""
+    """Copy everything of an organisation, or of a job that has ended, into a folder."""
 
     async def work(parts: _Parts) -> None:
         made = await archive(parts.bus, await parts.blobs(), org, job, folder, report=_report)
@@ -229,7 +229,7 @@ def archive_command(folder: Folder, org: Organisation, job: Job = None) -> int:
 
 @app.command()
 def erase(org: Organisation, job: Job = None) -> int:
-    """Erase from the log what was deleted: a job, or an organisation whose jobs, files and keys are deleted."""
+    """Erase a deleted job from the log, or an organisation whose jobs, files and keys are deleted."""
 
     async def work(parts: _Parts) -> None:
         if job is not None:

@@ -1,6 +1,6 @@
 """A job as the services see it: a method of training or evaluation says here what it needs, makes and reports.
 
-`JobMethod` has the answers of a method that needs nothing, and a method overrides those that differ.
+`JobMethod` has the answers of a method that needs nothing; a method overrides the others.
 """
 
 from __future__ import annotations

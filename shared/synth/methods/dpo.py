@@ -22,7 +22,7 @@ class DpoSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DpoJob(FileJob, frozen=True, kw_only=True, tag="sft"):
-    """DPO on the preference pairs of a file. Its kind on the wire is that of SFT, and `dpo` is the difference."""
+    """DPO on the preference pairs of a file. On the wire it has the kind of SFT, and a `dpo`."""
 
     method = "dpo"
     rows = "pairs"

@@ -113,7 +113,7 @@ class LostTasks:
                 status.add(f"{entity}.{fact}")
             except IllegalTransition as error:
                 log.warning("the log of a job is damaged", job=job_id, reason=str(error))
-            # None: a deleted job, of which this fact may be all that the log has.
+            # None: a deleted job, of which the log may have this fact alone.
             if status.state is None or status.state in TERMINAL:
                 del self._jobs[org, job_id]
             self._after = delivery_numbers(message.reply)[0]
