@@ -183,6 +183,7 @@ def build_api(gateway: Gateway) -> ASGIApp:
         max_values=gateway.settings.max_json_values,
         memory=gateway.body_memory,
         off_loop=gateway.service.off_loop,
+        pace=gateway.hub.pace,
     )
     app.add_middleware(Intact, ledger=gateway.ledger)
     app.add_middleware(Completeness, hub=gateway.hub, wait_s=gateway.settings.projection_wait_s)

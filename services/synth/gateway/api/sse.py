@@ -94,6 +94,8 @@ class _EventStream(StreamingResponse):
 async def follow(gateway: Gateway, caller: ApiKey, reader: Reader) -> AsyncIterator[Sequence[Frame] | None]:
     """Yield a reader's frames until its feed or the caller's key ends; None after a silence."""
     while not (reader.closed or not gateway.keys.still_valid(caller)):
+        if not reader.at_present:
+            await gateway.hub.pace.turn()
         try:
             frames = await reader.read(gateway.settings.ping_s)
         except Transient as error:

@@ -29,6 +29,7 @@ from synth.gateway.read_model.snapshot import begin_anew
 from synth.gateway.read_model.store import ReadModel
 from synth.gateway.streams.feed import Encode, EventFeed, Reader
 from synth.gateway.streams.memory import EndedStreams, StreamMemory
+from synth.gateway.streams.pace import Pace
 from synth.runtime import logs
 
 log = logs.get("hub")
@@ -62,6 +63,7 @@ class Hub:
         self._stream_end = stream_end
         self._stream_memory = StreamMemory(stream_buffer)
         self.ended_streams = EndedStreams()
+        self.pace = Pace()
         self._unprojected: asyncio.Queue[Recorded] = asyncio.Queue(_MAX_BEHIND)
         self._feeds: defaultdict[tuple[str, str | None], dict[str, EventFeed]] = defaultdict(dict)
         self._past_reads = asyncio.Semaphore(_PAST_READS)
