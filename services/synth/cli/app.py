@@ -199,11 +199,9 @@ def _run() -> Any:
 
 def build() -> Any:
     """Return the program as one command of click."""
-    from synth.cli.tui.help import tidy
+    from synth.cli.command_tree import build_lazily
 
-    command = typer.main.get_command(app)
-    tidy(command)
-    return command
+    return build_lazily(app)
 
 
 def _print_traceback(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

@@ -11,6 +11,8 @@ import typer
 from typer.core import TyperArgument, TyperGroup, TyperOption
 from typer.exceptions import TyperException
 
+from synth.cli.command_tree import listings
+
 if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.text import Text
@@ -100,11 +102,10 @@ def _sections(command: Any, ctx: typer.Context) -> Iterator[tuple[str, list[Entr
         # None of a hidden one.
         if entry := param.get_help_record(ctx):
             groups["Arguments" if isinstance(param, TyperArgument) else "Options"].append(entry)
-    for below in command.commands.values() if isinstance(command, TyperGroup) else ():
+    for below in listings(command) if isinstance(command, TyperGroup) else ():
         if not below.hidden:
-            heading = getattr(below, "rich_help_panel", None)
-            about = next(_paragraphs(below.help), "")
-            groups.setdefault(heading if isinstance(heading, str) else "Commands", []).append((below.name or "", about))
+            heading = below.heading if isinstance(below.heading, str) else "Commands"
+            groups.setdefault(heading, []).append((below.name, next(_paragraphs(below.help), "")))
     yield from ((heading, entries) for heading, entries in groups.items() if entries)
 
 
