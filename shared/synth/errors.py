@@ -46,7 +46,12 @@ class SynthError(Exception):
 class UserError(SynthError):
     """The user's input is wrong: the problems at once, never only the first; of many, the first hundred."""
 
-    def __init__(self, problems: list[Problem] | Problem) -> None:
+    def __init__(
+        self, problems: str | Problem | list[Problem], *, expected: str = "", fix: str = "", where: str = ""
+    ) -> None:
+        """problems: one as a text, which has the further parts of a `Problem`; or one or more of them."""
+        if isinstance(problems, str):
+            problems = Problem(what=problems, expected=expected, fix=fix, where=where)
         self.problems = [problems] if isinstance(problems, Problem) else shorten_problems(problems)
         super().__init__("\n".join(p.text() for p in self.problems))
 

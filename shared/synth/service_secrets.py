@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from synth.errors import InvalidKey, Permanent, Problem, UserError
+from synth.errors import InvalidKey, Permanent, UserError
 
 #: The settings that hold the cluster's secrets, and a service's own in their place.
 CLUSTER_SECRET = "SYNTH_CLUSTER_SECRET"
@@ -206,25 +206,21 @@ def _derive(cluster_secret: str, purpose: Purpose) -> DerivedSecret:
 def _check_length(secret: str, setting: str) -> None:
     if len(secret) < _CLUSTER_SECRET_LENGTH:
         raise UserError(
-            Problem(
-                what=f"the cluster secret has {len(secret)} characters",
-                expected=f"at least {_CLUSTER_SECRET_LENGTH}: every secret that signs or seals follows from it",
-                fix="set the same long random value for every service, such as `openssl rand -hex 24` gives, or "
-                f"{SERVICE_SECRETS} to what `synthd secrets SERVICE` prints",
-                where=setting,
-            )
+            f"the cluster secret has {len(secret)} characters",
+            expected=f"at least {_CLUSTER_SECRET_LENGTH}: every secret that signs or seals follows from it",
+            fix="set the same long random value for every service, such as `openssl rand -hex 24` gives, or "
+            f"{SERVICE_SECRETS} to what `synthd secrets SERVICE` prints",
+            where=setting,
         )
     if "," in secret or secret != secret.strip():
         raise UserError(
-            Problem(
-                what="the cluster secret holds a comma, or begins or ends with white space",
-                expected=f"one that can be listed in {CLUSTER_SECRET_EARLIER} once there is another",
-                fix="set a long random value, such as `openssl rand -hex 24` gives",
-                where=setting,
-            )
+            "the cluster secret holds a comma, or begins or ends with white space",
+            expected=f"one that can be listed in {CLUSTER_SECRET_EARLIER} once there is another",
+            fix="set a long random value, such as `openssl rand -hex 24` gives",
+            where=setting,
         )
 
 
 def _unusable(service: str, what: str) -> UserError:
     fix = f"set the output of `synthd secrets {service}`, run on a machine with the cluster's secret"
-    return UserError(Problem(what=what, expected=f"the secrets of {service}", fix=fix, where=SERVICE_SECRETS))
+    return UserError(what, expected=f"the secrets of {service}", fix=fix, where=SERVICE_SECRETS)

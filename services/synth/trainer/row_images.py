@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 
 from synth.chat.messages import Message, image_address, image_parts
-from synth.errors import Problem, UserError
+from synth.errors import UserError
 
 _BLOB = re.compile(r"blob://\S+/([0-9a-f]{64})")
 
@@ -28,11 +28,9 @@ def _blob(address: str) -> str:
     if _BLOB.fullmatch(address) is None:
         shown = address if len(address) <= 80 else f"{address[:77]}..."
         raise UserError(
-            Problem(
-                what=f"an image at {shown!r}",
-                expected="the address of a blob, blob://.../<sha256>",
-                fix="upload the file again: its images are stored then",
-                where="messages",
-            )
+            f"an image at {shown!r}",
+            expected="the address of a blob, blob://.../<sha256>",
+            fix="upload the file again: its images are stored then",
+            where="messages",
         )
     return address

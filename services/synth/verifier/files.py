@@ -51,12 +51,10 @@ async def wait_for_file(
     if ready is None:
         name = known.upload.name if known.upload else file_id
         raise UserError(
-            Problem(
-                what=f"{name!r} has not been checked in time (SYNTH_FILE_WAIT_S)",
-                expected="a file that is ready",
-                fix="look whether the files service runs, and submit the job again when the file is ready",
-                where=f"{role} = {file_id!r}",
-            )
+            f"{name!r} has not been checked in time (SYNTH_FILE_WAIT_S)",
+            expected="a file that is ready",
+            fix="look whether the files service runs, and submit the job again when the file is ready",
+            where=f"{role} = {file_id!r}",
         )
     return ready
 

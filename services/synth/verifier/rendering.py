@@ -79,12 +79,10 @@ class Rendering:
         except TimeoutError as error:
             limit = deadline if within is None else min(within, deadline)
             raise NotRenderedInTime(
-                Problem(
-                    what=f"the rows of {file.name!r} were not rendered within {limit:g} s (SYNTH_RENDER_BYTES_PER_S)",
-                    expected="rows that the model's chat template renders faster",
-                    fix="divide the file, or shorten its longest conversations",
-                    where=where,
-                )
+                f"the rows of {file.name!r} were not rendered within {limit:g} s (SYNTH_RENDER_BYTES_PER_S)",
+                expected="rows that the model's chat template renders faster",
+                fix="divide the file, or shorten its longest conversations",
+                where=where,
             ) from error
         log.info("file rendered", org=org, size=file.rows.size, bad_lines=len(problems))
         if problems:

@@ -24,7 +24,7 @@ from synth.blobs import BlobMissing, BlobStore, Manifest, blob_key
 from synth.bus.connection import Connection
 from synth.bus.recorded import Recorded, from_delivery
 from synth.bus.replay import read_stream
-from synth.errors import Problem, UserError
+from synth.errors import UserError
 from synth.events import BlobRef, JobCreated
 from synth.jobs.lifecycle import TERMINAL, JobStatus
 
@@ -224,4 +224,4 @@ async def _copy_blob(blobs: BlobStore, key: str, folder: Path) -> ArchivedBlob:
 
 
 def _refused(what: str, *, expected: str, fix: str = "") -> UserError:
-    return UserError(Problem(what=what, expected=expected, fix=fix))
+    return UserError(what, expected=expected, fix=fix)

@@ -17,7 +17,7 @@ from pathlib import Path
 import msgspec
 
 from synth.backup.streams import StreamFile
-from synth.errors import Problem, UserError
+from synth.errors import UserError
 
 _VERSION = 1
 _MANIFEST = "backup.json"
@@ -87,12 +87,10 @@ class BackupFolder:
             raise self.damaged(_MANIFEST, str(error)) from error
         if found.version != _VERSION:
             raise UserError(
-                Problem(
-                    what=f"the backup is of version {found.version}",
-                    expected=f"version {_VERSION}",
-                    fix="restore it with the version of Synth that made it",
-                    where=str(self.path / _MANIFEST),
-                )
+                f"the backup is of version {found.version}",
+                expected=f"version {_VERSION}",
+                fix="restore it with the version of Synth that made it",
+                where=str(self.path / _MANIFEST),
             )
         return found
 
@@ -119,12 +117,10 @@ class BackupFolder:
     def damaged(self, name: str, why: str) -> UserError:
         """Return the error of a backup whose content has changed since it was written."""
         return UserError(
-            Problem(
-                what=f"the backup is damaged: {why}",
-                expected="the file as the backup wrote it",
-                fix="take another copy of the backup",
-                where=str(self.path / name),
-            )
+            f"the backup is damaged: {why}",
+            expected="the file as the backup wrote it",
+            fix="take another copy of the backup",
+            where=str(self.path / name),
         )
 
     async def put_blob(self, pieces: AsyncIterator[bytes]) -> tuple[str, int]:

@@ -25,7 +25,7 @@ from synth.bus.recorded import Recorded
 from synth.bus.replay import replay
 from synth.bus.server.provision import provision
 from synth.bus.server.topology import EVENTS, WORK, BusTopology
-from synth.errors import Permanent, Problem, UserError
+from synth.errors import Permanent, UserError
 from synth.events import BlobRef
 from synth.jobs.lifecycle import TERMINAL_FACTS
 
@@ -72,9 +72,7 @@ async def check_target(bus: Connection, folder: BackupFolder) -> BackupManifest:
     """Check that the backup is whole and the cluster empty; changes nothing. Returns the backup. Raises `UserError`."""
     manifest = folder.manifest()
     if manifest is None:
-        raise UserError(
-            Problem(what="there is no backup here", fix="name the folder of `synthctl backup`", where=str(folder.path))
-        )
+        raise UserError("there is no backup here", fix="name the folder of `synthctl backup`", where=str(folder.path))
     for stream in manifest.streams:
         folder.check(folder.path / stream.file, stream.sha256)
     saved = {stream.name: stream for stream in manifest.streams}
@@ -103,12 +101,10 @@ def _check_empty(present: dict[str, tuple[int, int] | None], saved: dict[str, St
     ]
     if full:
         raise UserError(
-            Problem(
-                what=f"the cluster is not empty: {', '.join(full)}",
-                expected="a cluster that has never run",
-                fix="restore into a new data folder, or a bus with an empty store",
-                where="the bus",
-            )
+            f"the cluster is not empty: {', '.join(full)}",
+            expected="a cluster that has never run",
+            fix="restore into a new data folder, or a bus with an empty store",
+            where="the bus",
         )
 
 
@@ -121,12 +117,10 @@ async def _put_blobs(blobs: BlobStore, folder: BackupFolder, manifest: BackupMan
                 await blobs.verify(ref)
             except BlobCorrupt as error:
                 raise UserError(
-                    Problem(
-                        what=f"the blob store has another {blob.key}",
-                        expected="an empty store, or the one that the backup was made of",
-                        fix="restore into an empty blob store",
-                        where=ref.uri,
-                    )
+                    f"the blob store has another {blob.key}",
+                    expected="an empty store, or the one that the backup was made of",
+                    fix="restore into an empty blob store",
+                    where=ref.uri,
                 ) from error
             continue
         path = folder.blob(blob.sha256)

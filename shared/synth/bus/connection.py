@@ -18,7 +18,7 @@ from synth.bus.access.nkeys import UserKey
 from synth.bus.access.tls import refusal, tls_context
 from synth.bus.versions.declared_schemas import DeclaredSchemas
 from synth.bus.versions.newer_work import NewerWork
-from synth.errors import Problem, UserError
+from synth.errors import UserError
 from synth.fairness.slots import FairSlots
 from synth.runtime import logs
 from synth.runtime.settings import ServiceSettings
@@ -95,12 +95,10 @@ def _proof(settings: ServiceSettings) -> dict[str, object]:
     seed = settings.nats_seed.get_secret_value().strip() if settings.nats_seed else ""
     if seed and password:
         raise UserError(
-            Problem(
-                what="there is a seed of an nkey and a password",
-                expected="one of the two",
-                fix="leave SYNTH_NATS_PASSWORD out where the server knows this user by its nkey, else this",
-                where="SYNTH_NATS_SEED",
-            )
+            "there is a seed of an nkey and a password",
+            expected="one of the two",
+            fix="leave SYNTH_NATS_PASSWORD out where the server knows this user by its nkey, else this",
+            where="SYNTH_NATS_SEED",
         )
     if seed:
         # Checked here: otherwise an error appears only when the client dials.

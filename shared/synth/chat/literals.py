@@ -15,7 +15,7 @@ from typing import Any, cast
 
 from synth.chat.json_text import MAX_NESTING
 from synth.chat.marks import MARKS
-from synth.errors import Problem, UserError
+from synth.errors import UserError
 
 #: Stands in front of a private-use character that a message holds itself; the stand-ins follow it.
 _ESCAPE = 0xF0000
@@ -72,9 +72,7 @@ class Literals:
             return value
         if depth > MAX_NESTING:
             raise UserError(
-                Problem(
-                    what="a message is nested too deeply", expected=f"at most {MAX_NESTING} levels", where="messages"
-                )
+                "a message is nested too deeply", expected=f"at most {MAX_NESTING} levels", where="messages"
             )
         if isinstance(value, list):
             items: list[Any] = []

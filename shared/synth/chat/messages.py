@@ -28,7 +28,7 @@ from msgspec import Meta
 
 from synth.chat.json_text import BadJson, tool_arguments
 from synth.chat.marks import THINK, THINK_CLOSING, THINK_END
-from synth.errors import Problem, UserError
+from synth.errors import UserError
 
 Role = Literal["system", "developer", "user", "assistant", "tool"]
 #: A template leaves messages of other roles out without a word. developer: the newer name of system.
@@ -302,7 +302,7 @@ def _listed(content: list[ContentPart | str] | dict[str, Any], place: str) -> li
     try:
         return [msgspec.convert(content, ContentPart)]
     except msgspec.ValidationError as error:
-        raise UserError(Problem(what=str(error), expected="a content part", where=place)) from error
+        raise UserError(str(error), expected="a content part", where=place) from error
 
 
 def _parts(content: Any, role: str, place: str) -> list[dict[str, Any]]:
@@ -324,23 +324,19 @@ def _part_text(part: ContentPart, role: str, place: str) -> str:
         arguments = {} if part.arguments is None else {"arguments": part.arguments}
         return object_text({"tool_name": part.tool_name, **arguments})
     if part.type is None:
-        raise UserError(Problem(what="a content part without a type", expected="text", where=f"{place}.type"))
+        raise UserError("a content part without a type", expected="text", where=f"{place}.type")
     if part.type in IMAGE_TYPES and role not in SHOWING_ROLES:
         raise UserError(
-            Problem(
-                what=f"an image in a message of {role}",
-                expected="images in messages of user or tool",
-                fix="move it into the next message of the user",
-                where=f"{place}.type",
-            )
-        )
-    raise UserError(
-        Problem(
-            what=f"a content part of type {part.type!r}",
-            expected="text: this model sees no images",
-            fix="send text parts only, or choose a vision model",
+            f"an image in a message of {role}",
+            expected="images in messages of user or tool",
+            fix="move it into the next message of the user",
             where=f"{place}.type",
         )
+    raise UserError(
+        f"a content part of type {part.type!r}",
+        expected="text: this model sees no images",
+        fix="send text parts only, or choose a vision model",
+        where=f"{place}.type",
     )
 
 
@@ -358,11 +354,9 @@ def _call(call: MessageToolCall, place: str, j: int) -> dict[str, Any]:
     called = call.called
     if call.function is None and not call.name:
         raise UserError(
-            Problem(
-                what="a call without `function` or `name`",
-                expected="{id, type, function: {name, arguments}}",
-                where=f"{place}.tool_calls[{j}]",
-            )
+            "a call without `function` or `name`",
+            expected="{id, type, function: {name, arguments}}",
+            where=f"{place}.tool_calls[{j}]",
         )
     entry = _function(called.name, called.arguments)
     return entry if call.id in (None, "") else entry | {"id": call.id}

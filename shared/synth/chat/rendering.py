@@ -22,7 +22,7 @@ from synth.chat.families import Family, family_of
 from synth.chat.literals import Literals
 from synth.chat.messages import Conversation, template_messages, template_tools
 from synth.chat.template_source import DEFAULT, WITH_TOOLS, TemplateSource
-from synth.errors import Problem, UserError
+from synth.errors import UserError
 
 _OF_DICTS = frozenset(dir(dict))
 
@@ -103,12 +103,10 @@ class Renderer:
             if whole.startswith(prompt):
                 return prompt, whole
         raise UserError(
-            Problem(
-                what="the chat template renders an assistant turn that does not continue its own generation prompt "
-                f"({prompt[-40:]!r})",
-                expected="the conversation to start with the prompt",
-                fix="check the template",
-            )
+            "the chat template renders an assistant turn that does not continue its own generation prompt "
+            f"({prompt[-40:]!r})",
+            expected="the conversation to start with the prompt",
+            fix="check the template",
         )
 
     def _wrap_texts(self, messages: list[dict[str, Any]]) -> None:
@@ -191,9 +189,7 @@ def _raise(message: str) -> None:
 
 def _not_renderable(reason: str) -> UserError:
     return UserError(
-        Problem(
-            what=f"the model's chat template cannot render these messages: {reason}",
-            expected="roles and an order of turns that the template knows",
-            where="messages",
-        )
+        f"the model's chat template cannot render these messages: {reason}",
+        expected="roles and an order of turns that the template knows",
+        where="messages",
     )

@@ -18,7 +18,7 @@ from synth.chat.marks import THINK, THINK_END
 from synth.chat.messages import PreferenceRow, TrainingMessage, TrainingRow, images_in, keep_first_images
 from synth.chat.rendering import Renderer
 from synth.chat.template import IMAGE_TOKEN
-from synth.errors import Problem, UserError
+from synth.errors import UserError
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ def _check_written(turn: str, message: dict[str, Any], where: str) -> None:
 
 def _left_out(part: str, where: str, fix: str) -> UserError:
     what = f"the model's chat template leaves out {part} of this turn, which would not be learnt"
-    return UserError(Problem(what=what, expected="a turn that the template writes whole", fix=fix, where=where))
+    return UserError(what, expected="a turn that the template writes whole", fix=fix, where=where)
 
 
 def _check_images(row: TrainingRow, sequence: RenderedSequence) -> None:
@@ -111,10 +111,8 @@ def _check_images(row: TrainingRow, sequence: RenderedSequence) -> None:
     expected = images_in(row.messages[: sequence.context])
     if shown != expected:
         raise UserError(
-            Problem(
-                what=f"the chat template shows {shown} images, and the messages have {expected}",
-                expected="a template that shows every image, wherever it stands",
-                fix="put images into messages of the user",
-                where="messages",
-            )
+            f"the chat template shows {shown} images, and the messages have {expected}",
+            expected="a template that shows every image, wherever it stands",
+            fix="put images into messages of the user",
+            where="messages",
         )

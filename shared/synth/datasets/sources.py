@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 
 from synth.datasets.parquet import is_parquet, parquet_lines
-from synth.errors import Problem, UserError
+from synth.errors import UserError
 
 _SUFFIXES = (".parquet", ".jsonl", ".json")
 _PIECE = 1 << 20
@@ -37,9 +37,7 @@ def source_files(path: Path) -> list[Path]:
         what, fix = f"the folder holds its rows as {names}", "keep one of the two formats, or name a file"
     else:
         return chosen
-    raise UserError(
-        Problem(what=what, expected=f"files of one train split: {', '.join(_SUFFIXES)}", fix=fix, where=str(path))
-    )
+    raise UserError(what, expected=f"files of one train split: {', '.join(_SUFFIXES)}", fix=fix, where=str(path))
 
 
 def read_pieces(file: Path) -> Iterator[bytes]:

@@ -27,7 +27,7 @@ from synth.bus.recorded import delivery_numbers
 from synth.bus.replay import read_stream
 from synth.bus.server.topology import AUDIT, DEAD, EVENTS, SECRET_BUCKETS, audit_subject
 from synth.erasure.records import record_erasure
-from synth.errors import Problem, Transient, UserError
+from synth.errors import Transient, UserError
 from synth.ids import OrgId
 
 Report = Callable[[str], None]
@@ -206,4 +206,4 @@ def _some(names: list[str]) -> str:
 
 
 def _refused(what: str, *, expected: str, where: str, fix: str = "") -> UserError:
-    return UserError(Problem(what=what, expected=expected, fix=fix, where=where))
+    return UserError(what, expected=expected, fix=fix, where=where)

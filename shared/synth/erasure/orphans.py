@@ -20,7 +20,7 @@ from synth.blobs import BlobStore
 from synth.bus.connection import Connection
 from synth.bus.recorded import UnknownEvent, from_delivery
 from synth.bus.replay import read_stream
-from synth.errors import Problem, UserError
+from synth.errors import UserError
 from synth.jobs.lifecycle import TERMINAL_FACTS
 
 _TREE = ".manifest.json"
@@ -94,10 +94,8 @@ async def _read_log(bus: Connection) -> tuple[NamedBlobs, set[str], tuple[str, .
 
 def _unreadable(type_: str, seq: int) -> UserError:
     return UserError(
-        Problem(
-            what=f"the {type_} at {seq} in the log cannot be read by this version, and may name any blob",
-            expected="a log of this version or of an earlier one",
-            fix="run the version of the cluster's services",
-            where="EVENTS",
-        )
+        f"the {type_} at {seq} in the log cannot be read by this version, and may name any blob",
+        expected="a log of this version or of an earlier one",
+        fix="run the version of the cluster's services",
+        where="EVENTS",
     )

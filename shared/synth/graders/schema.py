@@ -146,7 +146,7 @@ def parse_grader(data: Any, *, where: str = "grader", python: bool = True) -> Gr
     because parsing code costs more than reading it. Raises `UserError` with every problem.
     """
     if not isinstance(data, dict):
-        raise UserError(Problem(what="a grader is a JSON object", expected=f"one of type {_TYPES}", where=where))
+        raise UserError("a grader is a JSON object", expected=f"one of type {_TYPES}", where=where)
     table = cast(dict[str, Any], data)
     if sources := _sources(table):
         if not python:
@@ -173,12 +173,10 @@ def _check_size(sources: list[Any], where: str) -> None:
     size = sum(len(source.encode(errors="replace")) for source in sources if isinstance(source, str))
     if size > MAX_SOURCE_BYTES:
         raise UserError(
-            Problem(
-                what=f"the sources of its python graders have {size:,} bytes",
-                expected=f"at most {MAX_SOURCE_BYTES:,}, as many as a job file",
-                fix="pass data by `item`",
-                where=where,
-            )
+            f"the sources of its python graders have {size:,} bytes",
+            expected=f"at most {MAX_SOURCE_BYTES:,}, as many as a job file",
+            fix="pass data by `item`",
+            where=where,
         )
 
 
@@ -235,19 +233,17 @@ def _simple(table: dict[str, Any], where: str) -> Simple:
     kind = table.get("type")
     if not isinstance(kind, str) or kind not in _KINDS:
         what = f"a grader of type {str(kind)[:40]!r}: it is not known"
-        raise UserError(Problem(what=what, expected=_TYPES, where=f"{where}.type"))
+        raise UserError(what, expected=_TYPES, where=f"{where}.type")
     metric = str(table.get("evaluation_metric"))
     if kind == "text_similarity" and metric in _METRICS_REFUSED:
         raise UserError(
-            Problem(
-                what=f"the metric {metric!r} is not computed here: {_METRICS_REFUSED[metric]}",
-                expected="fuzzy_match, bleu, gleu, rouge_1 to rouge_5, or rouge_l",
-                where=f"{where}.evaluation_metric",
-            )
+            f"the metric {metric!r} is not computed here: {_METRICS_REFUSED[metric]}",
+            expected="fuzzy_match, bleu, gleu, rouge_1 to rouge_5, or rouge_l",
+            where=f"{where}.evaluation_metric",
         )
     if kind == "python" and table.get("image_tag") is not None:
         what = "image_tag names an image to run the code in, and it runs as a process of the rollouts service"
-        raise UserError(Problem(what=what, fix="leave it out", where=f"{where}.image_tag"))
+        raise UserError(what, fix="leave it out", where=f"{where}.image_tag")
     if kind in ("score_model", "label_model"):
         _check_contents(table.get("input"), where)
     if table.get("sampling_params", ...) is None:
@@ -273,7 +269,7 @@ def _check_contents(messages: Any, where: str) -> None:
             if kind in _CONTENTS_REFUSED:
                 what = f"a judge's prompt is text alone, and this is {kind!r}"
                 place = f"{where}.input[{m}].content"
-                raise UserError(Problem(what=what, expected="a text, input_text or output_text", where=place))
+                raise UserError(what, expected="a text, input_text or output_text", where=place)
 
 
 def _problems_of(grader: Simple, where: str) -> list[Problem]:
@@ -310,12 +306,10 @@ def _multi(table: dict[str, Any], where: str) -> Multi:
         # One grader without a key, as in the types of the openai SDK: its name is its key.
         entries = {str(entries.get("name")): entries}
     if not entries:
-        raise UserError(
-            Problem(what="multi combines graders, and has none", expected="a table of them", where=f"{where}.graders")
-        )
+        raise UserError("multi combines graders, and has none", expected="a table of them", where=f"{where}.graders")
     if len(entries) > MAX_GRADERS:
         what = f"multi combines {len(entries):,} graders"
-        raise UserError(Problem(what=what, expected=f"at most {MAX_GRADERS}", where=f"{where}.graders"))
+        raise UserError(what, expected=f"at most {MAX_GRADERS}", where=f"{where}.graders")
     problems: list[Problem] = []
     parts: dict[str, Simple] = {}
     for key, part in entries.items():
@@ -325,7 +319,7 @@ def _multi(table: dict[str, Any], where: str) -> Multi:
             continue
         try:
             if not isinstance(part, dict):
-                raise UserError(Problem(what="a grader is a JSON object", expected=_TYPES, where=place))
+                raise UserError("a grader is a JSON object", expected=_TYPES, where=place)
             parts[key] = _simple(cast(dict[str, Any], part), place)
         except UserError as error:
             problems += error.problems
@@ -337,14 +331,12 @@ def _multi(table: dict[str, Any], where: str) -> Multi:
     try:
         formula = parse_formula(multi.calculate_output)
     except FormulaWrong as wrong:
-        raise UserError(Problem(what=str(wrong), expected=wrong.expected, where=f"{where}.calculate_output")) from wrong
+        raise UserError(str(wrong), expected=wrong.expected, where=f"{where}.calculate_output") from wrong
     if unknown := sorted(formula.names - set(parts)):
         raise UserError(
-            Problem(
-                what=f"{unknown[0]!r} is not one of its graders",
-                expected=f"one of {', '.join(parts)}",
-                where=f"{where}.calculate_output",
-            )
+            f"{unknown[0]!r} is not one of its graders",
+            expected=f"one of {', '.join(parts)}",
+            where=f"{where}.calculate_output",
         )
     return multi
 

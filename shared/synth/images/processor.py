@@ -17,7 +17,7 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 
-from synth.errors import Permanent, Problem, UserError
+from synth.errors import Permanent, UserError
 from synth.images.decoding import check_aspect, open_image
 from synth.images.format import read_image_format
 from synth.images.prompt_image import PromptImage
@@ -105,13 +105,11 @@ class ImageProcessor:
         patches, grid = self._patches(pixels)
         if grid != (image.height, image.width):
             raise UserError(
-                Problem(
-                    what=f"the image {image.sha256[:12]} becomes {grid[0]}×{grid[1]} patches, and its prompt has "
-                    f"{image.height}×{image.width}",
-                    expected="one image processor in the trainer and the engines",
-                    fix=f"compare {SETTINGS_FILE} of the models that they load",
-                    where="vision_processor_id",
-                )
+                f"the image {image.sha256[:12]} becomes {grid[0]}×{grid[1]} patches, and its prompt has "
+                f"{image.height}×{image.width}",
+                expected="one image processor in the trainer and the engines",
+                fix=f"compare {SETTINGS_FILE} of the models that they load",
+                where="vision_processor_id",
             )
         return patches
 

@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from synth.errors import Problem, UserError
+from synth.errors import UserError
 
 
 class PromptImage(msgspec.Struct, frozen=True, gc=False, array_like=True):
@@ -41,12 +41,10 @@ def token_counts(
     places = np.flatnonzero(ids == image_token)
     if len(places) != len(images):
         raise UserError(
-            Problem(
-                what=f"the chat template shows {len(places)} images, and the messages have {len(images)}",
-                expected="a template that shows every image, in any place",
-                fix="put images into messages of the user",
-                where="messages",
-            )
+            f"the chat template shows {len(places)} images, and the messages have {len(images)}",
+            expected="a template that shows every image, in any place",
+            fix="put images into messages of the user",
+            where="messages",
         )
     counts = np.ones(len(ids), np.int64)
     counts[places] = [image.tokens for image in images]

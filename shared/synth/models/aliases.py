@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from synth.errors import Problem, UserError
+from synth.errors import UserError
 
 #: Beside the models.
 ALIASES_FILE = "aliases.json"
@@ -22,12 +22,10 @@ def read_aliases(models_dir: Path) -> dict[str, str]:
         return {}
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise UserError(
-            Problem(
-                what=f"the list of stand-ins cannot be read ({error})",
-                expected='JSON such as {"Qwen/Qwen3-0.6B": "tiny-qwen3"}',
-                fix="mend the file, or remove it and run `synthctl models alias` again",
-                where=str(file),
-            )
+            f"the list of stand-ins cannot be read ({error})",
+            expected='JSON such as {"Qwen/Qwen3-0.6B": "tiny-qwen3"}',
+            fix="mend the file, or remove it and run `synthctl models alias` again",
+            where=str(file),
         ) from error
 
 

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any, cast
 
-from synth.errors import Problem, UserError
+from synth.errors import UserError
 from synth.models.architectures import FAMILIES, family_of_config
 from synth.models.table import ModelSpec
 
@@ -21,11 +21,9 @@ def read_model_config(model_id: str, path: Path) -> dict[str, Any]:
         loaded = json.loads(config.read_bytes())
     except (ValueError, RecursionError) as error:
         raise UserError(
-            Problem(
-                what=f"the model {model_id!r} has a config.json that is not JSON ({error})",
-                fix="copy the model directory again",
-                where=str(config),
-            )
+            f"the model {model_id!r} has a config.json that is not JSON ({error})",
+            fix="copy the model directory again",
+            where=str(config),
         ) from error
     return cast(dict[str, Any], loaded) if isinstance(loaded, dict) else {}
 
@@ -46,32 +44,25 @@ def check_folder(spec: ModelSpec, path: Path) -> None:
     types = ", ".join(model_type for model_type, family in FAMILIES.items() if family == spec.family) or spec.family
     if actual != spec.family:
         raise UserError(
-            Problem(
-                what=f"the folder of {spec.base!r} holds a model of the family {actual}, and the id is one of "
-                f"{spec.family}",
-                expected=f"a config.json with a model_type of {types}",
-                fix="put the model's own files there",
-                where=str(path / "config.json"),
-            )
+            f"the folder of {spec.base!r} holds a model of the family {actual}, and the id is one of {spec.family}",
+            expected=f"a config.json with a model_type of {types}",
+            fix="put the model's own files there",
+            where=str(path / "config.json"),
         )
     if spec.vision is not None and not (path / PROCESSOR_FILE).is_file():
         raise UserError(
-            Problem(
-                what=f"{spec.base!r} is a vision model without an image processor",
-                expected=f"a {PROCESSOR_FILE} beside its config.json",
-                fix=f"fetch it again: `synthctl models pull {spec.base}`",
-                where=str(path / PROCESSOR_FILE),
-            )
+            f"{spec.base!r} is a vision model without an image processor",
+            expected=f"a {PROCESSOR_FILE} beside its config.json",
+            fix=f"fetch it again: `synthctl models pull {spec.base}`",
+            where=str(path / PROCESSOR_FILE),
         )
 
     if (missing := missing_weights(path)) is not None:
         raise UserError(
-            Problem(
-                what=f"the folder of {spec.base!r} is not whole: {missing}",
-                expected="every weight file of the model, as safetensors",
-                fix=f"fetch or copy it again: `synthctl models pull {spec.base}` continues a stopped download",
-                where=str(path),
-            )
+            f"the folder of {spec.base!r} is not whole: {missing}",
+            expected="every weight file of the model, as safetensors",
+            fix=f"fetch or copy it again: `synthctl models pull {spec.base}` continues a stopped download",
+            where=str(path),
         )
 
 

@@ -96,12 +96,10 @@ class Registry:
         base = self._hosted(model_id)
         if base.id in local:
             raise UserError(
-                Problem(
-                    what=f"{base.id!r} has its own weights here",
-                    expected="an id without weights on this cluster",
-                    fix=f"remove {local[base.id]} to let another model stand in",
-                    where=base.id,
-                )
+                f"{base.id!r} has its own weights here",
+                expected="an id without weights on this cluster",
+                fix=f"remove {local[base.id]} to let another model stand in",
+                where=base.id,
             )
         target = next((name for name in local if name.lower() == stand_in.lower()), None)
         if target is None or self.models_dir is None:
@@ -109,12 +107,10 @@ class Registry:
         spec = self._base(target, local, where=target)
         if spec.family != base.family:
             raise UserError(
-                Problem(
-                    what=f"{target!r} is of the family {spec.family}, {base.id!r} of {base.family}",
-                    expected=f"a model of the family {base.family}",
-                    fix="choose a stand-in that has the abilities that the id promises",
-                    where=target,
-                )
+                f"{target!r} is of the family {spec.family}, {base.id!r} of {base.family}",
+                expected=f"a model of the family {base.family}",
+                fix="choose a stand-in that has the abilities that the id promises",
+                where=target,
             )
         write_aliases(self.models_dir, read_aliases(self.models_dir) | {base.id: target})
         return self.find(base.id)
@@ -125,11 +121,9 @@ class Registry:
         id = canonical(model_id) or model_id
         if id not in aliases or self.models_dir is None:
             raise UserError(
-                Problem(
-                    what=f"nothing stands in for {_short(id)}",
-                    expected=f"one of {', '.join(aliases)}" if aliases else "",
-                    fix="`synthctl models aliases` shows them",
-                )
+                f"nothing stands in for {_short(id)}",
+                expected=f"one of {', '.join(aliases)}" if aliases else "",
+                fix="`synthctl models aliases` shows them",
             )
         stand_in = aliases.pop(id)
         write_aliases(self.models_dir, aliases)
@@ -163,12 +157,10 @@ class Registry:
             )
         if ":" in model_id:
             raise UserError(
-                Problem(
-                    what=f"{_short(model_id)} is not a fine-tuned model id",
-                    expected=f"<prefix>:<base>:<job_id>[:<checkpoint>] with a prefix of {', '.join(PREFIXES)}",
-                    fix="copy the id that `synthctl models ls` shows",
-                    where=where or "model",
-                )
+                f"{_short(model_id)} is not a fine-tuned model id",
+                expected=f"<prefix>:<base>:<job_id>[:<checkpoint>] with a prefix of {', '.join(PREFIXES)}",
+                fix="copy the id that `synthctl models ls` shows",
+                where=where or "model",
             )
         return self._base(model_id, local, where=where)
 
@@ -193,12 +185,10 @@ class Registry:
         if id is None:
             near = difflib.get_close_matches(model_id, QWEN3, n=1)
             raise UserError(
-                Problem(
-                    what=f"{_short(model_id)} is not the id of a hosted base",
-                    expected="a Qwen3 id such as Qwen/Qwen3-0.6B",
-                    fix=f"did you mean {near[0]!r}?" if near else "`synthctl models known` shows them",
-                    where="ID",
-                )
+                f"{_short(model_id)} is not the id of a hosted base",
+                expected="a Qwen3 id such as Qwen/Qwen3-0.6B",
+                fix=f"did you mean {near[0]!r}?" if near else "`synthctl models known` shows them",
+                where="ID",
             )
         return QWEN3[id]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from synth.errors import Problem, UserError
+from synth.errors import UserError
 from synth.runtime.json_values import NO_MARKS, PIECE, has_more_values
 from synth.runtime.off_loop import INLINE_BYTES, OffLoop
 
@@ -29,10 +29,8 @@ async def check_json_values(body: bytes, off_loop: OffLoop, *, limit: int, setti
         return
     if await off_loop.thread(has_more_values, body, limit, org=org, size=len(body)):
         raise UserError(
-            Problem(
-                what=f"the body has more than {limit:,} JSON values (escapes and long numbers count too)",
-                expected=f"at most {limit:,} ({setting})",
-                fix="send less at once, or have the operator raise it",
-                where="body",
-            )
+            f"the body has more than {limit:,} JSON values (escapes and long numbers count too)",
+            expected=f"at most {limit:,} ({setting})",
+            fix="send less at once, or have the operator raise it",
+            where="body",
         )

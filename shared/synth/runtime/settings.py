@@ -8,7 +8,7 @@ from typing import Annotated
 
 from pydantic import BeforeValidator, Field, SecretStr
 
-from synth.errors import Problem, UserError
+from synth.errors import UserError
 from synth.http_server.settings import HttpSettings
 from synth.runtime.off_loop import WorkerSettings
 from synth.service_secrets import CLUSTER_SECRET, CLUSTER_SECRET_EARLIER, NEEDS, SERVICE_SECRETS, ServiceSecrets
@@ -129,12 +129,10 @@ class ServiceSettings(HttpSettings, WorkerSettings):
         earlier = [secret for part in parts if (secret := part.strip())]
         if own and (given or earlier):
             raise UserError(
-                Problem(
-                    what=f"the cluster's secret is set beside the secrets of {service}",
-                    expected="one of them: who has the cluster's secret has those of every service",
-                    fix=f"leave {CLUSTER_SECRET} and {CLUSTER_SECRET_EARLIER} out",
-                    where=SERVICE_SECRETS,
-                )
+                f"the cluster's secret is set beside the secrets of {service}",
+                expected="one of them: who has the cluster's secret has those of every service",
+                fix=f"leave {CLUSTER_SECRET} and {CLUSTER_SECRET_EARLIER} out",
+                where=SERVICE_SECRETS,
             )
         if own or not (given or earlier or NEEDS[service]):
             return ServiceSecrets.parse(service, own)

@@ -16,7 +16,7 @@ from typing import Literal, Self
 
 import msgspec
 
-from synth.errors import Problem, Transient, UserError
+from synth.errors import Transient, UserError
 from synth.runtime.child_process import end_child
 from synth.sandbox.folder import own_folder
 from synth.sandbox.modes import DEVICES, MODES, Mode, launcher_command, readable_paths
@@ -177,12 +177,10 @@ class Sandbox:
             else:
                 return cls(mode)
         raise UserError(
-            Problem(
-                what=f"no sandbox starts on this machine ({'; '.join(reasons)})",
-                expected="bubblewrap with user namespaces, or Linux 5.13 or later with Landlock and seccomp",
-                fix="install bubblewrap and allow user namespaces, or a kernel with Landlock",
-                where="SYNTH_SANDBOX",
-            )
+            f"no sandbox starts on this machine ({'; '.join(reasons)})",
+            expected="bubblewrap with user namespaces, or Linux 5.13 or later with Landlock and seccomp",
+            fix="install bubblewrap and allow user namespaces, or a kernel with Landlock",
+            where="SYNTH_SANDBOX",
         )
 
     async def run(

@@ -12,7 +12,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
-from synth.errors import InvalidKey, Problem, SynthError, UserError
+from synth.errors import InvalidKey, SynthError, UserError
 from synth.fairness.memory import HeldBytes
 from synth.http_server.body import BodyMemory, read_body
 from synth.http_server.upgrade import refuse_socket
@@ -257,7 +257,7 @@ class _Api:
                 requested = msgspec.json.decode(await self._internal_body(request), type=_ToScore)
             except msgspec.DecodeError as error:
                 expected = '{"job_id": "job_…", "token_ids": [1, …]}'
-                raise UserError(Problem(what=str(error), expected=expected, where="body")) from error
+                raise UserError(str(error), expected=expected, where="body") from error
             if requested.job_id != job_id:
                 raise InvalidKey(f"the call's token is for {job_id}, not for {requested.job_id}")
             async with self._router.for_teacher(job_id) as teacher:
@@ -280,7 +280,7 @@ class _Api:
         try:
             return job_id, msgspec.json.decode(await self._internal_body(request), type=_Cids).cids
         except msgspec.DecodeError as error:
-            raise UserError(Problem(what=str(error), expected='{"cids": ["trace_…"]}', where="body")) from error
+            raise UserError(str(error), expected='{"cids": ["trace_…"]}', where="body") from error
 
     def _time(self, recordings: Sequence[ChoiceRecording]) -> SamplingTime:
         """Return the time that a completion may take: in a rollout the rest of the rollout's, as the job sets it."""
@@ -294,7 +294,7 @@ class _Api:
             request, self._memory, held, limit=self._limits.body, setting="SYNTH_MAX_REQUEST_BYTES", fix=fix
         )
         if not body:
-            raise UserError(Problem(what="the body is empty", expected="a JSON object", where="body"))
+            raise UserError("the body is empty", expected="a JSON object", where="body")
         return body
 
     async def _decode(self, body: bytes, principal: str, read: _Read[_Call], kept: ResponseLog | None) -> _Call:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from synth.chat.tools import functions_of
-from synth.errors import Problem, UserError
+from synth.errors import UserError
 from synth.inference.api.requests import ChatRequest, offered_tools, tools_field
 from synth.inference.chat.prompts import ChatFormat
 from synth.inference.grammar.calls import answer_or_calls, xml_arguments
@@ -69,11 +69,9 @@ async def compile_output_grammars(
         around, loose = xml_arguments(schema, where) if chat.family.calls and chat.family.calls.xml else (None, [])
         if loose and strict:
             raise UserError(
-                Problem(
-                    what=f"{loose[0]} cannot be enforced: this model writes the arguments of its calls as XML",
-                    expected="strict false, or a schema without it",
-                    where=loose[0],
-                )
+                f"{loose[0]} cannot be enforced: this model writes the arguments of its calls as XML",
+                expected="strict false, or a schema without it",
+                where=loose[0],
             )
         compiled = await compiler.compile(
             schema, strict=strict, vocabulary=vocabulary, where=where, limits=limits, org=org, around=around
@@ -90,11 +88,9 @@ def _answer_schema(request: ChatRequest) -> tuple[dict[str, Any] | None, bool]:
     kind = "text" if requested is None else requested.get("type", "text")
     if kind not in _FORMATS:
         raise UserError(
-            Problem(
-                what=f"response_format.type is {str(kind)[:60]!r}",
-                expected=", ".join(_FORMATS),
-                where="response_format.type",
-            )
+            f"response_format.type is {str(kind)[:60]!r}",
+            expected=", ".join(_FORMATS),
+            where="response_format.type",
         )
     if requested is None or kind == "text":
         return None, False
@@ -104,11 +100,9 @@ def _answer_schema(request: ChatRequest) -> tuple[dict[str, Any] | None, bool]:
     strict = described.get("strict") or False
     if not isinstance(strict, bool):
         raise UserError(
-            Problem(
-                what=f"strict is {str(strict)[:60]!r}",
-                expected="true or false",
-                where="response_format.json_schema.strict",
-            )
+            f"strict is {str(strict)[:60]!r}",
+            expected="true or false",
+            where="response_format.json_schema.strict",
         )
     return _object(described.get("schema", {}), _SCHEMA), strict
 
@@ -124,5 +118,5 @@ def _functions(request: ChatRequest, must_call: tuple[str, ...]) -> list[tuple[s
 
 def _object(value: Any, where: str) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise UserError(Problem(what=f"{str(value)[:60]!r} is no object", expected="a JSON object", where=where))
+        raise UserError(f"{str(value)[:60]!r} is no object", expected="a JSON object", where=where)
     return value

@@ -168,9 +168,7 @@ def decode_json(body: bytes) -> Any:
         return msgspec.json.decode(body)
     # JSON that is nested too deeply raises a RecursionError.
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-        raise UserError(
-            Problem(what=f"the body is not JSON: {error}", expected="a JSON object", where="body")
-        ) from error
+        raise UserError(f"the body is not JSON: {error}", expected="a JSON object", where="body") from error
 
 
 def read_request(
@@ -234,7 +232,7 @@ def typed(value: Any, kind: type[_T], where: str = "", *, api: str = "chat") -> 
     except msgspec.ValidationError as error:
         what, _, place = str(error).partition(" - at `$")
         place = (where + place.rstrip("`")).lstrip(".")
-        raise UserError(Problem(what=what, where=place or "body", fix=f"see the OpenAI {api} API")) from error
+        raise UserError(what, where=place or "body", fix=f"see the OpenAI {api} API") from error
 
 
 def _problems(r: ChatRequest, max_choices: int) -> list[Problem]:

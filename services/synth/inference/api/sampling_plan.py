@@ -57,12 +57,10 @@ def forced_functions(request: ChatRequest, job: JobSampling | None, family: Fami
     """
     if job is None and _unread_tools(request, family):
         raise UserError(
-            Problem(
-                what=_UNREAD,
-                expected="a model of a family whose calls are read, or no tools",
-                fix='see docs/models.md#tool-calls; `tool_choice: "none"` leaves them out',
-                where=tools_field(request),
-            )
+            _UNREAD,
+            expected="a model of a family whose calls are read, or no tools",
+            fix='see docs/models.md#tool-calls; `tool_choice: "none"` leaves them out',
+            where=tools_field(request),
         )
     must_call = () if _unread_tools(request, family) else _must_call(request)
     if isinstance(must_call, Problem):

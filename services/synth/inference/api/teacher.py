@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from synth.errors import Problem, UserError
+from synth.errors import UserError
 from synth.inference.engines.protocol import Engine
 
 #: The tokens that a context has to have beside the scored ones (`Engine.score`).
@@ -35,6 +35,4 @@ async def score_tokens(engine: Engine, token_ids: Sequence[int]) -> list[float |
 
 def _refused(what: str, expected: str) -> UserError:
     fix = "choose another teacher, or shorten the rollouts"
-    return UserError(
-        Problem(what=f"the teacher cannot score this: {what}", expected=expected, fix=fix, where="teacher")
-    )
+    return UserError(f"the teacher cannot score this: {what}", expected=expected, fix=fix, where="teacher")

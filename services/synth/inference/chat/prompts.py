@@ -21,7 +21,7 @@ from synth.chat.families import Family
 from synth.chat.messages import Conversation, Message, image_address, image_parts, template_messages, text_length
 from synth.chat.replies.reader import Opening
 from synth.chat.template import ChatTemplate, TooManyTokens
-from synth.errors import Permanent, Problem, UserError
+from synth.errors import Permanent, UserError
 from synth.images.processor import ImageProcessor
 from synth.images.prompt_image import PromptImage, expand_image_tokens
 from synth.inference.engines.protocol import EngineImage
@@ -157,12 +157,10 @@ class ChatFormat:
             if least > most:
                 raise TooManyTokens(least, exact=False)
         raise UserError(
-            Problem(
-                what=f"the texts of the messages and tools have {characters:,} characters",
-                expected=f"at most {most_characters:,} (SYNTH_MAX_PROMPT_CHARACTERS)",
-                fix="shorten the messages, or have the operator raise it",
-                where="messages",
-            )
+            f"the texts of the messages and tools have {characters:,} characters",
+            expected=f"at most {most_characters:,} (SYNTH_MAX_PROMPT_CHARACTERS)",
+            fix="shorten the messages, or have the operator raise it",
+            where="messages",
         )
 
     def opening(self, prompt_ids: Sequence[int]) -> Opening:

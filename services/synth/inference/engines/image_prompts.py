@@ -18,7 +18,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from synth.errors import Problem, SynthError, Transient, UserError
+from synth.errors import SynthError, Transient, UserError
 from synth.images.positions import mrope_positions
 from synth.images.processor import ImageProcessor
 from synth.images.qwen3_vl import ImagePatches
@@ -62,18 +62,14 @@ def read_prompt(
             np.asarray(prompt_ids), shown, image_token=image_token, merge_size=merge_size
         )
     except ValueError as error:
-        raise UserError(
-            Problem(what=str(error), expected="as many image tokens as its images have", where="messages")
-        ) from error
+        raise UserError(str(error), expected="as many image tokens as its images have", where="messages") from error
     return ImagePrompt(tuple(images), positions, after - len(prompt_ids))
 
 
 def check_no_images(images: Sequence[EngineImage]) -> None:
     """Raise `UserError` for images that a text model is shown."""
     if images:
-        raise UserError(
-            Problem(what=f"{len(images)} images for a text model", expected="text", fix="choose a vision model")
-        )
+        raise UserError(f"{len(images)} images for a text model", expected="text", fix="choose a vision model")
 
 
 class ImageReader:

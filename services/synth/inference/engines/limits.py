@@ -61,7 +61,7 @@ def clamp_max_tokens(params: SamplingParams, *, prompt: int, context: int, image
     Raises `ContextOverflow` if no token fits, and `UserError` for a prompt without tokens.
     """
     if not prompt:
-        raise UserError(Problem(what="the prompt has no tokens", expected="at least one", where="messages"))
+        raise UserError("the prompt has no tokens", expected="at least one", where="messages")
     if prompt >= context:
         raise ContextOverflow(prompt=prompt, completion=params.max_tokens, context=context, image_tokens=image_tokens)
     return replace(params, max_tokens=min(params.max_tokens, context - prompt))
@@ -71,10 +71,8 @@ def check_scorable(tokens: int, context: int) -> None:
     """Raise `UserError` for a text of `tokens` tokens that a context of `context` tokens cannot score."""
     if not 2 <= tokens < context:
         raise UserError(
-            Problem(
-                what=f"the text to score has {tokens} tokens",
-                expected=f"2 to {context - 1}, within the context of {context}",
-                fix="score another part of the text",
-                where="token_ids",
-            )
+            f"the text to score has {tokens} tokens",
+            expected=f"2 to {context - 1}, within the context of {context}",
+            fix="score another part of the text",
+            where="token_ids",
         )

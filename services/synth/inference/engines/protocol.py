@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from synth.errors import Problem, UserError
+from synth.errors import UserError
 from synth.images.format import ImageRefused
 from synth.images.prompt_image import PromptImage
 
@@ -84,7 +84,7 @@ class EngineImage:
         try:
             rows, columns, pixels = await self.decoder.pixels(self.body)
         except ImageRefused as error:
-            raise UserError(Problem(what=str(error), expected="an image", where="messages")) from error
+            raise UserError(str(error), expected="an image", where="messages") from error
         return np.frombuffer(pixels, np.uint8).reshape(rows, columns, 3)
 
 

@@ -17,7 +17,7 @@ from synth.chat.replies.harmony import CHANNEL, HarmonyReader
 from synth.chat.replies.harmony import MARKS as CHANNEL_MARKS
 from synth.chat.replies.xml_calls import PARAMETER, PARAMETER_END
 from synth.chat.tools import as_object, is_text
-from synth.errors import Problem, UserError
+from synth.errors import UserError
 
 SCHEMA = "\ue000schema\ue001"
 _PLACE = re.compile("\ue000(.*?)\ue001")
@@ -95,11 +95,9 @@ def xml_arguments(schema: dict[str, Any], where: str) -> tuple[str, list[str]]:
     strange = next((key for key in named if re.search(r"[<>\n]", key) or not key.strip()), None)
     if strange is not None:
         raise UserError(
-            Problem(
-                what=f"this model's calls cannot name a parameter {strange[:60]!r}",
-                expected="names without `<`, `>` and line breaks",
-                where=f"{where}.properties",
-            )
+            f"this model's calls cannot name a parameter {strange[:60]!r}",
+            expected="names without `<`, `>` and line breaks",
+            where=f"{where}.properties",
         )
     if not named:
         return f"start: parameter*\nparameter: {_ANY_PARAMETER}\ntext[lazy]: /{_TEXT}/", []

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 from llguidance import LLMatcher
 
-from synth.errors import Problem, UserError
+from synth.errors import UserError
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -86,11 +86,9 @@ class GrammarState:
 
 def _unfollowed(reason: str) -> UserError:
     return UserError(
-        Problem(
-            what=f"the JSON schema cannot be followed any further: {reason[:200]}",
-            expected="a schema with fewer alternatives and shorter patterns",
-            where="response_format",
-        )
+        f"the JSON schema cannot be followed any further: {reason[:200]}",
+        expected="a schema with fewer alternatives and shorter patterns",
+        where="response_format",
     )
 
 

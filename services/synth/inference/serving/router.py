@@ -97,7 +97,7 @@ class ModelRouter:
         if job is None:
             raise Transient(f"the policy of {job_id} is not served here, nor its teacher", delay=1)
         if job.teacher is None:
-            raise UserError(Problem(what=f"{job_id} has no teacher", expected="a job with [distillation]", where="job"))
+            raise UserError(f"{job_id} has no teacher", expected="a job with [distillation]", where="job")
         async with self._lease(job.teacher, job.org) as loaded:
             yield loaded.engine
 
@@ -163,10 +163,10 @@ class ModelRouter:
 
     async def _find(self, org: str, model: str) -> ModelRef:
         if not model:
-            raise UserError(Problem(what="no model was named", expected="a model id", where="model"))
+            raise UserError("no model was named", expected="a model id", where="model")
         if len(model) > MAX_MODEL_ID:
             what = f"the model's id has {len(model):,} characters"
-            raise UserError(Problem(what=what, expected=f"at most {MAX_MODEL_ID}", where="model"))
+            raise UserError(what, expected=f"at most {MAX_MODEL_ID}", where="model")
         known, named = self._refs.get((org, model)), parse_finetuned(model)
         # A base may have been installed again. A checkpoint may have expired, which matters only if it is not loaded. A
         # fine-tuned model never changes.

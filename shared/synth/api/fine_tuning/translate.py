@@ -67,29 +67,23 @@ def translate_request(
     """
     if request.integrations:
         raise UserError(
-            Problem(
-                what="integrations are not served here",
-                expected="none",
-                fix="leave them out, and read the metrics from the job's events",
-                where="integrations",
-            )
+            "integrations are not served here",
+            expected="none",
+            fix="leave them out, and read the metrics from the job's events",
+            where="integrations",
         )
     method = request.method
     kind = method.type if method else "supervised"
     if kind not in ("supervised", "dpo", "reinforcement"):
-        raise UserError(Problem(what=f"the method {kind!r} is not served here", expected=_METHODS, where="method.type"))
+        raise UserError(f"the method {kind!r} is not served here", expected=_METHODS, where="method.type")
     others = {name for name in ("supervised", "reinforcement", "dpo") if method and getattr(method, name) is not None}
     if unwanted := sorted(others - {kind}):
-        raise UserError(
-            Problem(what=f"settings of another method than {kind!r}", fix="remove them", where=f"method.{unwanted[0]}")
-        )
+        raise UserError(f"settings of another method than {kind!r}", fix="remove them", where=f"method.{unwanted[0]}")
     if kind != "reinforcement":
         return TranslatedJob("sft", _sft(request, kind))
     reinforcement = method.reinforcement if method else None
     if reinforcement is None:
-        raise UserError(
-            Problem(what="the method's settings are missing", expected=_GRADER, where="method.reinforcement")
-        )
+        raise UserError("the method's settings are missing", expected=_GRADER, where="method.reinforcement")
     return TranslatedJob("rl", _rl(request, reinforcement, rows, judge_provider))
 
 
@@ -102,21 +96,17 @@ def _sft(request: FineTuningRequest, kind: str) -> dict[str, Any]:
     method = (request.method.dpo if kind == "dpo" else request.method.supervised) if request.method else None
     if request.hyperparameters is not None and (method is not None or kind == "dpo"):
         raise UserError(
-            Problem(
-                what="hyperparameters are given twice" if method else "these belong to supervised jobs",
-                fix=f"keep method.{kind}'s" if method else f"move them to method.{kind}.hyperparameters",
-                where="hyperparameters",
-            )
+            "hyperparameters are given twice" if method else "these belong to supervised jobs",
+            fix=f"keep method.{kind}'s" if method else f"move them to method.{kind}.hyperparameters",
+            where="hyperparameters",
         )
     hyper = method.hyperparameters if method else request.hyperparameters or SupervisedHyperparameters()
     dpo = kind == "dpo"
     if request.training_file.startswith(SEEDS):
         raise UserError(
-            Problem(
-                what=f"{request.training_file[:80]!r} are seeds, which reinforcement learns from",
-                expected="the id of an uploaded file",
-                where="training_file",
-            )
+            f"{request.training_file[:80]!r} are seeds, which reinforcement learns from",
+            expected="the id of an uploaded file",
+            where="training_file",
         )
     return {
         "algorithm": {
@@ -144,20 +134,16 @@ def _rl(
 ) -> dict[str, Any]:
     if request.hyperparameters is not None:
         raise UserError(
-            Problem(
-                what="these are of supervised jobs",
-                fix="move them to method.reinforcement.hyperparameters",
-                where="hyperparameters",
-            )
+            "these are of supervised jobs",
+            fix="move them to method.reinforcement.hyperparameters",
+            where="hyperparameters",
         )
     if method.response_format not in (None, {"type": "text"}):
         raise UserError(
-            Problem(
-                what="rollouts are sampled freely: a response_format would force tokens that the policy did not choose",
-                expected='{"type": "text"}',
-                fix="describe the format in the prompts, and pay for it with a grader of `sample.output_json`",
-                where="method.reinforcement.response_format",
-            )
+            "rollouts are sampled freely: a response_format would force tokens that the policy did not choose",
+            expected='{"type": "text"}',
+            fix="describe the format in the prompts, and pay for it with a grader of `sample.output_json`",
+            where="method.reinforcement.response_format",
         )
     hyper = method.hyperparameters
     if is_graded(request):
@@ -217,11 +203,9 @@ def _thinking(hyper: ReinforcementHyperparameters, policy: Mapping[str, Any]) ->
         return {}
     if written := sorted({"thinking_mode", "thinking_budget"} & policy.keys()):
         raise UserError(
-            Problem(
-                what=f"reasoning_effort beside the {written[0]} of the policy_config",
-                expected="one of them",
-                where=EFFORT_FIELD,
-            )
+            f"reasoning_effort beside the {written[0]} of the policy_config",
+            expected="one of them",
+            where=EFFORT_FIELD,
         )
     bounds = [policy.get(name) for name in ("max_tokens", "max_completion_tokens")]
     most = min((bound for bound in bounds if isinstance(bound, int)), default=MAX_TOKENS)
@@ -248,22 +232,16 @@ def _evaluation(
     graded = is_graded(request)
     if graded and request.validation_file is None and hyper.eval_samples is not None:
         raise UserError(
-            Problem(
-                what="there is nothing to evaluate on",
-                expected="a validation_file of prompts",
-                where="method.reinforcement.hyperparameters.eval_samples",
-            )
+            "there is nothing to evaluate on",
+            expected="a validation_file of prompts",
+            where="method.reinforcement.hyperparameters.eval_samples",
         )
     if request.validation_file is None and hyper.eval_samples is None:
         if hyper.eval_interval is not None:
             raise UserError(
-                Problem(
-                    what="there is nothing to evaluate on",
-                    expected="a validation_file of prompts"
-                    if graded
-                    else "eval_samples, or seeds as the validation_file",
-                    where="method.reinforcement.hyperparameters.eval_interval",
-                )
+                "there is nothing to evaluate on",
+                expected="a validation_file of prompts" if graded else "eval_samples, or seeds as the validation_file",
+                where="method.reinforcement.hyperparameters.eval_interval",
             )
         return {}
     every = hyper.eval_interval or max(1, iterations // _EVALUATIONS)
@@ -299,12 +277,10 @@ def _seeds(text: str, place: str) -> Seeds:
         return parse_seeds([int(part) for part in parts] if listed else named)
     except ValueError as error:
         raise UserError(
-            Problem(
-                what=f"{text[:80]!r} is not what reinforcement learns from",
-                expected=f"{SEEDS}0-99 or {SEEDS}3,14,15 ({error})",
-                fix="the task app makes an episode of each seed; a file's rows are for the graders of docs/graders.md",
-                where=place,
-            )
+            f"{text[:80]!r} is not what reinforcement learns from",
+            expected=f"{SEEDS}0-99 or {SEEDS}3,14,15 ({error})",
+            fix="the task app makes an episode of each seed; a file's rows are for the graders of docs/graders.md",
+            where=place,
         ) from error
 
 

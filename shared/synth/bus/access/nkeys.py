@@ -13,7 +13,7 @@ from enum import Enum
 
 from nacl.signing import SigningKey
 
-from synth.errors import Problem, UserError
+from synth.errors import UserError
 
 # The prefix of a seed: its first letter in base 32 is `S`, and the second one is the letter of the kind.
 _SEED_PREFIX = 18 << 3
@@ -36,12 +36,10 @@ class UserKey:
             self._key = read_seed(NkeyKind.USER, seed)
         except ValueError as error:
             raise UserError(
-                Problem(
-                    what="this is not the seed of a NATS user key",
-                    expected="58 letters and digits that begin with SU",
-                    fix="`synthd bus nkey USER` makes one",
-                    where="SYNTH_NATS_SEED",
-                )
+                "this is not the seed of a NATS user key",
+                expected="58 letters and digits that begin with SU",
+                fix="`synthd bus nkey USER` makes one",
+                where="SYNTH_NATS_SEED",
             ) from error
         self.public = public_of(NkeyKind.USER, self._key)
 

@@ -17,7 +17,7 @@ from nats.js.errors import NotFoundError
 from synth.bus.connection import Connection
 from synth.bus.recorded import EVENTS, Recorded, UnknownEvent, from_delivery
 from synth.bus.replay import read_stream
-from synth.errors import NewerVersion, Problem, UserError
+from synth.errors import NewerVersion, UserError
 from synth.events import JobValidated
 from synth.jobs.lifecycle import TERMINAL_FACTS
 from synth.methods.job import job_from_data
@@ -84,4 +84,4 @@ def _why_unreadable(event: Recorded) -> str | None:
 
 
 def _refused(what: str, *, fix: str) -> UserError:
-    return UserError(Problem(what=what, expected=f"a log of format {FORMAT}, or an earlier one", fix=fix, where=EVENTS))
+    return UserError(what, expected=f"a log of format {FORMAT}, or an earlier one", fix=fix, where=EVENTS)

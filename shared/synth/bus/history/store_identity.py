@@ -23,7 +23,7 @@ from synth.bus.connection import Connection
 from synth.bus.reading import read_across_reconnects
 from synth.bus.recorded import EVENTS
 from synth.bus.replay import read_stream
-from synth.errors import Problem, Transient, UserError
+from synth.errors import Transient, UserError
 from synth.runtime import logs
 
 log = logs.get("blob store")
@@ -104,13 +104,11 @@ def _check(blobs: BlobStore, known: dict[str, str], id: str) -> None:
     for folder, its in others.items():
         where = _place(blobs, folder)
         raise UserError(
-            Problem(
-                what=f"the blob store is another cluster's: {where} names the store {its}",
-                expected=f"the store {id}" if id else "a store of this cluster alone",
-                fix=f"set {_SETTING} to this cluster's store; if no other cluster has this one, remove that file from "
-                "each folder (jobs, orgs, judging)",
-                where=_SETTING,
-            )
+            f"the blob store is another cluster's: {where} names the store {its}",
+            expected=f"the store {id}" if id else "a store of this cluster alone",
+            fix=f"set {_SETTING} to this cluster's store; if no other cluster has this one, remove that file from "
+            "each folder (jobs, orgs, judging)",
+            where=_SETTING,
         )
 
 
@@ -119,12 +117,10 @@ def _absent(blobs: BlobStore, missing: list[str], id: str) -> UserError:
     what = f"the blob store lacks its id ({where})" if id else "the log names blobs, and the blob store is empty"
     fix = f"; if it is the right one, write {id} into that file" if id else ""
     return UserError(
-        Problem(
-            what=f"{what}: it is not mounted, or not this cluster's",
-            expected=f"the store {id}" if id else "the store that the cluster has written",
-            fix=f"mount it, or set {_SETTING} to it{fix}",
-            where=_SETTING,
-        )
+        f"{what}: it is not mounted, or not this cluster's",
+        expected=f"the store {id}" if id else "the store that the cluster has written",
+        fix=f"mount it, or set {_SETTING} to it{fix}",
+        where=_SETTING,
     )
 
 

@@ -18,7 +18,7 @@ from synth.bus.kv.bucket import WRONG_LAST_SEQUENCE, Sealed, SecretsBucket, buck
 from synth.bus.kv.chat_grants import CHAT_GRANTS
 from synth.bus.kv.environment_keys import EnvironmentKey
 from synth.bus.kv.secrets import SecretStore
-from synth.errors import Conflict, InvalidKey, Problem, UserError
+from synth.errors import Conflict, InvalidKey, UserError
 from synth.service_secrets import Purpose
 
 _MAX_RACES = 10
@@ -57,11 +57,9 @@ class Resealer(SecretsBucket):
         if unknown:
             place, what = next(iter(unknown.items()))
             raise UserError(
-                Problem(
-                    what=f"{len(unknown)} records cannot be read, {sealed} were sealed again; the first: {what}",
-                    fix="add the secret there and run this again, or have their owners store those keys anew",
-                    where=place,
-                )
+                f"{len(unknown)} records cannot be read, {sealed} were sealed again; the first: {what}",
+                fix="add the secret there and run this again, or have their owners store those keys anew",
+                where=place,
             )
         return Resealed(sealed=sealed, current=current, grants=grants)
 

@@ -13,7 +13,7 @@ import time
 from typing import Any
 
 from synth.bus.access.nkeys import NkeyKind, new_seed, public_of, read_seed
-from synth.errors import Problem, UserError
+from synth.errors import UserError
 
 
 class AccountKey:
@@ -25,12 +25,10 @@ class AccountKey:
             self._key = read_seed(NkeyKind.ACCOUNT, seed)
         except ValueError as error:
             raise UserError(
-                Problem(
-                    what="this is not the seed of a NATS account key",
-                    expected="58 letters and digits that begin with SA",
-                    fix="`synthd bus issuer` makes one",
-                    where="SYNTH_NATS_ISSUER_SEED",
-                )
+                "this is not the seed of a NATS account key",
+                expected="58 letters and digits that begin with SA",
+                fix="`synthd bus issuer` makes one",
+                where="SYNTH_NATS_ISSUER_SEED",
             ) from error
         self.public = public_of(NkeyKind.ACCOUNT, self._key)
 

@@ -100,12 +100,10 @@ def read_tls(cert: str, key: str, client_ca: str) -> ServerTls | None:
         return None
     if not cert or not key:
         raise UserError(
-            Problem(
-                what="not set, though SYNTH_NATS_SERVER_CERT, SYNTH_NATS_SERVER_KEY or SYNTH_NATS_CLIENT_CA is",
-                expected="the server's certificate and its key, as files on the server's machine",
-                fix="set both, or none of the three",
-                where="SYNTH_NATS_SERVER_KEY" if cert else "SYNTH_NATS_SERVER_CERT",
-            )
+            "not set, though SYNTH_NATS_SERVER_CERT, SYNTH_NATS_SERVER_KEY or SYNTH_NATS_CLIENT_CA is",
+            expected="the server's certificate and its key, as files on the server's machine",
+            fix="set both, or none of the three",
+            where="SYNTH_NATS_SERVER_KEY" if cert else "SYNTH_NATS_SERVER_CERT",
         )
     return ServerTls(cert, key, client_ca)
 

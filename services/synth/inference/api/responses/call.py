@@ -95,7 +95,7 @@ def decode_responses(body: bytes, kept: ResponseLog | None) -> ResponsesCall:
     before = [Message(role="system", content=call.instructions)] if call.instructions else []
     before += _earlier(call, kept)
     if not reader.messages and len(before) <= bool(call.instructions):
-        raise UserError(Problem(what="there is no input", expected="a text, or at least one item", where="input"))
+        raise UserError("there is no input", expected="a text, or at least one item", where="input")
     tools = _Tools(call.tools or ())
     choice, unserved = _tool_choice(call, tools)
     parts: list[Part] = [(fields, ResponsesRequest, ""), *reader.parts, *tools.parts]
@@ -138,7 +138,7 @@ def _earlier(call: ResponsesRequest, kept: ResponseLog | None) -> list[Message]:
     messages = kept.conversation(call.previous_response_id)
     if messages is None:
         what = f"no response {call.previous_response_id[:80]!r} in this rollout"
-        raise UserError(Problem(what=what, expected="the id of a response of its calls", where="previous_response_id"))
+        raise UserError(what, expected="the id of a response of its calls", where="previous_response_id")
     return messages
 
 
@@ -186,7 +186,7 @@ def _tool_choice(call: ResponsesRequest, tools: _Tools) -> tuple[Any, list[Unrea
         for i, tool in enumerate(choice.tools or ()):
             if tool.name not in tools.names:
                 what, expected = f"there is no tool {str(tool.name)[:60]!r}", "the name of a function in `tools`"
-                raise UserError(Problem(what=what, expected=expected, where=f"tool_choice.tools[{i}]"))
+                raise UserError(what, expected=expected, where=f"tool_choice.tools[{i}]")
         return {"type": "allowed_tools", "allowed_tools": {n: v for n, v in requested.items() if n != "type"}}, []
     what = f"tool_choice is {str(requested)[:60]}"
     problem = Problem(what=what, expected="none, auto, required, function or allowed_tools", where="tool_choice")
@@ -228,7 +228,7 @@ class _Tools:
         self.parts.append((tool, FunctionTool, place))
         if read.name in self.names:
             fix = "rename one of them: the model calls a function by its name alone"
-            raise UserError(Problem(what=f"two functions {read.name[:60]!r}", fix=fix, where=f"{place}.name"))
+            raise UserError(f"two functions {read.name[:60]!r}", fix=fix, where=f"{place}.name")
         self.names.add(read.name)
         fields = ("name", "description", "parameters", "strict")
         function = {name: value for name in fields if (value := getattr(read, name)) is not None}

@@ -11,7 +11,7 @@ import base64
 from collections.abc import Iterator
 from typing import Any
 
-from synth.errors import Problem, UserError
+from synth.errors import UserError
 from synth.inference.api.keys import UnreadKey
 from synth.inference.api.requests import typed
 from synth.inference.api.responses.fields import (
@@ -68,12 +68,10 @@ class ItemReader:
         struct = ITEMS.get(kind) if isinstance(kind, str) else None
         if struct is None:
             raise UserError(
-                Problem(
-                    what=f"an item of type {str(kind)[:60]!r}",
-                    expected=", ".join(ITEMS),
-                    fix="leave it out, or give the model a function of your own",
-                    where=f"{place}.type",
-                )
+                f"an item of type {str(kind)[:60]!r}",
+                expected=", ".join(ITEMS),
+                fix="leave it out, or give the model a function of your own",
+                where=f"{place}.type",
             )
         read = typed(item, struct, place, api="Responses")
         self.parts.append((item, struct, place))
@@ -113,10 +111,8 @@ class ItemReader:
             return self._kept.items[id]
         if self._kept is None:
             fix = "send the item itself; most clients do with `store: false`"
-            raise UserError(Problem(what=NOT_KEPT, expected="items, no references to them", fix=fix, where=place))
-        raise UserError(
-            Problem(what=f"no item {id[:80]!r} in this rollout", expected="the id of an item of its calls", where=place)
-        )
+            raise UserError(NOT_KEPT, expected="items, no references to them", fix=fix, where=place)
+        raise UserError(f"no item {id[:80]!r} in this rollout", expected="the id of an item of its calls", where=place)
 
     def _add(self, message: dict[str, Any], place: str, **origins: str) -> None:
         self._reply = None
@@ -173,13 +169,11 @@ def _chat_parts(parts: list[dict[str, Any]], place: str) -> Iterator[dict[str, A
             yield {"type": "image_url", "image_url": {"url": part.image_url}}
         elif part.type == "input_image":
             fix = "send the image as a data URI or an address"
-            raise UserError(Problem(what="an image without `image_url`", expected="one", fix=fix, where=where))
+            raise UserError("an image without `image_url`", expected="one", fix=fix, where=where)
         else:
             raise UserError(
-                Problem(
-                    what=f"a content part of type {part.type[:60]!r}",
-                    expected="input_text, input_image or output_text, with its text or image_url",
-                    fix="models here read text and images",
-                    where=f"{where}.type",
-                )
+                f"a content part of type {part.type[:60]!r}",
+                expected="input_text, input_image or output_text, with its text or image_url",
+                fix="models here read text and images",
+                where=f"{where}.type",
             )

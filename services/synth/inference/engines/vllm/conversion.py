@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from synth.errors import Problem, Transient, UserError
+from synth.errors import Transient, UserError
 from synth.inference.engines.protocol import Delta, FinishReason, SamplingParams, TopLogprobs
 
 if TYPE_CHECKING:
@@ -31,11 +31,9 @@ def vllm_params(params: SamplingParams, *, stop_ids: list[int], stream: bool) ->
         own[PENALTIES] = [params.frequency_penalty, params.presence_penalty, params.reply_tokens]
     if 0 < params.temperature < _MIN_TEMPERATURE:
         raise UserError(
-            Problem(
-                what=f"temperature is {params.temperature:g}",
-                expected=f"0 (greedy), or at least {_MIN_TEMPERATURE:g}",
-                where="temperature",
-            )
+            f"temperature is {params.temperature:g}",
+            expected=f"0 (greedy), or at least {_MIN_TEMPERATURE:g}",
+            where="temperature",
         )
     return VllmParams(
         max_tokens=params.max_tokens,
