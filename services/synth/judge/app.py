@@ -58,11 +58,10 @@ def main() -> int:
             fence_secret=service.secrets[Purpose.FENCES].current.key.hex(),
             max_transcript_bytes=settings.judge_max_transcript_bytes,
         )
-        leases = Leases(service.bus, replica=replica, every_s=settings.judge_work_s)
         desk = QuestionDesk(
             worker,
             cache,
-            leases,
+            Leases(service.bus, settings.judge_work_s),
             max_questions=settings.judge_questions,
             org_share=settings.judge_org_share,
             abandon_s=settings.judge_abandon_s,
@@ -84,7 +83,7 @@ def main() -> int:
             await service.after_startup()
             await cache.sweep()
 
-        for work in (replicas.follow(), leases.announce(), desk.end_abandoned(), sweep()):
+        for work in (replicas.follow(), desk.end_abandoned(), sweep()):
             service.add_background(asyncio.create_task(work))
         service.run("questions", _end_work_at_stop(service, questions, desk))
         service.on_close(endpoints.close)

@@ -53,7 +53,7 @@ class JudgeSettings(ServiceSettings, GuardSettings):
     """Seconds after which a request gets the reply that the judge still works on it, and has to be repeated."""
 
     judge_work_s: float = Field(default=3.0, gt=0)
-    """How often a process reports that it is alive. After three times that in silence, another one does its work."""
+    """How often a process renews its lease of a question. After three times that in silence, another one takes it."""
 
     judge_abandon_s: float = Field(default=180.0, gt=0)
     """Seconds for which work continues that is no longer requested; a collector repeats its request every 50."""

@@ -46,7 +46,7 @@ class SlowWorker:
 @pytest.fixture
 async def open_desk(bus_as, blobs) -> Callable:
     async def make(worker: SlowWorker, *, abandon_s: float = 60.0, answer_s: float = 60.0) -> QuestionDesk:
-        leases = Leases(await bus_as("judge"), replica=f"judge-{id(worker)}", every_s=1.0)
+        leases = Leases(await bus_as("judge"), every_s=0.5)
         cache = AnswerCache(blobs, keep_s=3600)
         return QuestionDesk(
             cast(QuestionWorker, cast(Any, worker)),
