@@ -12,7 +12,9 @@ from typing import Any
 from synth.bus.kv.replicas import ReplicaTable
 from synth.bus.kv.secrets import SecretStore
 from synth.bus.rpc import JUDGE, SERVE_WITHIN_S, serve_questions
+from synth.fairness.slots import FairSlots
 from synth.judge.api.chat import JudgeChat
+from synth.judge.api.connections import OrgConnections
 from synth.judge.api.endpoints import Endpoints
 from synth.judge.cache import AnswerCache
 from synth.judge.judging import QuestionWorker
@@ -31,22 +33,21 @@ def main() -> int:
     settings = JudgeSettings()
 
     async def setup(service: Service) -> None:
-        # The name is unique to this process: its successor does not continue its work.
-        replica = f"{settings.replica}-{secrets.token_hex(4)}"
         replicas = ReplicaTable(service.bus)
-        store = SecretStore(service.bus, service.secrets)
         endpoints = Endpoints(
-            service.bus,
-            store,
-            replicas,
-            settings,
+            bus=service.bus,
+            secrets=SecretStore(service.bus, service.secrets),
+            replicas=replicas,
+            settings=settings,
             calls=CallSigner(service.secrets[Purpose.JUDGE_CALLS], lasts_s=settings.call_token_s),
-            replica=replica,
+            # The name is unique to this process: its successor does not continue its work.
+            replica=f"{settings.replica}-{secrets.token_hex(4)}",
+            guarded=OrgConnections(settings.guard, at_once=settings.judge_org_connections),
         )
         cache = AnswerCache(service.blobs, keep_s=settings.judge_cache_s)
         chat = JudgeChat(
-            endpoints,
-            service.off_loop,
+            endpoints=endpoints,
+            off_loop=service.off_loop,
             max_reply_bytes=settings.judge_max_reply_bytes,
             min_failing_timeout_s=settings.judge_breaker_timeout_s,
         )
@@ -58,12 +59,12 @@ def main() -> int:
             fence_secret=service.secrets[Purpose.FENCES].current.key.hex(),
             max_transcript_bytes=settings.judge_max_transcript_bytes,
         )
+        most = settings.judge_questions
         desk = QuestionDesk(
-            worker,
-            cache,
-            Leases(service.bus, settings.judge_work_s),
-            max_questions=settings.judge_questions,
-            org_share=settings.judge_org_share,
+            worker=worker,
+            cache=cache,
+            leases=Leases(service.bus, settings.judge_work_s),
+            slots=FairSlots(most, per_organisation=max(1, int(settings.judge_org_share * most))),
             abandon_s=settings.judge_abandon_s,
             answer_s=settings.judge_answer_s,
         )

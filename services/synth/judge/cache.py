@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import TypeVar
 
@@ -32,12 +33,12 @@ _DIGEST_CHARACTERS = 64
 _T = TypeVar("_T")
 
 
+@dataclass(frozen=True)
 class AnswerCache:
-    """The answers of judges, also those that were never delivered."""
+    """The answers of judges, also those that were never delivered. keep_s: seconds for which they are kept."""
 
-    def __init__(self, blobs: BlobStore, *, keep_s: float) -> None:
-        self._blobs = blobs
-        self._keep_s = keep_s
+    blobs: BlobStore
+    keep_s: float
 
     async def find(self, org: str, digest: str, kind: type[_T]) -> _T | None:
         """Return the answer to the prompt with this digest."""
@@ -45,7 +46,7 @@ class AnswerCache:
 
     async def put(self, org: str, digest: str, answer: msgspec.Struct) -> None:
         """Keep an answer; replicas that have the same one at the same time write the same."""
-        await self._blobs.put_bytes(_answer_key(org, digest), _sealed(answer))
+        await self.blobs.put_bytes(_answer_key(org, digest), _sealed(answer))
 
     async def find_undelivered(self, org: str, digest: str) -> JudgeAnswer | None:
         """Return the answer to the question with this digest, if it was not delivered."""
@@ -53,11 +54,11 @@ class AnswerCache:
 
     async def put_undelivered(self, org: str, digest: str, answer: JudgeAnswer) -> None:
         """Keep an answer until the question is sent again."""
-        await self._blobs.put_bytes(_undelivered_key(org, digest), _sealed(answer))
+        await self.blobs.put_bytes(_undelivered_key(org, digest), _sealed(answer))
 
     async def drop_undelivered(self, org: str, digest: str) -> None:
         """Drop an answer that was delivered, so that its cost is reported only once."""
-        await self._blobs.delete([f"blob://{_undelivered_key(org, digest)}"])
+        await self.blobs.delete([f"blob://{_undelivered_key(org, digest)}"])
 
     async def sweep(self) -> None:
         """Remove entries that are older than `keep_s`, now and every hour, for ever."""
@@ -70,14 +71,14 @@ class AnswerCache:
             await asyncio.sleep(_SWEEP_S)
 
     async def _remove_old(self) -> None:
-        old = await self._blobs.uris_older(FOLDER, datetime.now(UTC) - timedelta(seconds=self._keep_s))
+        old = await self.blobs.uris_older(FOLDER, datetime.now(UTC) - timedelta(seconds=self.keep_s))
         for start in range(0, len(old), _BATCH):
-            await self._blobs.delete(old[start : start + _BATCH])
+            await self.blobs.delete(old[start : start + _BATCH])
         if old:
             log.info("old answers removed", count=len(old))
 
     async def _read(self, key: str, kind: type[_T]) -> _T | None:
-        body = await self._blobs.find_bytes(key)
+        body = await self.blobs.find_bytes(key)
         if body is None:
             return None
         digest, text = body[:_DIGEST_CHARACTERS], body[_DIGEST_CHARACTERS:]

@@ -6,6 +6,7 @@ import asyncio
 import math
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeVar
 
@@ -18,10 +19,10 @@ from synth.judge.failures import refused
 from synth.judge.grading import GraderRun
 from synth.judge.prompts.answers import MAX_COUNT, Order, Scores, read_order, read_scores
 from synth.judge.prompts.asking import ask_event, ask_order, ask_outcome, presentation_order
-from synth.judge.prompts.rollout import JudgedRollout, fence
+from synth.judge.prompts.rollout import JudgedRollout
 from synth.judge.scores import ranked, review
 from synth.judge.usage import UsageCount
-from synth.judge.voting import ReadyJudge, Voting, run_all
+from synth.judge.voting import QuestionVotes, ReadyJudge, Voting
 from synth.judging.contract import JudgeRollouts, Review, RolloutReview, RolloutToJudge
 from synth.judging.grading import GraderPrompt
 from synth.judging.settings import (
@@ -40,26 +41,18 @@ _T = TypeVar("_T")
 _OUTCOME = -1
 
 
+@dataclass(frozen=True)
 class QuestionWorker:
     """Calls the judges of a question, and makes reviews of their answers.
 
     fence_secret: the secret from which the fences around rollouts are named. max_transcript_bytes: of one rollout.
     """
 
-    def __init__(
-        self,
-        blobs: BlobStore,
-        endpoints: Endpoints,
-        voting: Voting,
-        *,
-        fence_secret: str,
-        max_transcript_bytes: int,
-    ) -> None:
-        self._blobs = blobs
-        self._endpoints = endpoints
-        self._voting = voting
-        self._secret = fence_secret
-        self._max_transcript_bytes = max_transcript_bytes
+    blobs: BlobStore
+    endpoints: Endpoints
+    voting: Voting
+    fence_secret: str
+    max_transcript_bytes: int
 
     async def run(self, question: JudgeRollouts, usage: UsageCount) -> list[RolloutReview]:
         """Return the reviews of the question's rollouts. usage: each call is counted in it. Raises `JudgeTrouble`."""
@@ -68,16 +61,15 @@ class QuestionWorker:
         if question.rollouts and not graded:
             _check(question)
         judges = [
-            ReadyJudge(model, await self._endpoints.resolve(model, org=question.org))
+            ReadyJudge(model, await self.endpoints.resolve(model, org=question.org))
             for model in question.judging.judges
         ]
         if not question.rollouts:
             return []
+        votes = QuestionVotes(self.voting, self.fence_secret, question, judges, usage)
         if graded:
-            prompts = [await self._load_prompts(rollout) for rollout in question.rollouts]
-            return await GraderRun(self._voting, self._secret, question, judges, prompts, usage).reviews()
-        rollouts = [await self._load(rollout) for rollout in question.rollouts]
-        return await _Run(self._voting, self._secret, question, judges, rollouts, usage).reviews()
+            return await GraderRun(votes, [await self._load_prompts(r) for r in question.rollouts]).reviews()
+        return await _Run(votes, [await self._load(r) for r in question.rollouts]).reviews()
 
     async def _load(self, rollout: RolloutToJudge) -> JudgedRollout:
         transcript = await self._read(rollout, rollout.transcript, Transcript, "transcript")
@@ -94,7 +86,7 @@ class QuestionWorker:
         where = f"rollout {rollout.rollout_id}"
         if ref is None:
             raise refused(f"there is no {what}", where=where, expected="one for each rollout of the question")
-        size, limit = ref.size, self._max_transcript_bytes
+        size, limit = ref.size, self.max_transcript_bytes
         if size > limit:
             raise refused(
                 f"its {what} has {size:,} bytes, and a judge is shown {limit:,} at most",
@@ -102,7 +94,7 @@ class QuestionWorker:
                 fix="shorten rollouts (max_turns, max_tokens), or raise SYNTH_JUDGE_MAX_TRANSCRIPT_BYTES",
             )
         try:
-            body = await self._blobs.get_bytes(ref)
+            body = await self.blobs.get_bytes(ref)
             return await asyncio.to_thread(msgspec.json.decode, body, type=kind)
         except (BlobMissing, BlobCorrupt) as error:
             raise refused(f"its {what} is gone: {error}", where=where) from error
@@ -110,42 +102,28 @@ class QuestionWorker:
             raise refused(f"its {what} cannot be read: {error}", where=where) from error
 
 
+@dataclass(frozen=True)
 class _Run:
     """One question with its votes, by rollout and event, judge and number of the vote."""
 
-    def __init__(
-        self,
-        voting: Voting,
-        secret: str,
-        question: JudgeRollouts,
-        judges: Sequence[ReadyJudge],
-        rollouts: Sequence[JudgedRollout],
-        usage: UsageCount,
-    ) -> None:
-        self._voting = voting
-        self._secret = secret
-        self._question = question
-        self._judges = judges
-        self._rollouts = rollouts
-        self._usage = usage
-        self._scores: dict[tuple[int, int], dict[tuple[int, int], Scores]] = defaultdict(dict)
-        self._orders: dict[tuple[int, int], Order] = {}
+    votes: QuestionVotes
+    rollouts: Sequence[JudgedRollout]
+    _scores: dict[tuple[int, int], dict[tuple[int, int], Scores]] = field(default_factory=lambda: defaultdict(dict))
+    _orders: dict[tuple[int, int], Order] = field(default_factory=dict[tuple[int, int], Order])
 
     async def reviews(self) -> list[RolloutReview]:
         """Get every vote, and make the reviews of them."""
         judging = self._question.judging
-        # Each vote that waits for its turn keeps its prompt.
-        at_once = min(MAX_CONCURRENCY, judging.max_concurrency * len(self._judges))
-        await run_all(self._votes_needed(), at_once=at_once)
+        await self.votes.run_all(self._votes_needed())
         places: list[Review] | None = None
         if judging.ranking:
-            places = ranked(self._by_judge(self._orders), self._weights, len(self._rollouts))
-        return [self._review(r, rollout, places) for r, rollout in enumerate(self._rollouts)]
+            places = ranked(self._by_judge(self._orders), self._weights, len(self.rollouts))
+        return [self._review(r, rollout, places) for r, rollout in enumerate(self.rollouts)]
 
     def _votes_needed(self) -> Iterator[Callable[[], Awaitable[None]]]:
         """Yield the missing votes one by one: votes times events may be too many to keep in memory."""
         judging = self._question.judging
-        for r, rollout in enumerate(self._rollouts):
+        for r, rollout in enumerate(self.rollouts):
             tracks = [*range(rollout.num_events)] if judging.event else []
             if judging.outcome and not judging.ranking:
                 tracks.append(_OUTCOME)
@@ -158,48 +136,31 @@ class _Run:
 
     def _voters(self) -> Iterator[tuple[int, int]]:
         """Return each judge and the number of its vote."""
-        return ((j, v) for j, judge in enumerate(self._judges) for v in range(judge.model.votes))
+        return ((j, v) for j, judge in enumerate(self.votes.judges) for v in range(judge.model.votes))
 
     async def _vote_on(self, r: int, event: int, voter: tuple[int, int]) -> None:
         """Get a vote on one event of a rollout, or on its outcome."""
-        rollout, rubric = self._rollouts[r], self._question.rubric
-        name = fence(self._secret, self._question.org, [rollout.digest])
+        rollout, rubric = self.rollouts[r], self._question.rubric
+        name = self.votes.fence([rollout.digest])
         if event == _OUTCOME:
             prompt, criteria = await asyncio.to_thread(ask_outcome, rollout, rubric, fence=name), rubric.outcome
         else:
             prompt, criteria = await asyncio.to_thread(ask_event, rollout, event, rubric, fence=name), rubric.event
-        judge, number = self._judges[voter[0]], voter[1]
-        self._scores[r, event][voter] = await self._voting.vote(
-            judge,
-            prompt,
-            partial(read_scores, criteria=criteria),
-            Scores,
-            self._question,
-            number=number,
-            usage=self._usage,
-        )
-        self._usage.votes += 1
+        read = partial(read_scores, criteria=criteria)
+        vote = await self.votes.vote(self.votes.judges[voter[0]], prompt, read, Scores, voter[1])
+        self._scores[r, event][voter] = vote
 
     async def _rank(self, voter: tuple[int, int]) -> None:
         """Get a vote on the order of the group."""
-        count, digests = len(self._rollouts), [rollout.digest for rollout in self._rollouts]
-        name = fence(self._secret, self._question.org, digests)
+        count, name = len(self.rollouts), self.votes.fence([rollout.digest for rollout in self.rollouts])
         order = presentation_order(count, seed=name, vote=voter[1])
-        shown = [self._rollouts[index] for index in order]
+        shown = [self.rollouts[index] for index in order]
         prompt = await asyncio.to_thread(ask_order, shown, self._question.rubric, fence=name)
-        vote = await self._voting.vote(
-            self._judges[voter[0]],
-            prompt,
-            partial(read_order, count=count),
-            Order,
-            self._question,
-            number=voter[1],
-            usage=self._usage,
-        )
+        read = partial(read_order, count=count)
+        vote = await self.votes.vote(self.votes.judges[voter[0]], prompt, read, Order, voter[1])
         places = [0] * count
         for position, index in enumerate(order):
             places[index] = vote.places[position]
-        self._usage.votes += 1
         self._orders[voter] = Order(places=places, summary=vote.summary)
 
     def _review(self, r: int, rollout: JudgedRollout, places: list[Review] | None) -> RolloutReview:
@@ -218,11 +179,15 @@ class _Run:
         return RolloutReview(rollout_id=rollout.rollout_id, events=events, outcome=outcome)
 
     def _by_judge(self, votes: dict[tuple[int, int], _T]) -> list[list[_T]]:
-        return [[votes[j, v] for v in range(judge.model.votes)] for j, judge in enumerate(self._judges)]
+        return [[votes[j, v] for v in range(judge.model.votes)] for j, judge in enumerate(self.votes.judges)]
+
+    @property
+    def _question(self) -> JudgeRollouts:
+        return self.votes.question
 
     @property
     def _weights(self) -> list[float]:
-        return [judge.model.weight for judge in self._judges]
+        return [judge.model.weight for judge in self.votes.judges]
 
 
 def _check_bounds(judging: Judging) -> None:

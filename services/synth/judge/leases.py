@@ -16,7 +16,6 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 
 from nats.errors import Error as NatsError
-from nats.js.errors import Error as JetStreamError
 from nats.js.errors import KeyNotFoundError, KeyWrongLastSequenceError
 from nats.js.kv import KeyValue
 
@@ -48,7 +47,7 @@ class Leases:
             yield
         finally:
             renewing.cancel()
-            with suppress(NatsError, JetStreamError, TimeoutError):
+            with suppress(NatsError, TimeoutError):
                 await bucket.delete(_lease(digest))
 
     async def requested_at(self, digest: str) -> float:
@@ -90,7 +89,7 @@ class Leases:
                     log.warning("another replica has taken over a question", question=digest)
                     return
                 await bucket.update(_lease(digest), owner, last=entry.revision)
-            except (NatsError, JetStreamError, TimeoutError) as error:
+            except (NatsError, TimeoutError) as error:
                 log.warning("cannot renew the lease of a question", question=digest, error=repr(error))
 
 

@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 
 import msgspec
 from nats.errors import Error as NatsError
-from nats.js.errors import Error as JetStreamError
 
 from synth.errors import Transient
 from synth.fairness.slots import FairSlots, Slot
@@ -47,31 +46,21 @@ class _Work:
     task: asyncio.Task[JudgeAnswer] | None = None
 
 
+@dataclass(frozen=True, kw_only=True)
 class QuestionDesk:
     """Takes questions, and keeps their work.
 
-    org_share: the share of the slots that one organisation may have. answer_s: the time after which a request gets the
-    reply that the work continues.
+    slots: of the questions that this process works at or keeps waiting. abandon_s: for how long work goes on that is
+    not requested. answer_s: the time after which a request gets the reply that the work continues.
     """
 
-    def __init__(
-        self,
-        worker: QuestionWorker,
-        cache: AnswerCache,
-        leases: Leases,
-        *,
-        max_questions: int,
-        org_share: float,
-        abandon_s: float,
-        answer_s: float,
-    ) -> None:
-        self._worker = worker
-        self._cache = cache
-        self._leases = leases
-        self._abandon_s = abandon_s
-        self._answer_s = answer_s
-        self._slots = FairSlots(max_questions, per_organisation=max(1, int(org_share * max_questions)))
-        self._works: dict[str, _Work] = {}
+    worker: QuestionWorker
+    cache: AnswerCache
+    leases: Leases
+    slots: FairSlots
+    abandon_s: float
+    answer_s: float
+    _works: dict[str, _Work] = field(default_factory=dict[str, _Work])
 
     async def answer(self, question: JudgeRollouts) -> JudgeAnswer:
         """Return the answer, or that the work continues and has to be requested again. Raises `Transient` at stop."""
@@ -79,11 +68,11 @@ class QuestionDesk:
         if not question.rollouts:
             # No model is called, so it needs no slot: the check of a new job does not wait for running jobs.
             return await self._result(_Work(question, digest))
-        until = time.monotonic() + self._answer_s
+        until = time.monotonic() + self.answer_s
         if digest not in self._works:
             try:
-                async with asyncio.timeout(self._answer_s):
-                    slot = await self._slots.acquire(question.org)
+                async with asyncio.timeout(self.answer_s):
+                    slot = await self.slots.acquire(question.org)
             except TimeoutError:
                 return JudgeAnswer(failure=working(0))
             if digest in self._works:
@@ -113,16 +102,16 @@ class QuestionDesk:
     async def end_abandoned(self) -> None:
         """End the work that is no longer requested, for ever."""
         while True:
-            await asyncio.sleep(min(_LOOK_S, self._abandon_s))
+            await asyncio.sleep(min(_LOOK_S, self.abandon_s))
             for work in list(self._works.values()):
-                if work.waiting or time.monotonic() - work.requested_at < self._abandon_s:
+                if work.waiting or time.monotonic() - work.requested_at < self.abandon_s:
                     continue
                 try:
-                    requested_at = await self._leases.requested_at(work.digest)
-                except (NatsError, JetStreamError, TimeoutError) as error:
+                    requested_at = await self.leases.requested_at(work.digest)
+                except (NatsError, TimeoutError) as error:
                     log.warning("cannot read whether work is still requested", error=repr(error))
                     continue
-                if time.time() - requested_at < self._abandon_s:
+                if time.time() - requested_at < self.abandon_s:
                     continue
                 if work.task is not None and not work.waiting:
                     log.info("work ended", job=work.question.job_id, reason=_ABANDONED)
@@ -151,10 +140,10 @@ class QuestionDesk:
 
     async def _work(self, work: _Work) -> JudgeAnswer:
         org = work.question.org
-        async with self._leases.hold(work.digest):
-            earlier = await self._cache.find_undelivered(org, work.digest)
+        async with self.leases.hold(work.digest):
+            earlier = await self.cache.find_undelivered(org, work.digest)
             if earlier is not None:
-                await self._cache.drop_undelivered(org, work.digest)
+                await self.cache.drop_undelivered(org, work.digest)
                 if earlier.failure is None:
                     return earlier
                 work.usage.add(earlier.usage)
@@ -163,19 +152,19 @@ class QuestionDesk:
             except asyncio.CancelledError:
                 if work.usage.calls:
                     failure = away(_ABANDONED, where="judge", retry_after_s=0).failure
-                    await self._cache.put_undelivered(
+                    await self.cache.put_undelivered(
                         org, work.digest, JudgeAnswer(failure=failure, usage=work.usage.reported())
                     )
                 raise
             if not work.waiting:
-                await self._cache.put_undelivered(org, work.digest, answer)
+                await self.cache.put_undelivered(org, work.digest, answer)
                 if work.waiting:
-                    await self._cache.drop_undelivered(org, work.digest)
+                    await self.cache.drop_undelivered(org, work.digest)
             return answer
 
     async def _result(self, work: _Work) -> JudgeAnswer:
         try:
-            reviews = await self._worker.run(work.question, work.usage)
+            reviews = await self.worker.run(work.question, work.usage)
         except JudgeTrouble as trouble:
             failure = trouble.failure
             log.info("no scores", job=work.question.job_id, kind=failure.kind, reason=failure.problem.text())

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 from synth.judge.api.chat import JudgeChat
@@ -15,9 +15,10 @@ from synth.judge.failures import JudgeTrouble, unreadable
 from synth.judge.metrics import CACHED, UNREADABLE
 from synth.judge.prompts.answers import Order, Scores, UnusableAnswer
 from synth.judge.prompts.asking import JudgePrompt
+from synth.judge.prompts.rollout import fence
 from synth.judge.usage import UsageCount
 from synth.judging.contract import JudgeRollouts
-from synth.judging.settings import JudgeModel
+from synth.judging.settings import MAX_CONCURRENCY, JudgeModel
 from synth.runtime import logs
 
 log = logs.get("judging")
@@ -33,13 +34,13 @@ class ReadyJudge:
     endpoint: JudgeEndpoint
 
 
+@dataclass(frozen=True)
 class Voting:
     """Gets votes. Each vote is requested once, for all the questions that need it."""
 
-    def __init__(self, chat: JudgeChat, cache: AnswerCache) -> None:
-        self._chat = chat
-        self._cache = cache
-        self._in_flight: dict[str, asyncio.Future[None]] = {}
+    chat: JudgeChat
+    cache: AnswerCache
+    _in_flight: dict[str, asyncio.Future[None]] = field(default_factory=dict[str, asyncio.Future[None]])
 
     async def vote(
         self,
@@ -58,7 +59,7 @@ class Voting:
         digest = await asyncio.to_thread(prompt.digest, *parts)
         place = f"{question.org} {digest}"
         while True:
-            kept = await self._cache.find(question.org, digest, kind)
+            kept = await self.cache.find(question.org, digest, kind)
             if kept is not None:
                 CACHED.inc()
                 return kept
@@ -70,7 +71,7 @@ class Voting:
         done = self._in_flight[place] = asyncio.get_running_loop().create_future()
         try:
             vote = await self._ask(judge, prompt, read, question, usage)
-            await self._cache.put(question.org, digest, vote)
+            await self.cache.put(question.org, digest, vote)
             return vote
         finally:
             del self._in_flight[place]
@@ -96,7 +97,7 @@ class Voting:
         for _ in range(judging.max_attempts):
             text = ""
             try:
-                answer = await self._chat.ask(
+                answer = await self.chat.ask(
                     judge.endpoint,
                     messages,
                     schema=(prompt.schema_name, prompt.schema),
@@ -109,7 +110,7 @@ class Voting:
                 )
                 text = answer.text
                 try:
-                    return await self._chat.read_text(read, text, judge.endpoint)
+                    return await self.chat.read_text(read, text, judge.endpoint)
                 except UnusableAnswer as error:
                     if answer.cut:
                         raise UnusableAnswer(f"the answer was cut off after {max_tokens} tokens") from error
@@ -135,12 +136,39 @@ class Voting:
         )
 
 
+@dataclass(frozen=True)
+class QuestionVotes:
+    """The votes of one question. secret: the one from which the fences around rollouts are named."""
+
+    voting: Voting
+    secret: str
+    question: JudgeRollouts
+    judges: Sequence[ReadyJudge]
+    usage: UsageCount
+
+    def fence(self, digests: Sequence[str]) -> str:
+        """Return the name of the lines around the rollouts of a prompt."""
+        return fence(self.secret, self.question.org, digests)
+
+    async def vote(
+        self, judge: ReadyJudge, prompt: JudgePrompt, read: Callable[[str], _VoteT], kind: type[_VoteT], number: int
+    ) -> _VoteT:
+        """Get and count one vote, as `Voting.vote`."""
+        vote = await self.voting.vote(judge, prompt, read, kind, self.question, number=number, usage=self.usage)
+        self.usage.votes += 1
+        return vote
+
+    async def run_all(self, works: Iterable[Callable[[], Awaitable[None]]]) -> None:
+        """Run the works of all votes, some at a time: each vote that waits for its turn keeps its prompt."""
+        await run_all(works, at_once=min(MAX_CONCURRENCY, self.question.judging.max_concurrency * len(self.judges)))
+
+
 async def run_all(works: Iterable[Callable[[], Awaitable[None]]], *, at_once: int) -> None:
     """Run all works, `at_once` at a time, each made only when it starts. Raises the gravest `JudgeTrouble`.
 
     After the first one no work is started, and the running ones are awaited: their answers are paid for, and are kept.
     """
-    rooms, troubles = asyncio.Semaphore(at_once), list[JudgeTrouble]()
+    slots, troubles = asyncio.Semaphore(at_once), list[JudgeTrouble]()
 
     async def work(one: Callable[[], Awaitable[None]]) -> None:
         try:
@@ -148,11 +176,11 @@ async def run_all(works: Iterable[Callable[[], Awaitable[None]]], *, at_once: in
         except JudgeTrouble as trouble:
             troubles.append(trouble)
         finally:
-            rooms.release()
+            slots.release()
 
     async with asyncio.TaskGroup() as group:
         for one in works:
-            await rooms.acquire()
+            await slots.acquire()
             if troubles:
                 break
             group.create_task(work(one))

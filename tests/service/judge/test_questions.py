@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from synth.events import BlobRef
+from synth.fairness.slots import FairSlots
 from synth.ids import new_org_id
 from synth.judge.cache import AnswerCache
 from synth.judge.judging import QuestionWorker
@@ -46,14 +47,11 @@ class SlowWorker:
 @pytest.fixture
 async def open_desk(bus_as, blobs) -> Callable:
     async def make(worker: SlowWorker, *, abandon_s: float = 60.0, answer_s: float = 60.0) -> QuestionDesk:
-        leases = Leases(await bus_as("judge"), every_s=0.5)
-        cache = AnswerCache(blobs, keep_s=3600)
         return QuestionDesk(
-            cast(QuestionWorker, cast(Any, worker)),
-            cache,
-            leases,
-            max_questions=4,
-            org_share=0.25,
+            worker=cast(QuestionWorker, cast(Any, worker)),
+            cache=AnswerCache(blobs, keep_s=3600),
+            leases=Leases(await bus_as("judge"), every_s=0.5),
+            slots=FairSlots(4, per_organisation=1),
             abandon_s=abandon_s,
             answer_s=answer_s,
         )

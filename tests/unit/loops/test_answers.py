@@ -90,7 +90,7 @@ async def test_a_task_apps_answer_to_the_verifier(case: str, record_property: Re
 
 @pytest.mark.parametrize("case", BODIES)
 async def test_an_answer_of_a_judges_api(case: str, record_property: RecordProperty):
-    chat = JudgeChat(NOTHING, OffLoop(), max_reply_bytes=32 << 20, min_failing_timeout_s=1)
+    chat = JudgeChat(endpoints=NOTHING, off_loop=OffLoop(), max_reply_bytes=32 << 20, min_failing_timeout_s=1)
     endpoint: Any = SimpleNamespace(org="org_1")
     async with LoopGaps() as gaps:
         try:

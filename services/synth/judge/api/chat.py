@@ -82,16 +82,14 @@ class _Again(Exception):
         self.quirks = quirks
 
 
+@dataclass(frozen=True, kw_only=True)
 class JudgeChat:
-    """Asks judges."""
+    """Calls the APIs of judges. min_failing_timeout_s: of a call whose silence is a failure of its API."""
 
-    def __init__(
-        self, endpoints: Endpoints, off_loop: OffLoop, *, max_reply_bytes: int, min_failing_timeout_s: float
-    ) -> None:
-        self._endpoints = endpoints
-        self._off_loop = off_loop
-        self._min_failing_timeout_s = min_failing_timeout_s
-        self._max_reply_bytes = max_reply_bytes
+    endpoints: Endpoints
+    off_loop: OffLoop
+    max_reply_bytes: int
+    min_failing_timeout_s: float
 
     async def ask(
         self,
@@ -188,7 +186,7 @@ class JudgeChat:
         Raises `UnusableAnswer` if that costs too much, and `JudgeTrouble` (away) if the process ends before it is done.
         """
         try:
-            return await self._off_loop.process(
+            return await self.off_loop.process(
                 read, content, org=endpoint.org, size=len(content), task="read the API's answer"
             )
         except TooMuchWork as error:
@@ -203,7 +201,7 @@ class JudgeChat:
         breaker = endpoint.breaker
         answered, started = False, time.monotonic()
         try:
-            url, headers = self._endpoints.next_call(endpoint)
+            url, headers = self.endpoints.next_call(endpoint)
             request = client.build_request(
                 "POST",
                 url,
@@ -214,7 +212,7 @@ class JudgeChat:
             async with asyncio.timeout(timeout_s):
                 reply = await client.send(request, stream=True)
                 try:
-                    content = await read_body(reply, self._max_reply_bytes)
+                    content = await read_body(reply, self.max_reply_bytes)
                 finally:
                     await reply.aclose()
             answered = True
@@ -223,7 +221,7 @@ class JudgeChat:
             raise refused(f"its address cannot be used: {error}", where=endpoint.where) from error
         except ReplyTooLarge as error:
             raise refused(
-                f"it answered more than {self._max_reply_bytes:,} bytes (SYNTH_JUDGE_MAX_REPLY_BYTES)",
+                f"it answered more than {self.max_reply_bytes:,} bytes (SYNTH_JUDGE_MAX_REPLY_BYTES)",
                 where=endpoint.where,
             ) from error
         except ReplyUndecodable as error:
@@ -231,7 +229,7 @@ class JudgeChat:
         except (TimeoutError, httpx.TimeoutException) as error:
             CALLS.labels(outcome="none").inc()
             # If a job set a short time, the API has not failed, and other jobs may still use it.
-            counts = timeout_s >= self._min_failing_timeout_s
+            counts = timeout_s >= self.min_failing_timeout_s
             raise self._no_answer(endpoint, f"it did not answer within {timeout_s:g} s", counts=counts) from error
         except httpx.HTTPError as error:
             CALLS.labels(outcome="none").inc()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -99,33 +99,26 @@ class JudgeEndpoint:
             self.api.quirks[self.org, self.model] = quirks
 
 
+@dataclass(frozen=True, kw_only=True)
 class Endpoints:
-    """The judges' APIs, as this process sees them."""
+    """The judges' APIs, as this process sees them. replica: this process, never the same again after a restart."""
 
-    def __init__(
-        self,
-        bus: Connection,
-        secrets: SecretStore,
-        replicas: ReplicaTable,
-        settings: JudgeSettings,
-        *,
-        calls: CallSigner,
-        replica: str,
-    ) -> None:
-        self._bus = bus
-        self._secrets = secrets
-        self._replicas = replicas
-        self._settings = settings
-        self._calls = calls
-        self._replica = replica
-        self._apis: dict[str, JudgeApi] = {}
-        self._inside = httpx.AsyncClient(transport=AiohttpTransport(), timeout=None, trust_env=False)
-        self._guarded = OrgConnections(settings.guard, at_once=settings.judge_org_connections)
+    bus: Connection
+    secrets: SecretStore
+    replicas: ReplicaTable
+    settings: JudgeSettings
+    calls: CallSigner
+    replica: str
+    guarded: OrgConnections
+    _apis: dict[str, JudgeApi] = field(default_factory=dict[str, JudgeApi])
+    _inside: httpx.AsyncClient = field(
+        default_factory=lambda: httpx.AsyncClient(transport=AiohttpTransport(), timeout=None, trust_env=False)
+    )
 
     async def close(self) -> None:
         """Drop the connections."""
         await self._inside.aclose()
-        await self._guarded.aclose()
+        await self.guarded.aclose()
 
     async def resolve(self, judge: JudgeModel, *, org: str) -> JudgeEndpoint:
         """Return the API of a judge of this organisation. Raises `JudgeTrouble`: refused, with the reason."""
@@ -157,17 +150,17 @@ class Endpoints:
         if endpoint.url is not None:
             key = {"authorization": f"Bearer {endpoint.key}"} if endpoint.key else {}
             return f"{endpoint.url}/chat/completions", key
-        replica = _choose(self._replicas, endpoint.model)
+        replica = _choose(self.replicas, endpoint.model)
         if replica is None:
             raise away(
                 "no inference process is running", where=endpoint.where, retry_after_s=5, fix="start `synthd inference`"
             )
-        token = self._calls.authorization(replica.recorder, endpoint.org)
+        token = self.calls.authorization(replica.recorder, endpoint.org)
         return f"{replica.url}/v1/chat/completions", {"authorization": token, "x-synth-org": endpoint.org}
 
     def _of_operator(self, judge: JudgeModel, name: str, org: str) -> JudgeEndpoint:
         where = f"judge {judge.model!r} of {name!r}"
-        provider = self._settings.judge_providers.get(name)
+        provider = self.settings.judge_providers.get(name)
         if provider is None:
             raise refused(
                 f"this cluster has no judge provider {name!r}",
@@ -203,7 +196,7 @@ class Endpoints:
         key = ""
         if judge.key is not None:
             try:
-                stored = await self._secrets.judge_key(org, judge.key)
+                stored = await self.secrets.judge_key(org, judge.key)
             except InvalidKey as error:
                 raise refused(f"the key {judge.key!r} cannot be opened: {error}", where=where) from error
             if stored is None:
@@ -219,7 +212,7 @@ class Endpoints:
             identity=identity,
             where=where,
             model=judge.model,
-            connection=partial(self._guarded.use, org),
+            connection=partial(self.guarded.use, org),
             api=api,
             org=org,
             url=url,
@@ -237,7 +230,7 @@ class Endpoints:
                 fix=f"correct the url, or store its key: `synthctl keys judge add NAME --url {origin or url}`",
             )
         read = read_url(url)
-        if (read is None or read.scheme != "https") and not await names_allowed_address(self._settings.guard, url):
+        if (read is None or read.scheme != "https") and not await names_allowed_address(self.settings.guard, url):
             raise refused(
                 f"the key {name!r} would be sent unencrypted",
                 where=where,
@@ -250,24 +243,22 @@ class Endpoints:
         return nullcontext(self._inside)
 
     def _names(self) -> str:
-        return ", ".join(sorted([*self._settings.judge_providers, SYNTH]))
+        return ", ".join(sorted([*self.settings.judge_providers, SYNTH]))
 
     def _api(self, identity: str, limits: ApiLimits) -> JudgeApi:
         now = time.monotonic()
         api = self._apis.get(identity)
         if api is None:
-            self._apis = {
-                name: known
-                for name, known in self._apis.items()
-                if now - known.used_at < _FORGET_S or not known.limiter.idle or known.open
-            }
-            settings = self._settings
+            for name, known in list(self._apis.items()):
+                if now - known.used_at >= _FORGET_S and known.limiter.idle and not known.open:
+                    del self._apis[name]
+            settings = self.settings
             api = self._apis[identity] = JudgeApi(
                 limiter=ApiLimiter(
-                    self._bus,
+                    self.bus,
                     f"limit.{hashlib.sha256(identity.encode()).hexdigest()}",
                     limits,
-                    replica=self._replica,
+                    replica=self.replica,
                     margin_s=settings.judge_rate_margin_s,
                     patience_s=settings.judge_patience_s,
                 ),
@@ -279,11 +270,6 @@ class Endpoints:
             )
         api.used_at = now
         return api
-
-    @property
-    def apis(self) -> Mapping[str, JudgeApi]:
-        """The APIs in use, by their identity."""
-        return self._apis
 
 
 def _choose(replicas: ReplicaTable, model: str) -> Replica | None:

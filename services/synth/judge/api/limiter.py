@@ -15,11 +15,10 @@ import time
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import msgspec
 from nats.errors import Error as NatsError
-from nats.js.errors import Error as JetStreamError
 from nats.js.errors import KeyNotFoundError, KeyWrongLastSequenceError
 from nats.js.kv import KeyValue
 
@@ -51,34 +50,24 @@ class _Waiting:
     moment: asyncio.Future[float]
 
 
+@dataclass(eq=False)
 class ApiLimiter:
     """The turns of one API. key: the record's; replica: this process, never the same again after a restart."""
 
-    def __init__(
-        self,
-        bus: Connection,
-        key: str,
-        limits: ApiLimits,
-        *,
-        replica: str,
-        margin_s: float,
-        patience_s: float,
-        clock: Callable[[], float] = time.time,
-    ) -> None:
-        self._bus = bus
-        self._key = key
-        self._limits = limits
-        self._replica = replica
-        self._margin_s = margin_s
-        self._patience_s = patience_s
-        self._clock = clock
-        self._waiting: deque[_Waiting] = deque()
-        self._ended: Counter[str] = Counter()
-        self._running = 0
-        self._pause = 0.0
-        self._work = asyncio.Event()
-        self._task: asyncio.Task[None] | None = None
-        self.late = 0
+    bus: Connection
+    key: str
+    limits: ApiLimits
+    replica: str
+    margin_s: float
+    patience_s: float
+    clock: Callable[[], float] = time.time
+    late: int = 0
+    _waiting: deque[_Waiting] = field(default_factory=deque[_Waiting])
+    _ended: Counter[str] = field(default_factory=Counter[str])
+    _running: int = 0
+    _pause: float = 0.0
+    _work: asyncio.Event = field(default_factory=asyncio.Event)
+    _task: asyncio.Task[None] | None = None
 
     @property
     def idle(self) -> bool:
@@ -96,7 +85,7 @@ class ApiLimiter:
 
     def pause(self, seconds: float) -> None:
         """Let no replica make a call for so long, because the API sent this pause."""
-        self._pause = max(self._pause, self._clock() + seconds)
+        self._pause = max(self._pause, self.clock() + seconds)
         self._wake()
 
     async def _take(self, wish: Wish) -> None:
@@ -110,12 +99,12 @@ class ApiLimiter:
                 self._withdraw(waiting)
                 raise
             try:
-                await asyncio.sleep(max(0.0, moment - self._clock()))
+                await asyncio.sleep(max(0.0, moment - self.clock()))
             except asyncio.CancelledError:
                 self._release(wish)
                 raise
-            limited = wish.rate is not None or self._limits.rate is not None
-            if not limited or self._clock() - moment <= _LATE_SHARE * self._margin_s:
+            limited = wish.rate is not None or self.limits.rate is not None
+            if not limited or self.clock() - moment <= _LATE_SHARE * self.margin_s:
                 return
             self.late += 1
             self._release(wish)
@@ -139,15 +128,15 @@ class ApiLimiter:
 
     async def _run(self) -> None:
         """Serve the waiting calls, for as long as any call waits or runs."""
-        renew_at = self._clock() + _RENEW_S
+        renew_at = self.clock() + _RENEW_S
         try:
             while self._waiting or self._running or self._ended or self._pause:
                 # Events after this line are handled in the next turn.
                 self._work.clear()
-                wait_s = max(0.0, renew_at - self._clock())
+                wait_s = max(0.0, renew_at - self.clock())
                 if self._waiting or self._ended or self._pause or not wait_s:
                     wait_s = await self._step()
-                    renew_at = self._clock() + _RENEW_S
+                    renew_at = self.clock() + _RENEW_S
                 await self._sleep(min(wait_s, _RENEW_S))
         finally:
             self._task = None
@@ -166,21 +155,21 @@ class ApiLimiter:
         """Change the record once; returns the seconds until the next change, if nothing happens before."""
         try:
             return await self._change()
-        except (NatsError, JetStreamError, TimeoutError) as error:
+        except (NatsError, TimeoutError) as error:
             # The record holds the running calls of all replicas: until it can be read, no call is made.
-            log.warning("the limits of a judge cannot be read", key=self._key, error=repr(error))
+            log.warning("the limits of a judge cannot be read", key=self.key, error=repr(error))
             return 1.0
 
     async def _change(self) -> float:
-        bucket = await self._bus.js.key_value(JUDGING)
+        bucket = await self.bus.js.key_value(JUDGING)
         state, revision = await self._read(bucket)
-        now = self._clock()
+        now = self.clock()
         ended, pause = Counter(self._ended), self._pause
         waiting = [w for w in self._waiting if not w.moment.done()]
-        give_back(state, ended, replica=self._replica)
+        give_back(state, ended, replica=self.replica)
         state.paused_until = max(state.paused_until, pause)
         left = state.paused_until - now
-        if left > self._patience_s:
+        if left > self.patience_s:
             for one in waiting:
                 one.moment.set_exception(ApiPaused(left))
             self._waiting.clear()
@@ -188,14 +177,14 @@ class ApiLimiter:
         moments = grant(
             state,
             [w.wish for w in waiting],
-            self._limits,
-            replica=self._replica,
+            self.limits,
+            replica=self.replica,
             now=now,
-            margin_s=self._margin_s,
+            margin_s=self.margin_s,
             hold_s=_HOLD_S,
         )
-        if not any(held.jobs for name, held in state.held.items() if name == self._replica):
-            state.held.pop(self._replica, None)
+        if not any(held.jobs for name, held in state.held.items() if name == self.replica):
+            state.held.pop(self.replica, None)
         try:
             await self._write(bucket, state, revision)
         except KeyWrongLastSequenceError:
@@ -207,7 +196,7 @@ class ApiLimiter:
             if moment is not None:
                 self._give(one, moment)
         still = [w.wish for w in self._waiting]
-        return next_look(state, still, now=self._clock(), poll_s=_POLL_S) if still else _RENEW_S
+        return next_look(state, still, now=self.clock(), poll_s=_POLL_S) if still else _RENEW_S
 
     def _give(self, waiting: _Waiting, moment: float) -> None:
         if waiting in self._waiting:
@@ -222,7 +211,7 @@ class ApiLimiter:
 
     async def _read(self, bucket: KeyValue) -> tuple[LimitState, int]:
         try:
-            entry = await bucket.get(self._key)
+            entry = await bucket.get(self.key)
         except KeyNotFoundError:
             return LimitState(), 0
         return msgspec.json.decode(entry.value or b"{}", type=LimitState), entry.revision or 0
@@ -230,6 +219,6 @@ class ApiLimiter:
     async def _write(self, bucket: KeyValue, state: LimitState, revision: int) -> None:
         body = msgspec.json.encode(state)
         if revision:
-            await bucket.update(self._key, body, last=revision)
+            await bucket.update(self.key, body, last=revision)
         else:
-            await bucket.create(self._key, body)
+            await bucket.create(self.key, body)
