@@ -155,6 +155,8 @@ def topology(
             max_consumers=10_000,
             allow_direct=True,
             allow_msg_ttl=True,
+            # Events of one owner that become ready together are appended together.
+            allow_atomic=True,
             metadata=declare(written_schemas(), metadata={}, last_seq=0),
             deny_purge=True,
             # The user `bus` erases deleted jobs and files; no service may.
