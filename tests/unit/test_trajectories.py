@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import math
 from dataclasses import replace
 
 import numpy as np
 import pytest
+from safetensors.numpy import save
 
 from synth.trajectories import (
     BatchMeta,
@@ -20,6 +23,7 @@ from synth.trajectories import (
     records_from_bytes,
     records_to_bytes,
 )
+from synth.trajectories.packing import pack_arrays, unpack_arrays
 
 
 def call(prompt: list[int], sampled: list[int], *, version: int = 0, forced: tuple[int, ...] = ()) -> CompletionRecord:
@@ -120,3 +124,36 @@ def test_a_trajectory_remembers_that_it_was_cut_off():
     trajectory = RecordedTrajectory([], RewardSources([1.0]), cut_off=True, images_dropped=3)
     assert RecordedTrajectory.from_bytes(trajectory.to_bytes()).images_dropped == 3
     assert RecordedTrajectory.from_bytes(trajectory.to_bytes()).cut_off
+
+
+def test_packed_arrays_are_what_safetensors_writes_and_reads():
+    arrays = {
+        "e.masks": np.asarray([True, False, True]),
+        "d.bytes": np.arange(5, dtype=np.uint8),
+        "c.ids": np.arange(12, dtype=np.int32).reshape(3, 4)[:, ::2],
+        "b.logprobs": np.asarray([-0.5], np.float32),
+        "a.offsets": np.asarray([0, 1 << 40]),
+        "z.none": np.zeros((0, 3), np.float32),
+    }
+    meta = {"reward": 0.5, "text": 'é"\n', "rest": [math.inf]}
+    body = pack_arrays(arrays, meta)
+    contiguous = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
+    assert body == save(contiguous, metadata={"synth": json.dumps(meta)})
+    read, described = unpack_arrays(body)
+    assert described == meta
+    assert {name: (a.dtype, a.tolist()) for name, a in read.items()} == {
+        name: (a.dtype, a.tolist()) for name, a in arrays.items()
+    }
+
+
+@pytest.mark.parametrize(
+    ("part", "other"),
+    [(b'"shape":[1]', b'"shape":[9]'), (b'"shape":[1]', b'"shape":"a"'), (b"I32", b"I99"), (b"[0,4]", b"[4,8]")],
+)
+def test_a_body_with_a_wrong_header_is_refused(part: bytes, other: bytes):
+    body = pack_arrays({"ids": np.asarray([7], np.int32)}, {})
+    assert part in body
+    with pytest.raises(ValueError, match="not a body of this format"):
+        unpack_arrays(body.replace(part, other))
+    with pytest.raises(ValueError, match="not a body of this format"):
+        unpack_arrays(body[:-1])
