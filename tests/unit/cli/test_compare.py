@@ -6,11 +6,12 @@ import io
 import math
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
 
-from synth.api.schemas import Point
+from synth.api.schemas import JobWithConfig, Point, State
 from synth.cli.comparison.configs import Difference, differences, settings_of
 from synth.cli.comparison.figures import Figure, better_runs, drawn_metrics, figures
 from synth.cli.tui.curves import Curve, draw
@@ -47,10 +48,37 @@ def test_settings_have_the_names_of_the_job_file(tmp_path: Path):
     (tmp_path / "tiny-qwen3" / "config.json").write_text('{"model_type": "qwen3"}')
     text = "[algorithm]\ntype = 'offline'\nmethod = 'sft'\nvariety = 'fft'\n"
     text += "[job]\nmodel = 'tiny-qwen3'\ndata = 'd.jsonl'\n[hyperparameters]\nlearning_rate = {}\n"
-    files = [read_toml(text.format(rate), name="a.toml") for rate in (1e-3, 2e-3)]
-    flags, registry = Overrides(training_file="file_1"), Registry(tmp_path)
-    jobs = [job_to_data(resolve_job(file, overrides=flags, registry=registry).job) for file in files]
-    assert differences(settings_of(jobs)) == [Difference("[hyperparameters].learning_rate", [1e-3, 2e-3])]
+    flags, registry = Overrides(training_file="file_1", seed=7), Registry(tmp_path)
+    jobs: list[JobWithConfig] = []
+    for config in (text.format(1e-3), text.format(2e-3)):
+        resolved = resolve_job(read_toml(config, name="a.toml"), overrides=flags, registry=registry)
+        # Another version's default stays the job's own.
+        values = job_to_data(resolved.job) | {"clip_norm": 0.5}
+        jobs.append(_stored(config, resolved=values, origins=resolved.origins))
+    tables = settings_of(jobs)
+    assert differences(tables) == [Difference("[hyperparameters].learning_rate", [1e-3, 2e-3])]
+    hyperparameters = tables[0]["hyperparameters"]
+    assert (tables[0]["job"]["data"], hyperparameters["seed"], hyperparameters["grad_clip"]) == ("file_1", 7, 0.5)
+
+
+def test_a_job_whose_file_this_version_refuses_has_its_resolved_settings():
+    jobs = [_stored("[job]\nmodle = 1", resolved={"lr": lr}, origins={}) for lr in (1e-3, 2e-3)]
+    assert differences(settings_of(jobs)) == [Difference("lr", [1e-3, 2e-3])]
+
+
+def _stored(config: str, *, resolved: dict[str, Any], origins: dict[str, str]) -> JobWithConfig:
+    return JobWithConfig(
+        id="job_1",
+        kind="sft",
+        state=State.SUCCEEDED,
+        created_at=TIME,
+        updated_at=TIME,
+        name="a.toml",
+        last_seq=1,
+        config=config,
+        resolved=resolved,
+        origins=origins,
+    )
 
 
 def test_the_better_run_of_each_figure_is_known_and_equal_runs_have_none():

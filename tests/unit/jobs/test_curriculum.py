@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from synth.errors import UserError
-from synth.jobs.as_file import job_file
+from synth.jobs.complete_file import complete_file
 from synth.jobs.parse.toml import Document, read_toml
-from synth.jobs.resolve.job import Overrides, resolve_job
+from synth.jobs.resolve.job import Overrides, resolve_job, validate_job
 from synth.methods.rl import RlJob
 from synth.methods.seeds import Seeds
 from synth.models import Registry
@@ -41,10 +41,11 @@ def test_each_stage_draws_from_its_own_seeds(registry: Registry) -> None:
 
 
 def test_a_curriculum_is_written_back_as_a_file(registry: Registry) -> None:
-    job, _ = resolved(RL.replace("[data]", "solved_after = 7\n[data]") + CURRICULUM, registry)
-    assert job.solved_after == 7
-    document = Document(name="again.toml", data=job_file(job))
-    assert resolve_job(document, overrides=Overrides(), registry=registry).job == job
+    text = RL.replace("[data]", "solved_after = 7\n[data]") + CURRICULUM
+    report = validate_job(read_toml(text, name="job.toml"), overrides=Overrides(), registry=registry)
+    assert (report.problems, report.values["solved_after"]) == ([], 7)
+    document = Document(name="again.toml", data=complete_file(report, report.values))
+    assert resolve_job(document, overrides=Overrides(), registry=registry).job == report.job
 
 
 def test_a_curriculum_that_could_never_begin_is_refused(registry: Registry) -> None:

@@ -47,7 +47,7 @@ SHOWING = (
     "shared/synth/jobs/parse/",
     "services/synth/cli/tui/",
 )
-SHOWING += ("shared/synth/jobs/as_file.py", "services/synth/cli/comparison", "services/synth/cli/jobs")
+SHOWING += ("services/synth/cli/comparison", "services/synth/cli/jobs")
 
 
 def _holder(node: ast.expr) -> str:

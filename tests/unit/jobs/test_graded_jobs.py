@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from synth.events import JobCreated, JobRejected, JobValidated
-from synth.jobs.as_file import job_file
+from synth.jobs.complete_file import complete_file
 from synth.jobs.parse.toml import Document
 from synth.jobs.resolve.job import Overrides, ValidationReport, validate_job
 from synth.methods.rl import RlJob
@@ -55,10 +55,11 @@ def test_its_rows_and_its_grader_are_the_job(registry: Registry):
 
 
 def test_as_a_file_it_is_the_same_job(registry: Registry):
-    job = _looked(registry).job
-    assert job is not None
-    again = validate_job(Document(name="again.toml", data=job_file(job)), overrides=Overrides(), registry=registry)
-    assert (again.job, again.warnings) == (job, [])
+    report = _looked(registry)
+    assert report.job is not None
+    tables = complete_file(report, report.values)
+    again = validate_job(Document(name="again.toml", data=tables), overrides=Overrides(), registry=registry)
+    assert (again.job, again.warnings) == (report.job, [])
 
 
 @pytest.mark.parametrize(
@@ -99,7 +100,8 @@ def test_a_grader_that_asks_a_model_asks_the_judge_of_that_name(registry: Regist
     assert judging is not None
     assert (job.rewards.scores, judging.judges[0].votes, judging.max_calls) == ("grader", 3, 7)
     assert (judging.event, judging.outcome, judging.rubric, report.warnings) == (False, False, None, [])
-    again = validate_job(Document(name="again.toml", data=job_file(job)), overrides=Overrides(), registry=registry)
+    tables = complete_file(report, report.values)
+    again = validate_job(Document(name="again.toml", data=tables), overrides=Overrides(), registry=registry)
     assert (again.job, again.warnings) == (job, [])
 
 

@@ -8,9 +8,9 @@ from typing import Any, cast
 
 import msgspec
 
-from synth.errors import NewerVersion
-from synth.jobs.as_file import job_file
-from synth.methods.job import job_from_data
+from synth.api.schemas import JobWithConfig
+from synth.cli.jobs.resolved import job_tables
+from synth.errors import NewerVersion, UserError
 
 #: Tables that are one value: a job's sets of seeds.
 _SEEDS = {"start", "count", "listed"}
@@ -27,15 +27,12 @@ class Difference:
     values: list[Any]
 
 
-def settings_of(resolved: Sequence[dict[str, Any] | None]) -> list[dict[str, Any]]:
-    """Return the settings of jobs as tables of job files; as resolved if one job comes from a newer version.
-
-    resolved: of each job, None before it is validated.
-    """
+def settings_of(jobs: Sequence[JobWithConfig]) -> list[dict[str, Any]]:
+    """Return the settings of jobs as tables of job files; as resolved if this version cannot read one of the files."""
     try:
-        return [job_file(job_from_data(config)) if config else {} for config in resolved]
-    except (NewerVersion, msgspec.ValidationError):
-        return [config or {} for config in resolved]
+        return [job_tables(job) or {} for job in jobs]
+    except (NewerVersion, UserError, msgspec.ValidationError):
+        return [job.resolved or {} for job in jobs]
 
 
 def differences(configs: Sequence[dict[str, Any]]) -> list[Difference]:

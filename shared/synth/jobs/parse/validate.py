@@ -47,7 +47,7 @@ _LINE = re.compile(r":(\d+)(?: |$)")
 
 @dataclass(frozen=True)
 class ParsedJob:
-    """A job file as its sections. warnings: its keys that have no effect.
+    """A job file as its sections. data: its known keys. warnings: its keys that have no effect.
 
     dropped: keys whose wrong values were left out so that the rest can be checked; none in a good file.
     """
@@ -55,6 +55,7 @@ class ParsedJob:
     kind: Kind
     config: Config
     document: Document
+    data: dict[str, Any]
     warnings: list[str]
     dropped: list[Path] = field(default_factory=list[Path])
 
@@ -106,7 +107,7 @@ def parse_leniently(document: Document, *, kind: Kind | None = None) -> tuple[Pa
     if config is None:
         return None, problems
     warnings = unsupported_keys(document, kind) + repair.warnings + _misspelt_policy_keys(document, kind)
-    return ParsedJob(kind, config, document, warnings, dropped), problems
+    return ParsedJob(kind, config, document, data, warnings, dropped), problems
 
 
 def _validated(

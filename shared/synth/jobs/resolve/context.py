@@ -28,6 +28,7 @@ from synth.methods.seeds import Seeds
 from synth.models import ModelSpec, Registry
 
 _T = TypeVar("_T")
+_SectionT = TypeVar("_SectionT", bound=BaseModel)
 _StructT = TypeVar("_StructT", bound=msgspec.Struct)
 #: Keys of `policy_config` that the job resolves itself, and sends to the task app in its own fields.
 _RESOLVED = (
@@ -62,7 +63,9 @@ class ResolveContext:
 
     origins: of each field of the job, by its dotted name: the place in the file, the flag, "registry" or "default".
     changed: fields whose value is not the one in the file, or that the file does not set, and why. keys: of fields that
-    one key of the file sets, that key with its table. python_graders: whether graders of type `python` are run.
+    one key of the file sets, that key with its table. defaults: of fields that a key could set and the file does not,
+    that key and its value. replaced: keys whose value a flag replaces; None: another key has the value.
+    python_graders: whether graders of type `python` are run.
     """
 
     document: Document
@@ -73,9 +76,12 @@ class ResolveContext:
     origins: dict[str, str] = field(default_factory=dict[str, str])
     changed: dict[str, str] = field(default_factory=dict[str, str])
     keys: dict[str, str] = field(default_factory=dict[str, str])
+    defaults: dict[str, tuple[Path, Any]] = field(default_factory=dict[str, "tuple[Path, Any]"])
+    replaced: dict[Path, Any] = field(default_factory=dict[Path, Any])
     dropped: list[Path] = field(default_factory=list[Path])
     python_graders: bool = True
     _places: dict[int, Path] = field(default_factory=dict[int, Path])
+    _absent: list[BaseModel] = field(default_factory=list[BaseModel])
 
     @classmethod
     def of(
@@ -99,6 +105,23 @@ class ResolveContext:
     def place(self, section: BaseModel) -> Path:
         """Return the place of one of the file's tables; the top for a table that the file does not have."""
         return self._places.get(id(section), ())
+
+    def table(self, section: _SectionT | None, kind: type[_SectionT], path: Path) -> _SectionT:
+        """Return one of the file's tables; its defaults, at its place, if the file does not have it."""
+        if section is None:
+            section = kind()
+            self._absent.append(section)
+            self._places[id(section)] = path
+        return section
+
+    def leave_out(self, *keys: str) -> None:
+        """Leave the defaults of fields out of a complete file, because another key decides them."""
+        for key in keys:
+            self.defaults.pop(key, None)
+
+    def replace(self, paths: Sequence[Path], value: Any) -> None:
+        """Record that a flag's value replaces some keys; the first of them has it in `jobs config`."""
+        self.replaced |= {**dict.fromkeys(paths), paths[0]: value}
 
     def _dotted(self, section: BaseModel | None, name: str, *, field: str) -> str:
         """Return a key with its table, as `training.grad_clip`; without a table, with the field's own."""
@@ -128,19 +151,29 @@ class ResolveContext:
     def record(self, key: str, value: _T, origin: str) -> _T:
         """Record the origin of a value of the job, and return the value."""
         self.origins[key] = origin
+        self.defaults.pop(key, None)
         return value
 
     def record_change(self, key: str, value: _T, why: str) -> _T:
         """Record why a field differs from the file, or why it is set without the file, and return the value."""
+        self.defaults.pop(key, None)
         self.changed[key] = why
         return value
 
     def take(self, key: str, section: BaseModel, name: str, default: Any = None) -> Any:
         """Return a section's field, or `default` if it is not set. Its origin is the file only if the file sets it."""
         value = value_of(section, name)
-        origin = self.document.where(self.at(section, name)) if is_written(section, name) else "default"
+        value = default if value is None else value
         self.keys[key] = self._dotted(section, name, field=key)
-        return self.record(key, default if value is None else value, origin)
+        if is_written(section, name):
+            return self.record(key, value, self.document.where(self.at(section, name)))
+        return self._record_default(key, section, name, value)
+
+    def _record_default(self, key: str, section: BaseModel | None, name: str, value: _T) -> _T:
+        self.record(key, value, "default")
+        if section is not None and id(section) in self._places and not isinstance(value, BaseModel):
+            self.defaults[key] = (self.at(section, name), value)
+        return value
 
     def build(self, kind: type[_StructT], section: BaseModel, prefix: str = "", **own: Any) -> _StructT:
         """Make settings of a job of the given fields, and of every other one whose key stands in a section.
@@ -171,9 +204,10 @@ class ResolveContext:
             setter, setter_name, *_ = [*set_keys, *named][0]
             self.keys[key] = self._dotted(setter, setter_name, field=key)
         if not set_keys:
-            if default is None:
-                default = next((default_of(type(s), n) for s, n in named if s is not None), None)
-            return self.record(key, default, "default")
+            present, name = next(((s, n) for s, n in named if s is not None), (None, ""))
+            if default is None and present is not None:
+                default = default_of(type(present), name)
+            return self._record_default(key, present, name, default)
         section, name, value = set_keys[0]
         place = self.document.where(self.at(section, name))
         for other, other_name, other_value in set_keys[1:]:
@@ -183,7 +217,10 @@ class ResolveContext:
         return self.record(key, value, place)
 
     def find_model(self, model_id: str | None, path: Path, *, use: Literal["rl", "sft", "eval"]) -> ModelSpec | None:
-        """Look the model up and check that this kind of job may use it; None when there is a problem."""
+        """Look the model up and check that this kind of job may use it; None when there is a problem.
+
+        path: of the key that names it.
+        """
         if self.overrides.model is not None:
             model_id, where = self.record("model", self.overrides.model, "--model"), "--model"
         else:
@@ -262,6 +299,7 @@ class ResolveContext:
     def task_url(self, written: str | None, path: Path) -> str:
         """Return the task app's address, without a closing slash."""
         if self.overrides.task_url is not None:
+            self.replace([path], self.overrides.task_url)
             url, where = self.record("rollout.task_url", self.overrides.task_url, "--task-url"), "--task-url"
         else:
             where = self.document.where(path)
@@ -306,6 +344,7 @@ class ResolveContext:
     def seed(self, section: BaseModel) -> int:
         """Return the job's seed: the flag's, else the file's."""
         if self.overrides.seed is not None:
+            self.replace([self.at(section, "seed")], self.overrides.seed)
             return self.record("seed", self.overrides.seed, "--seed")
         return self.take("seed", section, "seed")
 
@@ -342,6 +381,7 @@ def _places_of(section: BaseModel, path: Path) -> dict[int, Path]:
     for key, info in keys_of(type(section)).items():
         name = next(n for n, i in type(section).model_fields.items() if i is info)
         value = getattr(section, name)
-        if isinstance(value, BaseModel) and name in section.model_fields_set:
-            places |= _places_of(value, (*path, key))
+        if isinstance(value, BaseModel):
+            # A default may be of several tables, of which the first has it.
+            places = _places_of(value, (*path, key)) | places
     return places

@@ -121,11 +121,14 @@ def _model(
     context: ResolveContext,
 ) -> ModelSpec | None:
     """Return the one model that [eval], [model] and the policy tables name, unless --model does."""
-    if context.overrides.model is not None:
-        return context.find_model(None, context.at(section, "model"), use="eval")
     named = [(context.at(table, "model"), table.model) for table in (section, *policies[2:]) if table is not None]
     if described is not None:
         named += [(context.at(described, "base"), described.base), (context.at(described, "source"), described.source)]
+    # The policy tables name the served model, which has to be the evaluated one.
+    served = [(context.at(table, "model"), table.model) for table in policies[:2] if table is not None]
+    if context.overrides.model is not None:
+        context.replace([path for path, _ in (*named, *served)], context.overrides.model)
+        return context.find_model(None, context.at(section, "model"), use="eval")
     if all(model is None for _, model in named):
         context.problem(
             context.at(section, "model"),
@@ -134,9 +137,7 @@ def _model(
             fix="set it here, or pass --model",
         )
         return None
-    # The policy tables name the served model, which has to be the evaluated one.
-    named += [(context.at(table, "model"), table.model) for table in policies[:2] if table is not None]
-    agreed = agreed_model(named, context, expected="one model, which is served and evaluated")
+    agreed = agreed_model([*named, *served], context, expected="one model, which is served and evaluated")
     return context.find_model(agreed[1], agreed[0], use="eval") if agreed else None
 
 

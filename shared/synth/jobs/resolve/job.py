@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Required, TypedDict, Unpack
 
 from synth.errors import Problem, UserError
-from synth.jobs.parse.toml import Document
+from synth.jobs.parse.toml import Document, Path
 from synth.jobs.parse.validate import Kind, ParsedJob, in_file_order, line_of, parse_leniently
 from synth.jobs.resolve.context import Overrides, ResolveContext
 from synth.jobs.resolve.eval import resolve_eval
@@ -28,7 +28,8 @@ class ValidationReport:
 
     job: None if there are problems, and for a filter, which is no job of the cluster. values: every resolved value, as
     JSON data. origins: of each field by its dotted name. changed: fields whose value is not the one in the file, and
-    why. keys: the key that sets a field, with its table, for fields that one key sets.
+    why. keys: the key that sets a field, with its table, for fields that one key sets. data: the known
+    keys of the file. replaced, defaults: as in `ResolveContext`.
     """
 
     kind: Kind | None
@@ -39,6 +40,9 @@ class ValidationReport:
     origins: dict[str, str] = field(default_factory=dict[str, str])
     changed: dict[str, str] = field(default_factory=dict[str, str])
     keys: dict[str, str] = field(default_factory=dict[str, str])
+    data: dict[str, Any] = field(default_factory=dict[str, Any])
+    replaced: dict[Path, Any] = field(default_factory=dict[Path, Any])
+    defaults: dict[str, tuple[Path, Any]] = field(default_factory=dict[str, "tuple[Path, Any]"])
 
 
 class ResolveOptions(TypedDict, total=False):
@@ -99,4 +103,16 @@ def _report(parsed: ParsedJob, problems: list[Problem], context: ResolveContext,
         return ValidationReport(parsed.kind, None, problems, warnings)
     if job is not None:
         values = job_to_data(job)
-    return ValidationReport(parsed.kind, job, [], warnings, values, context.origins, context.changed, context.keys)
+    return ValidationReport(
+        parsed.kind,
+        job,
+        [],
+        warnings,
+        values,
+        origins=context.origins,
+        changed=context.changed,
+        keys=context.keys,
+        data=parsed.data,
+        replaced=context.replaced,
+        defaults=context.defaults,
+    )

@@ -73,12 +73,13 @@ def resolve_advantage(training: TrainingSection, context: ResolveContext) -> str
 
 def resolve_correction(section: CorrectionSection | None, context: ResolveContext) -> CorrectionSettings:
     """Return which sequences are rejected because of the policy that sampled them."""
-    section = section or CorrectionSection()
+    section = context.table(section, CorrectionSection, ("training", "correction"))
     gates: bool = context.take("correction.gates", section, "gates")
     gated = {key: _gate(section, key, context) for key in ("on_policy", "off_policy")}
     settings = context.build(CorrectionSettings, section, "correction.", gates=True, **gated)
     if gates:
         return settings
+    context.leave_out(*(f"correction.{key}" for key in ("on_policy", "off_policy", "gate_tokens", "rejected")))
     for key in ("on_policy", "off_policy", "gate_tokens", "rejected"):
         if is_written(section, key):
             context.warn(context.at(section, key), "has no effect: gates = false")
@@ -110,7 +111,7 @@ def resolve_overlong_penalty(training: TrainingSection, context: ResolveContext)
             expected='overlong = "penalise"',
             fix="set it, or remove overlong_penalty",
         )
-    return 0.0
+    return context.record("overlong_penalty", 0.0, context.origins["overlong_penalty"])
 
 
 def resolve_reference(config: RlConfig, mode: Mode, context: ResolveContext) -> Placement:

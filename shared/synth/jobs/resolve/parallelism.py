@@ -20,7 +20,7 @@ _ON_GPUS = "is a number of GPUs: where training computes on CPU it has no effect
 
 def sft_parallelism(hyper: HyperparametersSection, context: ResolveContext) -> Parallelism:
     """Return the parallelism that `[hyperparameters] world_size` and `[hyperparameters.parallelism]` set."""
-    section = hyper.parallelism or ParallelismSection()
+    section = context.table(hyper.parallelism, ParallelismSection, _TABLE)
     for key, does in (("tensor_parallel_size", "divides layers"), ("pipeline_parallel_size", "deals layers out")):
         size = value_of(section, key)
         if size > 1:

@@ -81,7 +81,8 @@ def resolve_rl(config: RlConfig, context: ResolveContext, *, uploaded: bool) -> 
     if spec is None:
         return None
     check_own_keys(training, loss, context)
-    return context.build(
+    sync = context.table(training.weight_sync, WeightSyncSection, ("training", "weight_sync"))
+    job = context.build(
         RlJob,
         training,
         model=spec.id,
@@ -101,7 +102,7 @@ def resolve_rl(config: RlConfig, context: ResolveContext, *, uploaded: bool) -> 
         advantage=resolve_advantage(training, context),
         overlong_penalty=resolve_overlong_penalty(training, context),
         max_staleness=max_staleness,
-        verify_every_k=context.take("verify_every_k", training.weight_sync or WeightSyncSection(), "verify_every_k"),
+        verify_every_k=context.take("verify_every_k", sync, "verify_every_k"),
         lr=context.take("lr", training, "learning_rate", RlJob.learning_rates[mode]),
         warmup_steps=context.record("warmup_steps", None, "default"),
         packing=context.packing(training),
@@ -130,6 +131,9 @@ def resolve_rl(config: RlConfig, context: ResolveContext, *, uploaded: bool) -> 
             mode=mode,
         ),
     )
+    if job.advantage is not None:
+        context.leave_out("advantage_std")
+    return job
 
 
 def _source(config: RlConfig, context: ResolveContext) -> ModelSpec | None:
@@ -142,7 +146,9 @@ def _source(config: RlConfig, context: ResolveContext) -> ModelSpec | None:
         (("policy", "model"), policy.model if policy else None),
         (("policy", "source"), policy.source if policy else None),
     ]
+    served = ("rollout", "policy_config", "model")
     if context.overrides.model is not None:
+        context.replace([*(path for path, _ in named), served], context.overrides.model)
         return context.find_model(None, ("model",), use="rl")
     if all(model is None for _, model in named):
         context.problem(
@@ -153,7 +159,7 @@ def _source(config: RlConfig, context: ResolveContext) -> ModelSpec | None:
         )
         return None
     # The model of policy_config is the one that the task app calls, so it has to be the same.
-    named.append((("rollout", "policy_config", "model"), config.rollout.policy_config.model))
+    named.append((served, config.rollout.policy_config.model))
     agreed = agreed_model(named, context, expected="one model, which is trained and served")
     return context.find_model(agreed[1], agreed[0], use="rl") if agreed else None
 

@@ -34,6 +34,8 @@ def resolve_sft(config: SftConfig, context: ResolveContext, *, uploaded: bool) -
         methods=("sft", "supervised_finetune", "dpo"),
         varieties=("fft", "lora", "qlora"),
     )
+    if context.overrides.model is not None:
+        context.replace([("job", "model")], context.overrides.model)
     spec = context.find_model(config.job.model, ("job", "model"), use="sft")
     described = config.described_model
     images = (config.model, described)
@@ -52,11 +54,13 @@ def resolve_sft(config: SftConfig, context: ResolveContext, *, uploaded: bool) -
     if hyper.warmup_steps is not None and "warmup_ratio" in hyper.model_fields_set:
         context.warn(("hyperparameters", "warmup_ratio"), "has no effect: warmup_steps decides")
     examples = context.overrides.examples
-    if examples is not None and examples < 1:
-        context.problem((), f"--examples {examples} leaves nothing to train on", expected="1 or more")
+    if examples is not None:
+        context.replace([("job", "examples")], examples)
+        if examples < 1:
+            context.problem((), f"--examples {examples} leaves nothing to train on", expected="1 or more")
     if spec is None or training_file is None:
         return None
-    return context.build(
+    job = context.build(
         method,
         hyper,
         model=spec.id,
@@ -101,6 +105,9 @@ def resolve_sft(config: SftConfig, context: ResolveContext, *, uploaded: bool) -
             mode=mode,
         ),
     )
+    if job.warmup_steps is not None:
+        context.leave_out("warmup_ratio")
+    return job
 
 
 def _method(config: SftConfig, context: ResolveContext) -> tuple[type[SftJob | DpoJob], dict[str, Any]]:
@@ -174,6 +181,7 @@ def _lora_tables(config: SftConfig) -> list[Path]:
 def _training_file(config: SftConfig, context: ResolveContext, *, uploaded: bool) -> str | None:
     job = config.job
     if context.overrides.training_file is not None:
+        context.replace([("job", "data"), ("job", "data_path")], context.overrides.training_file)
         return context.record("training_file", context.overrides.training_file, "--dataset")
     if job.data is not None and job.data_path is not None and job.data != job.data_path:
         context.problem(("job", "data_path"), "data and data_path name two datasets", fix="keep one of them")
@@ -205,7 +213,9 @@ def _validation_keys(config: SftConfig, key: str) -> list[tuple[BaseModel | None
 def _validation_file(config: SftConfig, context: ResolveContext) -> str | None:
     section = config.training.validation
     file, origin = context.overrides.validation_file, "--validation"
-    if file is None:
+    if file is not None:
+        context.replace([("data", "validation_path")], file)
+    else:
         file, origin = config.data.validation_path, context.document.where(("data", "validation_path"))
     if file is None:
         if section and section.enabled and "enabled" in section.model_fields_set:
@@ -236,7 +246,10 @@ def _duration(hyper: HyperparametersSection, context: ResolveContext) -> tuple[i
     steps = context.first("steps", [(hyper, "total_steps"), (hyper, "train_steps"), (hyper, "steps")])
     if steps is not None and is_written(hyper, "n_epochs"):
         context.warn(("hyperparameters", "n_epochs"), "has no effect: the number of steps decides")
-    return context.take("epochs", hyper, "n_epochs"), steps
+    epochs = context.take("epochs", hyper, "n_epochs")
+    if steps is not None:
+        context.leave_out("epochs")
+    return epochs, steps
 
 
 def _batch_size(config: SftConfig, context: ResolveContext) -> int:

@@ -11,7 +11,7 @@ from synth.methods.seeds import Seeds
 
 def resolve_watch(section: WatchSection | None, context: ResolveContext) -> WatchSettings | None:
     """Return the watch's settings; None if it is turned off."""
-    section = section or WatchSection()
+    section = context.table(section, WatchSection, ("training", "watch"))
     if section.enabled:
         return context.build(WatchSettings, section, "watch.")
     for name in sorted(section.model_fields_set - {"enabled"}):
@@ -37,7 +37,7 @@ def resolve_curriculum(config: RlConfig, held_out: set[int], groups: int, contex
 
     groups: of an iteration, each on a seed of its own.
     """
-    curriculum: list[Seeds] = context.take("curriculum", config.data, "curriculum", []) or []
+    curriculum: list[Seeds] = context.take("curriculum", config.data, "curriculum") or []
     if curriculum and config.training.solved_after == 0:
         context.problem(
             ("data", "curriculum"),

@@ -77,7 +77,7 @@ def compare(
             job, points = client.job(id), client.metrics(id)
             compared.append(_Compared(mark, job, points, figures(points, kind=job.kind)))
         evaluated = _evaluations(client, compared)
-    differing = differences(settings_of([c.job.resolved for c in compared]))
+    differing = differences(settings_of([c.job for c in compared]))
     drawn = drawn_metrics([c.figures for c in compared], [c.job.kind for c in compared])
     if fmt is Format.JSON:
         return output.print_json(_as_data(compared, differing, drawn, evaluated))

@@ -23,24 +23,25 @@ def config(
 
     `synthctl jobs config JOB > again.toml`, then `synthctl submit again.toml`.
     """
-    from synth.cli.jobs.resolved import job_text
+    import tomlkit
+
+    from synth.cli.jobs.resolved import job_tables
     from synth.errors import NewerVersion
-    from synth.methods.job import job_from_data
 
     with open_client(ctx) as client:
         stored = client.job(job)
+    if stored.config is None:
+        raise CliError(f"the backend does not have the text of {stored.id}")
     if as_submitted:
-        if stored.config is None:
-            raise CliError(f"the backend does not have the text of {stored.id}")
         return output.print_document(stored.config.rstrip("\n"))
-    if stored.resolved is None:
+    try:
+        tables = job_tables(stored)
+    except NewerVersion as error:
+        raise CliError(str(error), fix="install the synthctl of the cluster's version", where=stored.id) from error
+    if tables is None:
         raise CliError(
             f"{stored.id} is {stored.state}: it has no settings that could be submitted again",
             fix=f"to see the submitted file: synthctl jobs config {stored.id} --as-submitted",
         )
-    try:
-        resolved = job_from_data(stored.resolved)
-    except NewerVersion as error:
-        raise CliError(str(error), fix="install the synthctl of the cluster's version", where=stored.id) from error
-    text = job_text(resolved, heading=f"{stored.id}, with every setting that it ran with.")
+    text = f"# {stored.id}, with every setting that it ran with.\n\n{tomlkit.dumps(tables)}"
     return output.print_document(text.rstrip("\n"))

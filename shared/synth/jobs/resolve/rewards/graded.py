@@ -43,6 +43,12 @@ def resolve_graded(config: RlConfig, context: ResolveContext, *, uploaded: bool)
         grader, models = parsed.model_dump(mode="json", exclude_none=True), models_of(parsed)
     except UserError as error:
         context.problems += error.problems
+    for path, file in (
+        (("job", "data"), context.overrides.training_file),
+        (("data", "validation_path"), context.overrides.validation_file),
+    ):
+        if file is not None:
+            context.replace([path], file)
     written = context.overrides.training_file or (config.job.data if config.job else None)
     training_file = _file(written, ("job", "data"), context, uploaded=uploaded)
     validation_file = _file(

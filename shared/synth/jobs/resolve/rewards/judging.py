@@ -103,8 +103,8 @@ def resolve_judging(
     tables: JudgeTables, judges: list[JudgeModel], weights: RewardWeights, context: ResolveContext
 ) -> Judging:
     """Return the settings of these judges: their tasks and the limits on their calls."""
-    judge = tables.judge or JudgeSection()
-    options = judge.options or JudgeOptionsSection()
+    judge = context.table(tables.judge, JudgeSection, ("judge",))
+    options = context.table(judge.options, JudgeOptionsSection, _OPTIONS)
     if options.metadata:
         context.problem(
             (*_OPTIONS, "metadata"), "the cluster calls the judges, and metadata is sent nowhere", fix="remove it"
@@ -144,8 +144,8 @@ def resolve_judging(
 
 def resolve_limits(tables: JudgeTables, judges: list[JudgeModel], context: ResolveContext) -> dict[str, Any]:
     """Return the limits on the number and the time of calls: the fields of `Judging` with these names."""
-    judge = tables.judge or JudgeSection()
-    options = judge.options or JudgeOptionsSection()
+    judge = context.table(tables.judge, JudgeSection, ("judge",))
+    options = context.table(judge.options, JudgeOptionsSection, _OPTIONS)
     if judge.max_cost is not None and all(j.url is not None or j.provider == "synth" for j in judges):
         context.problem(
             ("judge", "max_cost"),

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tomlkit
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from synth.cli.jobs.resolved import job_text
-from synth.jobs.as_file import job_file
+from synth.jobs.complete_file import complete_file
 from synth.jobs.parse.toml import Document, read_data, read_toml
-from synth.jobs.resolve.job import Overrides, resolve_job, validate_job
+from synth.jobs.resolve.job import Overrides, ValidationReport, resolve_job, validate_job
 from synth.methods.job import Job
 from synth.models import Registry
 from tests.unit.jobs.test_every_key_accounted_for import (
@@ -37,8 +37,8 @@ def registry(tmp_path_factory: pytest.TempPathFactory) -> Registry:
     return Registry(models)
 
 
-def _again(job: Job, registry: Registry) -> Job:
-    text = job_text(job, heading="job_1")
+def _again(report: ValidationReport, registry: Registry) -> Job:
+    text = tomlkit.dumps(complete_file(report, report.values))
     return resolve_job(
         read_toml(text, name="again.toml"), overrides=Overrides(allow_experimental=True), registry=registry
     ).job
@@ -47,8 +47,9 @@ def _again(job: Job, registry: Registry) -> Job:
 @pytest.mark.parametrize("file", FILES, ids=lambda f: "/".join(f.parts[-2:]))
 @pytest.mark.parametrize("flags", [Overrides(training_file="file_1"), FLAGS], ids=["plain", "with flags"])
 def test_every_job_file_of_the_repository_comes_back(file: Path, flags: Overrides, registry: Registry):
-    job = resolve_job(read_toml(file.read_text(), name=file.name), overrides=flags, registry=registry).job
-    assert _again(job, registry) == job
+    report = validate_job(read_toml(file.read_text(), name=file.name), overrides=flags, registry=registry)
+    assert not report.problems
+    assert _again(report, registry) == report.job
 
 
 def test_what_published_clients_sent_comes_back(registry: Registry):
@@ -56,14 +57,14 @@ def test_what_published_clients_sent_comes_back(registry: Registry):
     bodies: list[dict[str, Any]] = [
         json.loads(line)["body"]["data"] for line in lines if "data" in json.loads(line)["body"]
     ]
-    jobs: list[Job] = []
+    reports: list[ValidationReport] = []
     for body in bodies:
         if "config" in body:
             found = validate_job(read_data(body["config"], name="body"), overrides=FLAGS, registry=registry)
-            jobs += [found.job] if found.job else []
-    assert jobs
-    for job in jobs:
-        assert _again(job, registry) == job
+            reports += [found] if found.job else []
+    assert reports
+    for report in reports:
+        assert _again(report, registry) == report.job
 
 
 @pytest.mark.parametrize(
@@ -89,8 +90,8 @@ def test_every_value_of_every_key_comes_back(name: str, table: str, registry: Re
             found = validate_job(Document("job.toml", data), overrides=Overrides(), registry=registry, kind=kind)
             if found.job is not None:
                 tried += 1
-                tables = Document("again.toml", job_file(found.job))
-                assert resolve_job(tables, overrides=Overrides(), registry=registry).job == found.job, path
+                tables = Document("again.toml", complete_file(found, found.values))
+                assert resolve_job(tables, overrides=Overrides(), registry=registry, kind=kind).job == found.job, path
     assert tried > (5 if table else 50)
 
 
@@ -112,5 +113,5 @@ def test_whatever_is_passed_on_to_the_task_app_comes_back(tables: dict[str, Any]
         "rollout": {"env_config": tables["env_config"]},
         "tags": tables["tags"],
     }
-    job = resolve_job(Document("job.toml", data), overrides=Overrides(), registry=registry).job
-    assert _again(job, registry) == job
+    report = validate_job(Document("job.toml", data), overrides=Overrides(), registry=registry)
+    assert _again(report, registry) == report.job
