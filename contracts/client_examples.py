@@ -11,8 +11,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from synth.cli.config import ConfigValue
-from synth.cli.jobs.files import Flags, LenientRegistry, validate_text
+from synth.cli.jobs.files import Flags, validate_text
+from synth.client.connections.config import ConfigValue
+from synth.client.submission import LenientRegistry
 from synth.errors import Problem, UserError
 from synth.jobs.parse.kinds import recognise_non_job
 from synth.jobs.parse.toml import read_toml

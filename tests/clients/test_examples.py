@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from contracts.client_examples import GIVEN, PAGE, Verdict, page, verdicts
-from synth.cli.config import ConfigValue
+from synth.client.connections.config import ConfigValue
 
 
 @pytest.fixture(scope="session")

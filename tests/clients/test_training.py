@@ -89,11 +89,11 @@ def test_a_wrong_key_is_refused_in_words(synth_ai: Published, sums: Path, kind: 
 
 
 def test_a_dead_task_app_is_named_before_any_job_is_made(synth_ai: Published, platform: Platform):
-    before = platform.client.jobs()
+    before = [*platform.client.jobs.list()]
     done = synth_ai.train("rl", synth_ai.write(rl(BASE)), "--no-poll", task_url="http://127.0.0.1:9")
     assert done.code != 0
     assert "cannot be reached" in done.text, done.text
-    assert platform.client.jobs() == before
+    assert [*platform.client.jobs.list()] == before
 
 
 def test_the_tail_of_a_jobs_log_is_its_newest_events(published: Callable[[str], Published], platform: Platform):

@@ -5,7 +5,6 @@ A process of `synthctl` takes half a second of CPU: what every test does is aske
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import count
@@ -14,11 +13,10 @@ from typing import Any
 import httpx
 
 from synth.api.schemas import EventView
-from synth.cli.api.client import Client
-from synth.cli.api.stream import EventFollower
-from synth.cli.config import Config, ConfigValue
 from synth.cli.tui.json_fields import to_json_data
 from synth.cli.tui.progress import exit_code
+from synth.client import Client, FailedJob
+from synth.client.connections.config import Config, ConfigValue
 from synth.console.errors import TimedOut
 from synth.runtime.environment.env_file import read_env_file
 from tests.e2e.cli.conftest import Shell
@@ -67,14 +65,14 @@ class Platform:
 
     def job(self, job: str) -> dict[str, Any]:
         """The job, as `jobs get -o json` prints it."""
-        return to_json_data(self.client.job(job))
+        return to_json_data(self.client.jobs.get(job))
 
     def outcome(self, job: str, *, timeout: float = JOB_S) -> tuple[int, dict[str, Any]]:
         """Follow a job to its end: the exit code of `jobs watch`, and the job as it is then. Raises `TimedOut`."""
-        deadline = time.monotonic() + timeout
         try:
-            for _ in EventFollower(self.client, job, after=self.client.job(job).last_seq, deadline=deadline).events():
-                pass
+            self.client.jobs.wait(job, timeout=timeout)
+        except FailedJob:
+            pass
         except TimedOut as error:
             error.add_note(self._progress(job))
             raise
@@ -101,10 +99,10 @@ class Platform:
 
     def log(self, job: str) -> list[EventView]:
         """All of a job's events until now."""
-        page = self.client.events(job)
+        page = self.client.jobs.events(job)
         found = page.events
         while page.more and page.events:
-            page = self.client.events(job, after=page.last_seq)
+            page = self.client.jobs.events(job, after=page.last_seq)
             found += page.events
         return found
 
@@ -118,12 +116,11 @@ class Platform:
 
     def answer(self, model: str, text: str) -> dict[str, Any]:
         """The completion that a model answers at temperature 0."""
-        messages = [{"role": "user", "content": text}]
-        return self.client.chat({"model": model, "temperature": 0.0, "max_tokens": 16, "messages": messages})
+        return self.client.chat(model, text, temperature=0.0, max_tokens=16).completion
 
     def rollout(self, job: str, rollout: str) -> dict[str, Any]:
         """One rollout with its transcript, as `rollouts show -o json` prints it."""
-        return to_json_data(self.client.rollout(job, rollout))
+        return to_json_data(self.client.jobs.rollout(job, rollout))
 
 
 def sft(*, lora: int | None = None, four_bits: bool = False, steps: int = 30, model: str = "tiny-qwen3") -> str:

@@ -40,14 +40,14 @@ def over_the_api(platform: Platform, text: str, **more: str) -> str:
 @pytest.mark.parametrize("name", WRONG)
 def test_a_wrong_job_file_is_exit_2_with_its_place_and_makes_no_job(platform: Platform, name: str):
     text, place, words = WRONG[name]
-    before = platform.client.jobs()
+    before = platform.client.jobs.list()
     file = platform.write(text, "wrong")
     done = platform.shell.run("submit", file, "--detach")
     assert done.returncode == 2
     assert done.stdout == ""
     for said in (file, place, words):
         assert said in done.stderr
-    assert [j.id for j in platform.client.jobs()] == [j.id for j in before]
+    assert [j.id for j in platform.client.jobs.list()] == [j.id for j in before]
 
 
 def test_the_same_files_over_the_api_are_rejected_with_the_same_words(platform: Platform):
@@ -182,7 +182,7 @@ def test_a_job_for_which_no_trainer_runs_is_told_what_it_waits_for(tmp_path: Pat
         eventually(lambda: [e for e in platform.events(job, "queue.waiting") if e["need"] == "trainer"] != [])
         found = platform.job(job)
         assert (found["state"], found["waiting"]["position"]) == ("verified", 1)
-        platform.client.cancel(job)
+        platform.client.jobs.cancel(job)
     finally:
         shell.run("down")
 
@@ -250,7 +250,7 @@ def test_check_takes_a_folder_of_parquet_pairs_as_submit_does(platform: Platform
     dpo = sft(steps=1).replace('"sft"', '"dpo"').replace("[job]", f'[job]\ndata = "{folder.parent}"')
     assert platform.shell.run("config", "check", platform.write(dpo)).returncode == 0
     platform.succeeded(platform.submit(dpo))
-    [file] = platform.client.files(limit=1)
+    [file] = platform.client.files.list(limit=1)
     assert (file.filename, file.rows, file.pairs) == ("preferences.jsonl", 16, 16)
     assert file.converted == {"chosen_rejected": 16}
     checked = platform.shell.run("config", "check", platform.write(dpo.replace('"dpo"', '"sft"')))

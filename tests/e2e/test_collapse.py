@@ -53,7 +53,7 @@ def test_a_collapse_ends_a_job_that_wants_it_with_the_numbers(platform: Platform
     assert all(w["over"] == PATIENCE and w["step"] == job["step"] < ITERATIONS for w in warned)
     assert log_of(platform, jobs["stop"])[-1] == "job.failed"
     # What the policy was before it fell can still be talked to. It may have nothing to say: an empty reply is one.
-    kept = platform.client.checkpoints(jobs["stop"])
+    kept = platform.client.jobs.checkpoints(jobs["stop"])
     answer = platform.answer(kept[-1].model, "Letters, please: 1")
     assert answer["usage"]["completion_tokens"] > 0
     assert answer["choices"][0]["finish_reason"] in ("stop", "length")
@@ -94,13 +94,13 @@ def test_a_collapse_pauses_a_job_that_wants_it_and_its_user_may_go_on(platform: 
     assert first["problem"]["what"] in paused["reason"]
     shown = platform.shell.run("jobs", "get", job)
     assert f"warning: {first['problem']['what']}" in shown.stderr
-    platform.client.resume(job)
+    platform.client.jobs.resume(job)
     eventually(lambda: platform.job(job)["step"] > paused["step"], timeout=JOB_S)
     # Only a sign that was absent for `patience` steps can come back, and must show for as many.
     soonest = first["step"] + 2 * PATIENCE
     warned = [w for w in platform.events(job, "train.warned") if w["rule"] == first["rule"]]
     assert [w for w in warned if w["step"] < soonest] == [first]
-    platform.client.cancel(job)
+    platform.client.jobs.cancel(job)
 
 
 def test_a_job_that_is_only_warned_ends_when_nothing_is_left_to_learn_from(platform: Platform, jobs: dict[str, str]):

@@ -48,6 +48,6 @@ def test_each_turn_of_a_game_seen_in_pictures_is_trained_once_on_what_the_engine
     assert_each_token_is_trained_once(platform, job)
     assert figures.mismatch <= 1e-4, figures
     assert figures.canary <= 1e-4, figures
-    [best] = platform.client.rollouts(job, limit=1, sort="best")
+    [best] = platform.client.jobs.rollouts(job, limit=1, sort="best")
     told = platform.rollout(job, best.id)
     assert len(told["transcript"]["turns"]) == TURNS

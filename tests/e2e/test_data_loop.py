@@ -73,7 +73,7 @@ def flywheel(platform: Platform, sums: Path, math_url: str) -> Flywheel:
         first.kill()
     again = subprocess.run(command, **settings, check=True, timeout=1000)
     rewards = {line.split()[0]: float(line.split()[-1]) for line in again.stdout.splitlines()}
-    jobs = [(job.name, job.id) for job in platform.client.jobs(limit=100)]
+    jobs = [(job.name, job.id) for job in platform.client.jobs.list(limit=100)]
     ours = [(name.removeprefix("loop-"), id) for name, id in jobs if name and name.startswith("loop-")]
     assert len(ours) == len(dict(ours))
     return Flywheel(rewards, dict(ours))
@@ -125,7 +125,7 @@ def test_a_filtered_dataset_is_uploaded_with_every_exact_row(platform: Platform,
     exact = {t["id"] for t in traces if t["reward"] == 1.0}
     assert len(traces) == SEEDS
     file = shell.ok("filter", "--job", played, "--min-reward", "1", "--upload").strip()
-    assert platform.client.file(file).rows == len(exact)
+    assert platform.client.files.get(file).rows == len(exact)
 
 
 def test_a_filter_says_which_key_dropped_how_many(platform: Platform, played: str):

@@ -14,7 +14,6 @@ from pydantic import SecretStr
 
 from synth.api.dead_letters import DeadLetter
 from synth.bus.connection import connect
-from synth.cli.api.dead_letters import dead_letters
 from synth.runtime.settings import ServiceSettings
 from synth.work import Task
 from tests.e2e.cli.conftest import eventually
@@ -26,7 +25,7 @@ pytestmark = pytest.mark.timeout(1200)
 
 def letters_of(platform: Platform, about: str) -> list[DeadLetter]:
     """The open letters of a job or a file."""
-    letters, _ = dead_letters(platform.client, limit=1000, settled=False)
+    letters = platform.client.operator.dead_letters()
     return [letter for letter in letters if letter.about == about]
 
 
@@ -62,7 +61,7 @@ def test_a_file_that_cannot_be_checked_fails_with_its_cause_and_is_checked_again
     code, job = platform.outcome(waiting)
     assert (code, job["state"]) == (3, "rejected")
     assert any("could not be checked: files, dead letter" in p["what"] for p in job["problems"]), job["problems"]
-    assert platform.client.file(uploaded["id"]).status == "failed"
+    assert platform.client.files.get(uploaded["id"]).status == "failed"
     [letter] = letters_of(platform, uploaded["id"])
     assert (letter.service, letter.state) == ("files", "open")
     shown = shell.ok("dead", "show", str(letter.id))
@@ -70,7 +69,7 @@ def test_a_file_that_cannot_be_checked_fails_with_its_cause_and_is_checked_again
     assert uploaded["sha256"] in shown
     shutil.move(aside, blob)
     shell.ok("dead", "retry", str(letter.id))
-    eventually(lambda: platform.client.file(uploaded["id"]).status == "ready", timeout=240)
+    eventually(lambda: platform.client.files.get(uploaded["id"]).status == "ready", timeout=240)
     assert letters_of(platform, uploaded["id"]) == []
     again = platform.api.post("/api/jobs", json=config).raise_for_status().json()["id"]
     platform.succeeded(again)
@@ -84,12 +83,12 @@ def test_a_job_whose_task_nobody_can_read_is_paused_with_its_cause_and_goes_on_w
     text = sft(steps=100_000).replace("packing = false", "packing = false\ncheckpoint_every = 5")
     job = platform.submit(text, "--dataset", str(rows))
     eventually(lambda: (platform.job(job)["step"] or 0) >= 5, timeout=120)
-    platform.client.pause(job)
+    platform.client.jobs.pause(job)
     eventually(lambda: platform.job(job)["state"] == "paused", timeout=240)
     org = platform.api.get("/api/me").raise_for_status().json()["org"]
     poison = Task(kind="train", pool="default", org=org, job_id=job, term=1)
     publish(platform, poison.subject, b"no task at all")
-    platform.client.resume(job)
+    platform.client.jobs.resume(job)
     eventually(lambda: letters_of(platform, job) != [], timeout=240)
     [letter] = letters_of(platform, job)
     assert (letter.service, letter.subject) == ("trainer", poison.subject)
@@ -99,7 +98,7 @@ def test_a_job_whose_task_nobody_can_read_is_paused_with_its_cause_and_goes_on_w
     shell.ok("dead", "retry", str(letter.id))
     step = platform.job(job)["step"]
     eventually(lambda: (platform.job(job)["step"] or 0) > step, timeout=120)
-    platform.client.cancel(job)
+    platform.client.jobs.cancel(job)
     assert platform.outcome(job)[1]["state"] == "cancelled"
     assert [e["letter"] for e in platform.events(job, "letter.retried")] == [letter.id]
     refused = shell.run("dead", "retry", str(letter.id))

@@ -94,7 +94,7 @@ def test_all_their_models_are_listed_and_one_of_each_kind_is_evaluated(made: Mad
 
 
 def test_an_adapter_is_published_as_one_and_a_full_model_as_one(made: Made):
-    kinds = {m.id: m.kind for m in made.platform.client.models()}
+    kinds = {m.id: m.kind for m in made.platform.client.models.list()}
     assert kinds["tiny-qwen3"] == "base"
     for name in made.jobs:
         is_lora = name in ("lora", "qlora") or (name in ROUTES and ROUTES[name][1] is not None)
@@ -130,7 +130,7 @@ def test_an_evaluation_inside_a_job_judges_the_source_and_is_stamped_with_the_st
     job = made.jobs["full from full"]
     judged = made.platform.events(job, "eval.completed")
     assert [(e["step"], e["instances"]) for e in judged] == [(0, 4), (2, 4), (3, 4)]
-    points = made.platform.client.metrics(job, name="eval.reward_mean")
+    points = made.platform.client.jobs.metrics(job, name="eval.reward_mean")
     assert [p.step for p in points] == [0, 2, 3]
     # The source, the version of step 2, and the final version, which is evaluated although step 3 is not due.
     rollouts = [e for e in made.platform.events(job, "rollout.completed") if e["mode"] == "eval"]

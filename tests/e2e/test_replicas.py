@@ -91,4 +91,4 @@ def test_both_replicas_play_a_jobs_rollouts_and_the_job_outlives_one(
     step = platform.job(job)["step"]
     # Two more: the first may have been collected before the replica died.
     eventually(lambda: platform.job(job)["step"] > step + 1, timeout=240)
-    platform.client.cancel(job)
+    platform.client.jobs.cancel(job)

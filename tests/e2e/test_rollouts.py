@@ -162,7 +162,7 @@ def test_the_rollouts_of_an_evaluation_are_read_the_same_way(platform: Platform,
     toml = '[eval]\nmodel = "tiny-qwen3"\nseeds = "0-2"\nenv_name = "treasure"\nmax_turns = 2\nmax_tokens = 8\n'
     job = platform.submit(toml, "--task-url", app.url)
     platform.succeeded(job)
-    rollouts = list(platform.client.rollouts(job, limit=20))
+    rollouts = list(platform.client.jobs.rollouts(job, limit=20))
     assert sorted((r.id.removeprefix(job), r.mode) for r in rollouts) == [(f"_e0_{i}", "eval") for i in range(3)]
     screen = platform.shell.ok("rollouts", "show", job, "e0_1")
     assert "evaluation, seed 1" in screen
@@ -185,7 +185,7 @@ def test_another_organisation_finds_neither_the_list_nor_the_rollout(platform: P
 def test_a_rollout_that_is_not_there_is_said_so(platform: Platform, job: str):
     for name in ("t9_0", "t1_99"):
         with pytest.raises(NotFound, match="there is no rollout"):
-            platform.client.rollout(job, name)
+            platform.client.jobs.rollout(job, name)
     done = platform.shell.run("rollouts", "show", job, "nonsense")
     assert done.returncode == 6
     assert "there is no rollout" in done.stderr

@@ -77,7 +77,7 @@ def test_chats_are_answered_between_the_turns_of_an_sft_job(shared: Platform, su
     assert isinstance(shared.greedy("tiny-qwen3", "2+2="), str)
     answered = step()
     eventually(lambda: step() > answered, timeout=240)
-    shared.client.cancel(job)
+    shared.client.jobs.cancel(job)
     assert shared.outcome(job)[1]["state"] == "cancelled"
 
 

@@ -28,7 +28,7 @@ def test_a_job_on_a_stand_in_says_so_wherever_its_model_is_named(aliased: Platfo
     (published,) = aliased.events(job["id"], "model.published")
     assert (verified["source"]["stand_in"], published["model"]["stand_in"]) == ("tiny-qwen3", "tiny-qwen3")
     assert job["model"] == f"fft:{BASE}:{job['id']}"
-    shown = {m.id: m.stand_in for m in aliased.client.models()}
+    shown = {m.id: m.stand_in for m in aliased.client.models.list()}
     assert {job["model"]: "tiny-qwen3", BASE: "tiny-qwen3", "tiny-qwen3": None}.items() <= shown.items()
     listed = {m["id"]: m["stand_in"] for m in aliased.api.get("/v1/models").json()["data"]}
     assert listed[job["model"]] == listed[BASE] == "tiny-qwen3"

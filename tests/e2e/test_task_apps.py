@@ -115,7 +115,7 @@ def test_a_look_before_a_job_is_submitted_refuses_what_the_cluster_would_refuse(
         "--no-preflight",
     ):
         assert words in refused.stderr
-    assert [job for job in platform.client.jobs() if (job.name or "").startswith("never")] == []
+    assert [job for job in platform.client.jobs.list() if (job.name or "").startswith("never")] == []
     # A key of another place is no word on the app while the cluster has one that opens it.
     flags = ("--task-url", letters_app.url, "--max-turns", "1", "--max-tokens", "4", "--seeds", "0-0", "--detach")
     other = shell.run("eval", "--model", "tiny-qwen3", *flags, ENVIRONMENT_API_KEY="env_stale")
@@ -139,7 +139,7 @@ def test_what_this_machine_cannot_see_of_a_task_app_the_cluster_looks_at(
             f"a task app that the cluster can use; the cluster reports: {url}: the task app's /health {words}"
             in sent.stderr
         )
-    assert [job for job in platform.client.jobs() if (job.name or "").startswith("unseen")] == []
+    assert [job for job in platform.client.jobs.list() if (job.name or "").startswith("unseen")] == []
 
 
 def test_an_app_is_evaluated_by_its_id_and_served_only_for_that(platform: Platform):

@@ -83,7 +83,7 @@ def taught(platform: Platform) -> str:
     model = platform.succeeded(job)["model"]
     losses = [step["loss"] for step in platform.steps(job)]
     assert losses[-1] < 0.5 * losses[0]
-    [ready] = [file for file in platform.client.files() if file.filename == "colours.jsonl"]
+    [ready] = [file for file in platform.client.files.list() if file.filename == "colours.jsonl"]
     assert ready.images == 64
     return model
 
@@ -136,7 +136,7 @@ def test_an_evaluations_rollouts_are_rows_with_their_pictures(platform: Platform
     report = platform.shell.json("filter", "--job", job, "--out", "seen.jsonl", "--upload")
     assert report["rows"] > 0
     assert report["dropped"] == {}
-    file = platform.client.file(report["file"])
+    file = platform.client.files.get(report["file"])
     assert (file.status, file.images) == ("ready", 2 * report["rows"])
     lines = (platform.shell.folder / "seen.jsonl").read_text().splitlines()
     asked = [m["role"] for m in json.loads(lines[0])["messages"]]

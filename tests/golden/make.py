@@ -59,11 +59,11 @@ def play(p: Platform) -> None:
         p.succeeded(p.submit(EVALUATION, "--task-url", app.url))
         endless = p.submit(rl("tiny-qwen3", app.url, iterations=1000))
         eventually(lambda: p.events(endless, "train.step") != [], timeout=120)
-        p.client.pause(endless)
+        p.client.jobs.pause(endless)
         eventually(lambda: p.job(endless)["state"] == "paused", timeout=120)
-        p.client.resume(endless)
+        p.client.jobs.resume(endless)
         eventually(lambda: len(p.events(endless, "job.started")) == 2, timeout=120)
-        p.client.cancel(endless)
+        p.client.jobs.cancel(endless)
         assert p.outcome(endless)[1]["state"] == "cancelled"
     with served(letters(), fault=lambda n: "500") as app:
         assert p.outcome(p.submit(rl("tiny-qwen3", app.url)))[1]["state"] == "failed"

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from synth.cli.config import Config, find_env_file, resolve
+from synth.client.connections.config import Config, find_default_env_file, resolve
 
 if TYPE_CHECKING:
-    from synth.cli.api.client import Client
+    from synth.client import Client
 
 Backend = Annotated[
     str | None,
@@ -43,12 +42,6 @@ def get_env_files(ctx: typer.Context) -> tuple[Path, ...]:
     return ctx.obj.env_files or (find_default_env_file(),)
 
 
-def find_default_env_file() -> Path:
-    """Return the nearest `.env`, as seen from the working directory; it need not be there."""
-    here = Path.cwd()
-    return Path(os.path.relpath(find_env_file(here, home=Path.home()), here))
-
-
 def load_config(ctx: typer.Context, *, may_be_new: bool = False) -> Config:
     """Return the settings of this invocation. may_be_new: the first env file need not be there."""
     files = get_env_files(ctx)
@@ -56,7 +49,7 @@ def load_config(ctx: typer.Context, *, may_be_new: bool = False) -> Config:
     # A file that is named need not be there when it is the default's name.
     config = resolve(backend=ctx.obj.backend, env_files=files, optional=(*optional, Path(".env")))
     if ctx.obj.trust_backend:
-        from synth.cli.connections.known_origins import remember
+        from synth.cli.confirmation import remember
 
         remember("SYNTH_API_KEY", config.backend.text)
     return config
@@ -64,8 +57,8 @@ def load_config(ctx: typer.Context, *, may_be_new: bool = False) -> Config:
 
 def open_client(ctx: typer.Context) -> Client:
     """Open a client of the backend. Raises `NotAuthorised` without a key, and `UnconfirmedOrigin`."""
-    from synth.cli.api.client import Client
-    from synth.cli.connections.known_origins import confirm
+    from synth.cli.confirmation import confirm
+    from synth.client import Client
 
     config = load_config(ctx)
     confirm(config.require_api_key(), config.backend)

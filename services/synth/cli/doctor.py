@@ -15,8 +15,8 @@ from typing import Literal
 
 import msgspec
 
-from synth.cli.api.client import Client
-from synth.cli.config import Config, ConfigValue
+from synth.client import Client
+from synth.client.connections.config import Config, ConfigValue
 from synth.console.errors import CliError, NotAuthorised
 from synth.runtime.lines import split_lines
 

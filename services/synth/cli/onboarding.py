@@ -10,10 +10,10 @@ from pathlib import Path
 import msgspec
 import typer
 
-from synth.cli.api.client import Client
 from synth.cli.api.task_app import require_address
-from synth.cli.config import DEFAULT_BACKEND, Config, ConfigValue, api_root
-from synth.cli.connections.known_origins import confirm, remember
+from synth.cli.confirmation import confirm, remember
+from synth.client import Client
+from synth.client.connections.config import DEFAULT_BACKEND, Config, ConfigValue, api_root
 from synth.console.errors import Unreachable, UsageProblem
 from synth.local.cluster.env_file import merge_env_file
 from synth.runtime.environment.env_file import new_environment_key, read_env_file
@@ -149,7 +149,9 @@ def register_environment_key(settings: Config) -> Registration:
         with Client(settings, retry_budget=0) as client:
             account = client.account()
             if settings.environment_key is not None:
-                client.add_environment_key(settings.environment_key.text, settings.task_url and settings.task_url.text)
+                client.keys.add_environment_key(
+                    settings.environment_key.text, settings.task_url and settings.task_url.text
+                )
     except Unreachable as error:
         problem = error.problems[0]
         return Registration(

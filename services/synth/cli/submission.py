@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,15 +10,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from synth.api.schemas import Job, SubmittedJob
-from synth.cli.api.client import Client
 from synth.cli.api.task_app import TaskAppConnection, TaskAppError, require_address, turns_of
-from synth.cli.config import Config, ConfigValue
-from synth.cli.connections.known_origins import confirm, remember
-from synth.cli.jobs.files import Flags, LenientRegistry, validate_text
+from synth.cli.confirmation import confirm, remember
+from synth.cli.jobs.files import Flags, validate_text
 from synth.cli.jobs.set_values import set_values
 from synth.cli.task_apps.preflight import preflight
 from synth.cli.transfer.upload import upload_ready
 from synth.cli.tui import output
+from synth.client import Client
+from synth.client.connections.config import Config, ConfigValue
+from synth.client.submission import LenientRegistry, job_body
 from synth.console.errors import CliError
 from synth.jobs.lifecycle import TERMINAL
 from synth.jobs.resolve.job import ValidationReport, require_job
@@ -101,12 +101,12 @@ def submit_job(
     files = {role: _uploaded(client, file, check_timeout) for role, file, _ in job.files}
     if not files and config.environment_key is not None and app is not None:
         # The verifier tries the keys that belong to the app's address: the one in use here must be among them.
-        client.add_environment_key(config.environment_key.text, app.text)
+        client.keys.add_environment_key(config.environment_key.text, app.text)
     if flags.task_url is not None and app is not None and flags.task_url.origin != "--task-url":
         output.hint(f"task app: {flags.task_url.text}, from {flags.task_url.label}")
     body = submission_body(checked, name=name, files=files)
     with output.status("submitting"):
-        created = client.create_job(body, key=key or uuid.uuid4().hex)
+        created = client.jobs.create(body, idempotency_key=key)
     if created.repeats is not None:
         once = f"if one is enough: synthctl jobs cancel {created.id}"
         output.hint(f"{created.repeats} is the same submission, sent within the last minute; {once}")
@@ -116,13 +116,17 @@ def submit_job(
 def submission_body(checked: CheckedJob, *, files: Mapping[str, str], name: str | None = None) -> dict[str, Any]:
     """Return the body of a submission. files: its datasets by their fields. name: of the job; its file's when None."""
     job, flags = checked.job, checked.flags
-    body: dict[str, Any] = {"config": checked.text, "config_name": checked.name, **files}
-    if flags.task_url is not None and job.app is not None:
-        body["task_url"] = flags.task_url.text
-    body |= {"name": name, "model": flags.model, "examples": flags.examples, "seed": flags.seed}
-    # Sent only if set: two submissions are the same if their bodies are.
-    body["allow_experimental"] = flags.allow_experimental or None
-    return {name: value for name, value in body.items() if value is not None}
+    return job_body(
+        checked.text,
+        config_name=checked.name,
+        **files,
+        task_url=flags.task_url.text if flags.task_url is not None and job.app is not None else None,
+        name=name,
+        model=flags.model,
+        examples=flags.examples,
+        seed=flags.seed,
+        allow_experimental=flags.allow_experimental or None,
+    )
 
 
 def task_app_address(flag: str | None, settings: Config) -> ConfigValue | None:
@@ -182,8 +186,8 @@ def cancelled_if_left(client: Client, job_id: str) -> Iterator[None]:
     try:
         yield
     finally:
-        if client.job(job_id).state not in TERMINAL:
-            client.cancel(job_id)
+        if client.jobs.get(job_id).state not in TERMINAL:
+            client.jobs.cancel(job_id)
             output.message(f"{job_id} is cancelled: its task app was served by this command")
 
 

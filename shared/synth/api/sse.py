@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from synth.runtime.lines import read_lines
+from synth.runtime.lines import LineReader
 
 # JSON may hold these unescaped, and readers that split at every Unicode line end would cut an event there.
 _ESCAPES = ((b"\xc2\x85", b"\\u0085"), (b"\xe2\x80\xa8", b"\\u2028"), (b"\xe2\x80\xa9", b"\\u2029"))
@@ -40,25 +40,41 @@ def data_of(value: Any) -> bytes:
     return data
 
 
+class SseReader:
+    """Parses a body that arrives in pieces."""
+
+    def __init__(self) -> None:
+        self._lines = LineReader()
+        self._id, self._event, self._data = "", "", list[str]()
+
+    def feed(self, piece: bytes) -> Iterator[SseEvent | None]:
+        """Yield each event that ends in this piece, and None for a comment, which is only a sign of life."""
+        for raw in self._lines.feed(piece):
+            line = raw.decode(errors="replace")
+            if line.startswith(":"):
+                yield None
+            elif line:
+                self._take(line)
+            elif self._data or self._event:
+                yield SseEvent(self._id, self._event, "\n".join(self._data))
+                self._event, self._data = "", []
+
+    def _take(self, line: str) -> None:
+        name, _, value = line.partition(":")
+        value = value.removeprefix(" ")
+        match name:
+            case "id":
+                self._id = value
+            case "event":
+                self._event = value
+            case "data":
+                self._data.append(value)
+            case _:
+                pass
+
+
 def read_sse(pieces: Iterable[bytes]) -> Iterator[SseEvent | None]:
-    """Parse a body that arrives in pieces; yields None for a comment, which is only a sign of life."""
-    id, event, data = "", "", list[str]()
-    for raw in read_lines(pieces):
-        line = raw.decode(errors="replace")
-        if line.startswith(":"):
-            yield None
-        elif line:
-            name, _, value = line.partition(":")
-            value = value.removeprefix(" ")
-            match name:
-                case "id":
-                    id = value
-                case "event":
-                    event = value
-                case "data":
-                    data.append(value)
-                case _:
-                    pass
-        elif data or event:
-            yield SseEvent(id, event, "\n".join(data))
-            event, data = "", []
+    """Parse a whole body that arrives in pieces, as `SseReader` does."""
+    reader = SseReader()
+    for piece in pieces:
+        yield from reader.feed(piece)

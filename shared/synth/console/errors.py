@@ -23,9 +23,14 @@ class ExitCode(IntEnum):
 
 
 class CliError(SynthError):
-    """An error that ends the command with a message; `code` is the exit code."""
+    """An error that ends the command with a message; `code` is the exit code.
+
+    status: of an answer of the backend, else None. request_id: under which the cluster's logs have that request.
+    """
 
     code = ExitCode.ERROR
+    status: int | None = None
+    request_id: str | None = None
 
     def __init__(self, what: str, *, expected: str = "", fix: str = "", where: str = "") -> None:
         self.problems = [Problem(what=what, expected=expected, fix=fix, where=where)]

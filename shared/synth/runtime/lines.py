@@ -21,18 +21,34 @@ def split_lines(text: AnyStr) -> list[AnyStr]:
     return lines if lines[-1] else lines[:-1]
 
 
+class LineReader:
+    """Splits a body that arrives in pieces into its lines, without their ends."""
+
+    def __init__(self) -> None:
+        self._rest: list[bytes] = []
+        self._after_cr = False
+
+    def feed(self, piece: bytes) -> Iterator[bytes]:
+        """Yield each line that ends in this piece."""
+        # A CR that ends a piece has ended its line; an LF that begins the next piece belongs to it.
+        lines = piece[self._after_cr and piece.startswith(b"\n") :].splitlines(keepends=True)
+        self._after_cr = piece.endswith(b"\r") if piece else self._after_cr
+        for line in lines:
+            self._rest.append(line)
+            if line.endswith((b"\r", b"\n")):
+                yield self.end().rstrip(b"\r\n")
+
+    def end(self) -> bytes:
+        """Return the line that has not ended, and forget it."""
+        line = b"".join(self._rest)
+        self._rest.clear()
+        return line
+
+
 def read_lines(pieces: Iterable[bytes]) -> Iterator[bytes]:
     """Yield each line of a body that arrives in pieces, as soon as its end has arrived."""
-    rest: list[bytes] = []
-    after_cr = False
+    reader = LineReader()
     for piece in pieces:
-        # A CR that ends a piece has ended its line; an LF that begins the next piece belongs to it.
-        lines = piece[after_cr and piece.startswith(b"\n") :].splitlines(keepends=True)
-        after_cr = piece.endswith(b"\r") if piece else after_cr
-        for line in lines:
-            rest.append(line)
-            if line.endswith((b"\r", b"\n")):
-                yield b"".join(rest).rstrip(b"\r\n")
-                rest.clear()
-    if rest:
-        yield b"".join(rest)
+        yield from reader.feed(piece)
+    if rest := reader.end():
+        yield rest

@@ -21,7 +21,6 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from synth.cli.api.dead_letters import dead_letters
 from synth.demo.math import dataset
 from synth.runtime import logs
 from tests.e2e.cli.conftest import Shell, eventually
@@ -73,7 +72,9 @@ def _make_records(platform: Platform) -> None:
         publish(platform, f"work.collect.default.org_none.job_{number}.0", b"no task")
     for number in range(_WRONG_KEYS):
         platform.api.get("/api/jobs", headers={"Authorization": f"Bearer sk_wrong_{number}"})
-    eventually(lambda: len(dead_letters(platform.client, limit=100, settled=True)[0]) >= _LETTERS, timeout=_LIVE_S)
+    eventually(
+        lambda: len([*platform.client.operator.dead_letters(limit=100, settled=True)]) >= _LETTERS, timeout=_LIVE_S
+    )
 
 
 def _begin_jobs(platform: Platform, task_url: str) -> None:

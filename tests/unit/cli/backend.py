@@ -14,8 +14,8 @@ from typing import Any
 import msgspec
 
 from synth.api.schemas import JobWithConfig
-from synth.cli.api.client import Client
-from synth.cli.config import Config, ConfigValue
+from synth.client import Client
+from synth.client.connections.config import Config, ConfigValue
 from synth.jobs.lifecycle import State
 
 #: The settings of `synthctl` that a developer's own environment may have.
@@ -100,6 +100,6 @@ def backend_that(answer: Callable[[Request], Answer]) -> Iterator[tuple[Backend,
         backend.server.server_close()
 
 
-def client_of(url: str) -> Client:
+def client_of(url: str, *, retry_budget: float = 1.0) -> Client:
     config = Config(ConfigValue(url, "flag"), ConfigValue("synth_live_x", "environment", "SYNTH_API_KEY"), None, None)
-    return Client(config, retry_budget=1.0)
+    return Client(config, retry_budget=retry_budget)

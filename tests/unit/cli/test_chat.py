@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from synth.cli.api.client import Client
 from synth.cli.commands.chat import Speaker, converse
+from synth.client import Client
 from tests.e2e.cli.terminal import on_terminal
 from tests.unit.cli.backend import Answer, Request, backend_that
 
@@ -69,14 +69,14 @@ def test_help_lists_the_commands_and_an_unknown_one_is_not_sent_to_the_model(mon
 
 
 def test_ctrl_c_ends_a_reply_and_then_the_chat(monkeypatch):
-    read = Client.stream_chat
+    read = Client.chat_stream
 
-    def interrupted(self: Client, body: dict[str, Any], *, patience: float) -> Any:
-        if body["messages"][-1]["content"] == "a long story":
+    def interrupted(self: Client, **request: Any) -> Any:
+        if request["messages"][-1]["content"] == "a long story":
             raise KeyboardInterrupt
-        return read(self, body, patience=patience)
+        return read(self, **request)
 
-    monkeypatch.setattr(Client, "stream_chat", interrupted)
+    monkeypatch.setattr(Client, "chat_stream", interrupted)
     asked = talk(monkeypatch, "a long story", "short", KeyboardInterrupt, "never typed")
     assert [contents(messages) for messages in asked] == [["user: short"]], "what was stopped is not remembered"
 

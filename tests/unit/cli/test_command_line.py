@@ -82,7 +82,7 @@ def test_who_asks_says_how_long_a_request_may_take_and_be_sent_again(tmp_path: P
 def test_the_client_imports_neither_the_bus_nor_torch(tmp_path: Path):
     code = """
 import sys
-import synth.cli.app, synth.cli.api.client, synth.cli.api.stream, synth.cli.tui.follow, synth.cli.tui.view
+import synth.cli.app, synth.client, synth.client.submission, synth.cli.tui.follow, synth.cli.tui.view
 import synth.cli.submission, synth.cli.transfer.upload, synth.cli.transfer.download, synth.cli.doctor
 heavy = {"nats", "faststream", "torch", "transformers", "nacl", "psutil", "obstore", "synth.bus.server.topology"}
 sys.stdout.write(",".join(sorted(heavy & set(sys.modules))))

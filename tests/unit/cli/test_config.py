@@ -8,7 +8,7 @@ import pytest
 
 from synth.bus.server.embedded import free_port
 from synth.cli.commands.cluster.run import leads_elsewhere
-from synth.cli.config import ConfigValue, find_env_file, resolve
+from synth.client.connections.config import ConfigValue, find_env_file, resolve
 from synth.console.errors import NotAuthorised, UsageProblem
 from synth.local.cluster.control import prepare_cluster
 from synth.local.cluster.env_file import merge_env_file, write_address

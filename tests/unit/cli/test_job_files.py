@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from synth.cli.config import ConfigValue
-from synth.cli.jobs.files import Flags, LenientRegistry, validate_text
+from synth.cli.jobs.files import Flags, validate_text
 from synth.cli.tui.explain import SettingsTable, settings_of
+from synth.client.connections.config import ConfigValue
+from synth.client.submission import LenientRegistry
 from tests.unit.cli.backend import Answer, backend_that
 from tests.unit.cli.test_command_line import synthctl
 

@@ -67,6 +67,6 @@ def test_a_long_list_is_read_in_as_many_pages_as_the_backend_makes():
         return Answer(200, {"data": everything[begin : begin + limit], "has_more": begin + limit < len(everything)})
 
     with backend_that(paged) as (backend, client):
-        assert [j.id for j in client.jobs(limit=430)] == [j["id"] for j in everything[:430]]
-        assert len(client.jobs(limit=10_000)) == 450
+        assert [j.id for j in client.jobs.list(limit=430)] == [j["id"] for j in everything[:430]]
+        assert len([*client.jobs.list(limit=10_000)]) == 450
         assert len(backend.requests) == 6

@@ -36,7 +36,7 @@ def printed(data: object, capsys: pytest.CaptureFixture[str]):
 def test_a_job_is_printed_with_the_fields_that_programs_know(capsys: pytest.CaptureFixture[str]):
     body = job_body(State.STARTED, values={"loss": 0.5}, metadata={"a": "b"}, rollouts={"completed": 2, "failed": 0})
     with backend_that(lambda _: Answer(200, {"data": [body]})) as (_, client):
-        [job] = printed(client.jobs(), capsys)
+        [job] = printed([*client.jobs.list()], capsys)
     assert list(job) == JOB.split()
     assert (job["state"], job["values"], job["rollouts"]) == ("started", {"loss": 0.5}, {"completed": 2, "failed": 0})
     assert (job["created_at"], job["config"], job["waiting"]) == ("2026-01-01T00:00:00Z", None, None)

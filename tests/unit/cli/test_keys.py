@@ -25,9 +25,9 @@ MADE = {
 def test_a_key_is_asked_for_once_for_a_second_one_would_be_known_to_nobody():
     with backend_that(lambda _: Answer(503, {"error": {"message": "busy"}})) as (backend, client):
         with pytest.raises(CliError, match="busy"):
-            client.add_key(name="ci", scopes=["read"], expires_in_s=None)
+            client.keys.create(name="ci", scopes=["read"], expires_in_s=None)
         with pytest.raises(CliError, match="busy"):
-            client.rotate_key("key_1", grace_s=0)
+            client.keys.rotate("key_1", grace_s=0)
         assert len(backend.requests) == 2
 
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from synth.cli.config import Config, ConfigValue
 from synth.cli.task_apps.preflight import Seen, look_at, preflight
+from synth.client.connections.config import Config, ConfigValue
 from synth.console.errors import UsageProblem
 from tests.unit.cli.backend import Answer, Request, backend_that
 

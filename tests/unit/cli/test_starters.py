@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from synth.cli.jobs.files import Flags, LenientRegistry, validate_text
+from synth.cli.jobs.files import Flags, validate_text
 from synth.cli.jobs.starter import ModelFacts, model_facts, starter
+from synth.client.submission import LenientRegistry
 from synth.methods.base import TrainingJob
 from synth.methods.job import Job
 from synth.methods.rl import RlJob

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from contracts.memory_tables import CARDS, SHARE
-from synth.cli.jobs.files import Flags, LenientRegistry, read_config, validate_text
+from synth.cli.jobs.files import Flags, read_config, validate_text
+from synth.client.submission import LenientRegistry
 from synth.jobs.plan import JobPlan
 from synth.jobs.resolve.job import ValidationReport
 from synth.local.devices.memory import job_memory

@@ -15,7 +15,7 @@ OTHERS = {
     "shared/synth/taskapp/llm.py": "the model that a task app was given; it runs in the task app",
     "shared/synth/weights/local_model.py": "the model hub, by a model's name, where the operator allows it",
     "services/synth/gateway/chat_proxy/proxy.py": "an inference replica, at the address that it announced on the bus",
-    "services/synth/cli/connections/clients.py": "what the command line calls: a key goes to confirmed origins alone",
+    "services/synth/client/connections/clients.py": "what the client calls: a key goes to confirmed origins alone",
     "services/synth/local/processes/http.py": "processes of this machine, without a key",
     "services/synth/local/deployments/modal_app.py": "Modal, for a user's own account",
     "services/synth/cli/hardening/network.py": "the operator's own bus and ports, without a key",

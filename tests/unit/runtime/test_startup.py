@@ -11,7 +11,7 @@ import pytest
 from pydantic import SecretStr
 
 from synth import service
-from synth.cli.api.traces import ahead
+from synth.cli.traces.read_ahead import ahead
 from synth.errors import Problem, UserError
 from synth.runtime.settings import ServiceSettings
 from synth.runtime.startup import build_struct_types

@@ -12,11 +12,11 @@ from typing import IO, Any, cast
 import httpx
 
 from synth.base_url import base_url_fault
-from synth.cli.api.retries import backoff, retry_after
 from synth.cli.api.task_app import excerpt
-from synth.cli.config import ENVIRONMENT, ConfigValue, without_password
-from synth.cli.connections.clients import open_http
-from synth.cli.connections.known_origins import confirm, remember
+from synth.cli.confirmation import confirm, remember
+from synth.client.connections.clients import open_http
+from synth.client.connections.config import ENVIRONMENT, ConfigValue, without_password
+from synth.client.retries import backoff, retry_after
 from synth.console.errors import CliError, NotAuthorised, NotFound, Unreachable, UsageProblem
 
 Json = dict[str, Any]
@@ -88,7 +88,9 @@ class HostedApi:
             except (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout):
                 raise
             except httpx.TransportError as error:
-                raise NoAnswer(f"{self._name} has not answered ({self._http.reason(error)})", where=url) from error
+                raise NoAnswer(
+                    f"{self._name} has not answered ({self._http.route.reason(error)})", where=url
+                ) from error
 
         reply = self._request(send, url)
         return self._object(reply, url), reply.elapsed.total_seconds()
@@ -150,8 +152,8 @@ class HostedApi:
 
     def _away(self, error: httpx.TransportError, url: str) -> CliError:
         return Unreachable(
-            f"{self._name} cannot be reached ({self._http.reason(error)})",
-            fix=self._http.fix(self._fix if self._answered else "is this its address, and is it running?", error),
+            f"{self._name} cannot be reached ({self._http.route.reason(error)})",
+            fix=self._http.route.fix(self._fix if self._answered else "is this its address, and is it running?", error),
             where=url,
         )
 

@@ -8,8 +8,8 @@ from typing import Any, cast
 import httpx
 
 from synth.base_url import base_url_fault
-from synth.cli.config import ConfigValue, without_password
-from synth.cli.connections.clients import open_http
+from synth.client.connections.clients import open_http
+from synth.client.connections.config import ConfigValue, without_password
 from synth.console.errors import CliError, UsageProblem
 
 #: Seconds for a question that takes no rollout.
@@ -67,11 +67,13 @@ class TaskAppConnection:
             return self._http.request(method, self.url + path, json=json, timeout=timeout or _PATIENCE_S)
         except httpx.TimeoutException as error:
             what = f"does not answer within {timeout or _PATIENCE_S:g} s"
-            raise TaskAppError(what, fix=self._http.fix("is it running?", error), where=self.url + path) from error
-        except httpx.TransportError as error:
-            fix = self._http.fix("is it running, and is this its address?", error)
             raise TaskAppError(
-                f"cannot be reached ({self._http.reason(error)})", fix=fix, where=self.url + path
+                what, fix=self._http.route.fix("is it running?", error), where=self.url + path
+            ) from error
+        except httpx.TransportError as error:
+            fix = self._http.route.fix("is it running, and is this its address?", error)
+            raise TaskAppError(
+                f"cannot be reached ({self._http.route.reason(error)})", fix=fix, where=self.url + path
             ) from error
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise TaskAppError(f"cannot be read ({error or type(error).__name__})", where=self.url + path) from error

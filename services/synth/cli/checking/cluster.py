@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from synth.api.schemas import JobCheck
-from synth.cli.api.client import Client
-from synth.cli.config import Config
-from synth.cli.connections.known_origins import UnconfirmedOrigin, require_confirmed
 from synth.cli.submission import CheckedJob, submission_body
 from synth.cli.tui import output
+from synth.client import Client
+from synth.client.connections.config import Config
+from synth.client.connections.known_origins import UnconfirmedOrigin, require_confirmed
 from synth.console.errors import CliError, NotAuthorised, Unreachable, UsageProblem
 
 #: Characters of a file's id that the API accepts.
@@ -38,7 +38,7 @@ class AskedCluster:
             return None
         try:
             with output.status("waiting for the cluster to check the job"):
-                return self.client.check_job(submission_body(job, files=_files(job)))
+                return self.client.jobs.check(submission_body(job, files=_files(job)))
         except UsageProblem:
             raise
         except CliError as error:

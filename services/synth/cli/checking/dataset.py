@@ -8,7 +8,7 @@ from pathlib import Path
 
 from synth.chat.template_source import RenderOptions
 from synth.cli.transfer.local_file import local_file
-from synth.cli.transfer.upload import line_problems
+from synth.client.files import line_problems
 from synth.datasets.check import FileCheck
 from synth.datasets.parquet import ParquetUnreadable
 from synth.datasets.render_check import RenderCheck

@@ -14,10 +14,11 @@ import msgspec
 from synth.chat.template_source import RenderOptions
 from synth.cli.checking.cluster import AskedCluster
 from synth.cli.checking.dataset import check_dataset, render_dataset
-from synth.cli.jobs.files import Flags, LenientRegistry, datasets_of, name_of, read_config, validate_text
+from synth.cli.jobs.files import Flags, datasets_of, name_of, read_config, validate_text
 from synth.cli.submission import CheckedJob
 from synth.cli.transfer.local_file import local_file
 from synth.cli.tui import output
+from synth.client.submission import LenientRegistry
 from synth.datasets.refused import images_refused, rows_refused
 from synth.datasets.sources import source_files
 from synth.errors import NewerVersion, Problem, UserError

@@ -28,15 +28,13 @@ def audit(
 
     Shows the records of your organisation, with a key of scope `keys`; an operator's key shows every organisation's.
     """
-    from synth.cli.api.audit import audit_records
-
     now = datetime.now(UTC)
     # Nothing is older than 1970, and a date has four digits for its year.
     begin = now - timedelta(seconds=min(read_seconds(since, "--since"), int(now.timestamp())))
     kept: deque[AuditRecord] = deque(maxlen=limit)
     seen = 0
     with open_client(ctx) as client:
-        for record in audit_records(client, since=begin, org=org):
+        for record in client.operator.audit(since=begin, org=org):
             kept.append(record)
             seen += 1
     if fmt is Format.JSON:

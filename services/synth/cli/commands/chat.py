@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,7 +15,7 @@ from synth.cli.tui.output import Format, Output
 from synth.console.errors import CliError, ExitCode, UsageProblem
 
 if TYPE_CHECKING:
-    from synth.cli.api.client import Client
+    from synth.client import Client
 
 
 def chat(
@@ -73,7 +72,7 @@ def chat(
         for speaker in speakers:
             speaker.history.append({"role": "user", "content": text})
         if fmt is Format.JSON:
-            replies = [client.chat({**s.options, "messages": s.history}, patience=patience) for s in speakers]
+            replies = [client.chat(**s.request, patience=patience).completion for s in speakers]
             output.print_json(replies[0] if beside is None else {"replies": replies})
         else:
             _print_replies(client, speakers, patience)
@@ -82,9 +81,9 @@ def chat(
 def _check_model(client: Client, model: str) -> None:
     """Raises `NotFound` before anything is typed. A running job's policy goes by the job's id."""
     if model.startswith("job_"):
-        client.job(model)
+        client.jobs.get(model)
     else:
-        client.model(model)
+        client.models.get(model)
 
 
 @dataclass
@@ -97,6 +96,11 @@ class Speaker:
     @property
     def model(self) -> str:
         return str(self.options["model"])
+
+    @property
+    def request(self) -> dict[str, Any]:
+        """The fields of the next request."""
+        return {**self.options, "messages": self.history}
 
     def start_anew(self) -> None:
         """Forget the conversation, but keep the system message."""
@@ -189,8 +193,7 @@ def _print_replies(client: Client, speakers: list[Speaker], patience: float) -> 
         return [_print_named_reply(client, speaker, patience) for speaker in speakers]
     from synth.cli.tui.tables.two_replies import print_together
 
-    bodies = [{**s.options, "messages": s.history, "stream": True} for s in speakers]
-    streams = [stream_text(client, body, patience) for body in bodies]
+    streams = [client.chat_stream(**s.request, patience=patience) for s in speakers]
     return print_together([s.model for s in speakers], streams, console=output.out())
 
 
@@ -201,26 +204,8 @@ def _print_named_reply(client: Client, speaker: Speaker, patience: float) -> str
 
 def _print_reply(client: Client, speaker: Speaker, patience: float) -> str:
     pieces: list[str] = []
-    for piece in stream_text(client, {**speaker.options, "messages": speaker.history, "stream": True}, patience):
+    for piece in client.chat_stream(**speaker.request, patience=patience):
         pieces.append(piece)
         output.print_piece(piece)
     output.print_line("")
     return "".join(pieces)
-
-
-def stream_text(client: Client, body: dict[str, Any], patience: float) -> Iterator[str]:
-    """Yield the pieces of a streamed reply."""
-    import msgspec
-
-    from synth.api.sse import read_sse
-
-    with client.stream_chat(body, patience=patience) as reply:
-        for sse in read_sse(reply.iter_bytes()):
-            if sse is None or sse.data == "[DONE]":
-                continue
-            chunk: dict[str, Any] = msgspec.json.decode(sse.data)
-            if error := chunk.get("error"):
-                raise CliError(str(error.get("message") or error), where=str(body["model"]))
-            for choice in chunk.get("choices") or []:
-                if text := (choice.get("delta") or {}).get("content"):
-                    yield text

@@ -17,10 +17,10 @@ from synth.console.errors import CliError, ExitCode, UsageProblem
 
 if TYPE_CHECKING:
     from synth.cli.checking.cluster import AskedCluster
-    from synth.cli.config import Config, ConfigValue
     from synth.cli.jobs.files import Flags
     from synth.cli.jobs.starter import ModelFacts
     from synth.cli.tui.explain import CheckReport
+    from synth.client.connections.config import Config, ConfigValue
 
 app = typer.Typer(no_args_is_help=True, help="Check, explain and begin job files.")
 
@@ -61,7 +61,7 @@ def check(
     the task app is checked too: whether it plays the file's `env_name`.
     """
     from synth.cli.checking.cluster import open_cluster
-    from synth.cli.config import ConfigValue
+    from synth.client.connections.config import ConfigValue
 
     override_options(ctx, backend=backend, env_files=env_file)
     flags = _flags(
@@ -202,7 +202,7 @@ def _starting_model(ctx: typer.Context, named: str | None, models_dir: Path, *, 
     from synth.cli.jobs.starter import model_facts
 
     with open_cluster(load_config(ctx)) as cluster:
-        models = [] if cluster.client is None else cluster.client.models()
+        models = [] if cluster.client is None else cluster.client.models.list()
     bases = [model for model in models if model.kind == "base" and ("-vl" in model.id.lower()) == vision]
     if named is None and bases:
         # Weights of its own before a stand-in under a hosted id.

@@ -25,10 +25,9 @@ def ls(
     fmt: Output = Format.TABLE,
 ) -> None:
     """List the messages that services could not handle, oldest first, and why."""
-    from synth.cli.api.dead_letters import dead_letters
-
     with open_client(ctx) as client:
-        letters, more = dead_letters(client, limit=limit, settled=settled)
+        letters = [*client.operator.dead_letters(limit=limit + 1, settled=settled)]
+    letters, more = letters[:limit], len(letters) > limit
     if fmt is Format.JSON:
         return output.print_json(letters)
     if not letters:
@@ -46,10 +45,8 @@ def ls(
 @app.command("show")
 def show(ctx: typer.Context, letter: LetterArgument, fmt: Output = Format.TABLE) -> None:
     """Show one dead letter with its payload, which may contain a user's text."""
-    from synth.cli.api.dead_letters import dead_letter
-
     with open_client(ctx) as client:
-        detail = dead_letter(client, letter)
+        detail = client.operator.dead_letter(letter)
     if fmt is Format.JSON:
         return output.print_json(detail)
     d = detail.letter
@@ -75,10 +72,8 @@ def show(ctx: typer.Context, letter: LetterArgument, fmt: Output = Format.TABLE)
 @app.command("retry")
 def retry(ctx: typer.Context, letter: LetterArgument, fmt: Output = Format.TABLE) -> None:
     """Have it handled again: its event or task is queued again, or its parked job is resumed."""
-    from synth.cli.api.dead_letters import retry_letter
-
     with open_client(ctx) as client:
-        done = retry_letter(client, letter)
+        done = client.operator.retry_letter(letter)
     if fmt is Format.JSON:
         return output.print_json(done)
     what = f"{done.letter.about} is resumed" if done.how == "resumed" else f"{done.letter.about} is queued again"
@@ -88,10 +83,8 @@ def retry(ctx: typer.Context, letter: LetterArgument, fmt: Output = Format.TABLE
 @app.command("drop")
 def drop(ctx: typer.Context, letter: LetterArgument, fmt: Output = Format.TABLE) -> None:
     """Settle it: nothing more is done about it."""
-    from synth.cli.api.dead_letters import drop_letter
-
     with open_client(ctx) as client:
-        done = drop_letter(client, letter)
+        done = client.operator.drop_letter(letter)
     if fmt is Format.JSON:
         return output.print_json(done)
     return output.message(f"{letter} dropped")

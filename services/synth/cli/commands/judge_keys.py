@@ -30,8 +30,6 @@ UrlOption = Annotated[
 @app.command("add")
 def add(ctx: typer.Context, name: NameArgument, url: UrlOption, fmt: Output = Format.TABLE) -> None:
     """Store a key, which is typed in hidden, or read from standard input. An earlier one of this name is replaced."""
-    from synth.cli.api.judge_keys import add_judge_key
-
     if sys.stdin.isatty():
         key = typer.prompt("Key of the judge's API (hidden)", hide_input=True, err=True)
     else:
@@ -39,7 +37,7 @@ def add(ctx: typer.Context, name: NameArgument, url: UrlOption, fmt: Output = Fo
     if not (key := key.strip()):
         raise UsageProblem("the key is empty", expected="the key on standard input", where="keys judge add")
     with open_client(ctx) as client:
-        made = add_judge_key(client, name, key, url=url)
+        made = client.keys.add_judge_key(name, key, url=url)
     if fmt is Format.JSON:
         return output.print_json(made)
     return output.message(f"{made.name} stored for {made.origin}")
@@ -48,10 +46,8 @@ def add(ctx: typer.Context, name: NameArgument, url: UrlOption, fmt: Output = Fo
 @app.command("ls")
 def ls(ctx: typer.Context, fmt: Output = Format.TABLE) -> None:
     """List the names; a key itself is never shown."""
-    from synth.cli.api.judge_keys import judge_keys
-
     with open_client(ctx) as client:
-        names = judge_keys(client)
+        names = client.keys.judge_keys()
     if fmt is Format.JSON:
         return output.print_json(names)
     return output.print_table(("name",), [[item.name] for item in names], wrap="name")
@@ -60,10 +56,8 @@ def ls(ctx: typer.Context, fmt: Output = Format.TABLE) -> None:
 @app.command("rm")
 def rm(ctx: typer.Context, name: NameArgument, fmt: Output = Format.TABLE) -> None:
     """Forget a key: a job whose judge needs it is refused from then on."""
-    from synth.cli.api.judge_keys import remove_judge_key
-
     with open_client(ctx) as client:
-        removed = remove_judge_key(client, name)
+        removed = client.keys.remove_judge_key(name)
     if fmt is Format.JSON:
         return output.print_json(removed)
     return output.message(f"{removed.name} forgotten")

@@ -28,7 +28,7 @@ _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 def ls(ctx: typer.Context, fmt: Output = Format.TABLE) -> None:
     """List the keys of your organisation, oldest first, including ended ones."""
     with open_client(ctx) as client:
-        keys = client.keys()
+        keys = client.keys.list()
     if fmt is Format.JSON:
         return output.print_json(keys)
     rows = [[k.id, k.name, k.state, _opens(k), _end(k), output.age(k.created_at)] for k in keys]
@@ -73,7 +73,7 @@ def create(
         raise UsageProblem("a key is for every model", expected="--url with it, or no --model", where="--model")
     with open_client(ctx) as client:
         kind = {"url": True, "model": model} if url else {"bus": True} if bus else {"scopes": requested}
-        made = client.add_key(org=org, name=name, expires_in_s=seconds, **kind)
+        made = client.keys.create(org=org, name=name, expires_in_s=seconds, **kind)
         root = client.root.removesuffix("/api")
     _show_once(made, fmt, root)
 
@@ -87,7 +87,7 @@ def rotate(
 ) -> None:
     """Replace a key by a new one of the same name and scopes; prints the new one, which happens once."""
     with open_client(ctx) as client:
-        made = client.rotate_key(key, grace_s=read_seconds(grace, "--grace"))
+        made = client.keys.rotate(key, grace_s=read_seconds(grace, "--grace"))
         root = client.root.removesuffix("/api")
     _show_once(made, fmt, root)
 
@@ -96,7 +96,7 @@ def rotate(
 def revoke(ctx: typer.Context, key: KeyArgument, fmt: Output = Format.TABLE) -> None:
     """End a key, at once and for good. Revoking twice is revoking once."""
     with open_client(ctx) as client:
-        revoked = client.revoke_key(key)
+        revoked = client.keys.revoke(key)
     if fmt is Format.JSON:
         return output.print_json(revoked)
     return output.message(f"{revoked.id} {revoked.state}")
@@ -106,7 +106,7 @@ def revoke(ctx: typer.Context, key: KeyArgument, fmt: Output = Format.TABLE) -> 
 def ls_orgs(ctx: typer.Context, fmt: Output = Format.TABLE) -> None:
     """List the organisations of the cluster, oldest first."""
     with open_client(ctx) as client:
-        orgs = client.organisations()
+        orgs = client.operator.organisations()
     if fmt is Format.JSON:
         return output.print_json(orgs)
     rows = [[o.id, o.name, output.age(o.created_at)] for o in orgs]
@@ -121,7 +121,7 @@ def create_org(
 ) -> None:
     """Make an organisation; prints its first key, which happens once and may do everything in it."""
     with open_client(ctx) as client:
-        made = client.add_organisation(name)
+        made = client.operator.add_organisation(name)
     if fmt is Format.JSON:
         return output.print_json(made)
     output.message(f"organisation {made.id} ({made.name})")

@@ -19,10 +19,9 @@ def limits(ctx: typer.Context, fmt: Output = Format.TABLE) -> None:
 
     Requests, streams and uploads are counted by each gateway for itself.
     """
-    from synth.api.schemas import LimitList
 
     with open_client(ctx) as client:
-        current = client.request("GET", "/limits", LimitList).data
+        current = client.limits()
     if fmt is Format.JSON:
         return output.print_json(current)
     rows = [[limit.what, _number(limit, limit.used), _most(limit), limit.at, limit.setting] for limit in current]

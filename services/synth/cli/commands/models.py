@@ -29,7 +29,7 @@ app.add_typer(make_app, name="make")
 def ls(ctx: typer.Context, fmt: Output = Format.TABLE) -> None:
     """List the models that can be chatted with, evaluated and trained from."""
     with open_client(ctx) as client:
-        models = client.models()
+        models = client.models.list()
     if fmt is Format.JSON:
         return output.print_json(models)
     rows = [[m.id, m.kind, m.base or "-", m.stand_in or "-", output.age(m.created_at)] for m in models]
@@ -149,7 +149,7 @@ def rm(
     output.confirm(f"delete {', '.join(models)}?", yes=yes)
     with open_client(ctx) as client:
         for model in models:
-            client.delete_model(model)
+            client.models.delete(model)
             if fmt is Format.TABLE:
                 output.print_line(model)
     if fmt is Format.JSON:

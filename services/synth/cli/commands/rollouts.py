@@ -46,7 +46,7 @@ def ls(
     sort = "worst" if worst else "best" if best else "newest"
     with open_client(ctx) as client:
         filters = {"iteration": iteration, "seed": seed, "mode": mode and mode.value, "failed": failed, "sort": sort}
-        rollouts = list(client.rollouts(job, limit=limit, **filters))
+        rollouts = list(client.jobs.rollouts(job, limit=limit, **filters))
     if fmt is Format.JSON:
         return output.print_json(rollouts)
     print_rollouts(rollouts)
@@ -69,7 +69,7 @@ def show(
     from synth.cli.tui.rollout.transcript import print_rollout
 
     with open_client(ctx) as client:
-        detail = client.rollout(job, rollout)
+        detail = client.jobs.rollout(job, rollout)
         if fmt is Format.JSON:
             return output.print_json(detail)
         return print_rollout(detail, client.image if draw and can_draw() else None)

@@ -6,8 +6,8 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from synth.cli.api.client import Client
 from synth.cli.sampling.rows import PromptRow
+from synth.client import Client
 from synth.console.errors import CliError
 
 Json = dict[str, Any]

@@ -10,10 +10,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol, cast
 
-from synth.cli.api.client import Client
-from synth.cli.api.refusals import NoScore
 from synth.cli.comparison.validity import read_calls
 from synth.cli.sampling.rows import PromptRow, text_of
+from synth.client import Client
+from synth.client.errors import NoScore
 from synth.console.errors import CliError, UsageProblem
 from synth.errors import Problem, UserError
 from synth.graders.schema import (

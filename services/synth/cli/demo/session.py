@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import synth.demo
-from synth.cli.connect import find_default_env_file
 from synth.cli.task_apps.environment import set_environment
 from synth.cli.tui import output
+from synth.client.connections.config import find_default_env_file
 from synth.console.errors import CliError
 from synth.local.deployments.temporary import serving
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 from synth.api.schemas import EventView
-from synth.cli.api.client import Client
+from synth.client import Client
 from synth.console.errors import CliError, UsageProblem
 from synth.estimates.repeated import by_measure, seed_means
 
@@ -117,7 +117,7 @@ def _events(client: Client, job_id: str) -> list[EventView]:
     kept: list[EventView] = []
     after = 0
     while True:
-        page = client.events(job_id, after=after)
+        page = client.jobs.events(job_id, after=after)
         kept += [e for e in page.events if e.type in _READ]
         if not page.more or not page.events:
             return kept

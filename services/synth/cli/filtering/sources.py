@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
 from synth.api.traces import TraceDetail, TraceSummary
-from synth.cli.api.client import Client
-from synth.cli.api.traces import ahead, list_traces, read_trace
 from synth.cli.filtering.rules import Candidate, Judged
 from synth.cli.traces.images import ImageGone, Images
+from synth.cli.traces.read_ahead import ahead
+from synth.client import Client
 from synth.traces.conversations import CUT_OFF, conversations
 from synth.traces.facts import EpisodeFacts, episode_facts, judge_scores
 
@@ -54,7 +54,7 @@ class PlatformTraces:
         def summaries() -> Iterator[TraceSummary]:
             # One job after the other: the backend has the traces of each in their order.
             for job in self.jobs or [None]:
-                for summary in list_traces(self.client, job=job, sort="oldest"):
+                for summary in self.client.traces.list(job=job, sort="oldest"):
                     if wanted(_candidate(summary)):
                         yield summary
 
@@ -62,7 +62,7 @@ class PlatformTraces:
             yield episode
 
     def _read(self, summary: TraceSummary) -> ReadTrace:
-        return self._read_trace(read_trace(self.client, summary.id))
+        return self._read_trace(self.client.traces.get(summary.id))
 
     def _read_trace(self, trace: TraceDetail) -> ReadTrace:
         candidate, transcript = _candidate(trace), trace.transcript

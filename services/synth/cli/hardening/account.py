@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from synth.access import Scope
 from synth.api.schemas import Key
-from synth.cli.api.client import Client
-from synth.cli.config import Config
-from synth.cli.connections.known_origins import require_confirmed
 from synth.cli.hardening.deployment import SeenDeployment
 from synth.cli.hardening.findings import Finding
+from synth.client import Client
+from synth.client.connections.config import Config
+from synth.client.connections.known_origins import require_confirmed
 from synth.console.errors import CliError
 
 _MOST_NAMED = 3
@@ -21,8 +21,8 @@ def check_account(deployment: SeenDeployment, config: Config) -> list[Finding]:
         require_confirmed(config.require_api_key(), config.backend)
         with Client(config, retry_budget=1.0) as client:
             account = client.account()
-            keys = client.keys() if Scope.KEYS in account.scopes else None
-            organisations = len(client.organisations()) if Scope.OPERATOR in account.scopes else None
+            keys = client.keys.list() if Scope.KEYS in account.scopes else None
+            organisations = len(client.operator.organisations()) if Scope.OPERATOR in account.scopes else None
     except CliError as error:
         problem = error.problems[0]
         return [

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from synth.cli.config import Config
 from synth.cli.hardening.account import check_account
 from synth.cli.hardening.deployment import SeenDeployment, read_deployment
 from synth.cli.hardening.files import check_files
 from synth.cli.hardening.findings import Finding
 from synth.cli.hardening.network import check_network
 from synth.cli.hardening.settings import check_settings
+from synth.client.connections.config import Config
 
 _RESULTS = ("failed", "warning", "not checked", "ok")
 #: Points that no command can check; the list of docs/security.md has them too.

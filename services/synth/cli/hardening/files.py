@@ -6,9 +6,9 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from synth.cli.connections.known_origins import known_origins_file
 from synth.cli.hardening.deployment import SeenDeployment
 from synth.cli.hardening.findings import Finding
+from synth.client.connections.known_origins import known_origins_file
 
 #: Settings of services that name a file with a private key.
 _KEY_FILES = ("SYNTH_NATS_KEY", "SYNTH_NATS_SERVER_KEY")

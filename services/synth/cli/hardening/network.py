@@ -9,10 +9,10 @@ import socket
 from collections.abc import Iterator
 from typing import Any
 
-from synth.cli.config import Config
 from synth.cli.hardening.deployment import SeenDeployment, host_and_port
 from synth.cli.hardening.findings import Finding
-from synth.cli.origins import is_loopback_host
+from synth.client.connections.config import Config
+from synth.client.connections.origins import is_loopback_host
 
 #: Seconds for a connection, and for the first line of a server.
 _WAIT_S = 3.0

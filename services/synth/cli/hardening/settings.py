@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from synth.cli.hardening.deployment import EMBEDDED, SeenDeployment, SeenService, host_and_port
 from synth.cli.hardening.findings import Finding, is_on
-from synth.cli.origins import is_loopback_host
+from synth.client.connections.origins import is_loopback_host
 from synth.service_secrets import CLUSTER_SECRET, CLUSTER_SECRET_EARLIER, NEEDS
 
 #: A network of more addresses than this is not one of task apps alone.

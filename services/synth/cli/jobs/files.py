@@ -8,41 +8,16 @@ from pathlib import Path
 import msgspec
 
 from synth.api.limits import MAX_CONFIG_BYTES
-from synth.cli.config import ConfigValue
 from synth.cli.jobs.set_values import Assignment, set_values
 from synth.cli.transfer.local_file import is_regular, open_once
 from synth.cli.transfer.upload import check_readable
+from synth.client.connections.config import ConfigValue
 from synth.console.errors import UsageProblem
-from synth.errors import Problem, UserError
+from synth.errors import Problem
 from synth.jobs.parse.toml import Document
 from synth.jobs.resolve.job import Overrides, ValidationReport, validate_job
 from synth.methods.job import Job
-from synth.models import LORA_TARGETS, ModelSpec, Registry, parse_finetuned
-
-
-class LenientRegistry(Registry):
-    """Accepts models that are not on this machine: the cluster looks them up again.
-
-    unknown_models: the problems that this machine has with them.
-    """
-
-    def __init__(self, models_dir: Path | None = None) -> None:
-        super().__init__(models_dir)
-        self.unknown_models: list[Problem] = []
-
-    def find(self, model_id: str, *, where: str = "") -> ModelSpec:
-        try:
-            return super().find(model_id, where=where)
-        except UserError as error:
-            finetuned = parse_finetuned(model_id)
-            if finetuned is None and ":" in model_id:
-                raise
-            self.unknown_models += error.problems
-            base = finetuned.base if finetuned else model_id
-            targets = LORA_TARGETS["qwen3"]
-            return ModelSpec(
-                id=model_id, base=base, family="qwen3", rl=True, sft=True, lora_targets=targets, assumed=True
-            )
+from synth.models import Registry
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,7 @@ from synth.console.errors import NotFound, UsageProblem
 
 if TYPE_CHECKING:
     from synth.api.schemas import Job
-    from synth.cli.api.client import Client
+    from synth.client import Client
 
 LAST = "@last"
 _WHOLE = re.compile(r"job_[0-9a-z]{16}")
@@ -27,17 +27,17 @@ def find_job_id(client: Client, text: str) -> str:
     if _WHOLE.fullmatch(text):
         return text
     if text == LAST:
-        newest = client.jobs(limit=1)
+        newest = [*client.jobs.list(limit=1)]
         if not newest:
             raise NotFound(f"there is no job yet, so {LAST} is none", fix="submit one: synthctl submit FILE")
         return newest[0].id
     prefix = text if text.startswith("job_") else f"job_{text}"
     most = _MOST_CANDIDATES + 1
     # No id is as long as the longest name.
-    matches = client.jobs(prefix=prefix, limit=most) if text and len(prefix) <= _LONGEST_ID else []
+    matches = [*client.jobs.list(prefix=prefix, limit=most)] if text and len(prefix) <= _LONGEST_ID else []
     if text and not text.startswith("job_"):
         known = {job.id for job in matches}
-        matches += [job for job in client.jobs(name=text, limit=most) if job.id not in known]
+        matches += [job for job in client.jobs.list(name=text, limit=most) if job.id not in known]
     if len(matches) == 1:
         return matches[0].id
     expected = f"a job's id, the beginning of one, its name, or {LAST} for the newest"

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import IO, Any, Protocol, cast
 
 from synth.cli.api.hosted import HostedApi, Json
-from synth.cli.config import ConfigValue
+from synth.client.connections.config import ConfigValue
 from synth.console.errors import NotFound, UsageProblem
 
 _PAGE = 100

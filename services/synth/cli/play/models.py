@@ -15,10 +15,10 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from synth.cli.api.client import Client
 from synth.cli.api.hosted import HostedApi, model_endpoint
-from synth.cli.config import Config, ConfigValue
-from synth.cli.connections.known_origins import confirm
+from synth.cli.confirmation import confirm
+from synth.client import Client
+from synth.client.connections.config import Config, ConfigValue
 from synth.console.errors import CliError, UsageProblem
 
 Body = dict[str, Any]
@@ -42,7 +42,7 @@ def of_cluster(model: str, settings: Config) -> ModelChoice:
     """Return a model of the cluster's gateway. Raises `NotAuthorised` without a key, and `UnconfirmedOrigin`."""
     confirm(settings.require_api_key(), settings.backend)
     client = Client(settings)
-    return ModelChoice(model, settings.backend.text, lambda body: client.chat({**body, "model": model}))
+    return ModelChoice(model, settings.backend.text, lambda body: client.chat(**{**body, "model": model}).completion)
 
 
 def of_endpoint(model: str, address: ConfigValue, *, trusted: bool) -> ModelChoice:

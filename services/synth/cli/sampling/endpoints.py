@@ -9,11 +9,11 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from synth.cli.api.client import Client
 from synth.cli.api.hosted import HostedApi, Json, NoAnswer, RequestRefused, model_endpoint
-from synth.cli.config import Config, ConfigValue
 from synth.cli.sampling.answers import Answer
 from synth.cli.sampling.rows import PromptRow
+from synth.client import Client
+from synth.client.connections.config import Config, ConfigValue
 from synth.console.errors import CliError, NotFound, UsageProblem
 
 _NEWER_NAME = "max_completion_tokens"
@@ -146,7 +146,7 @@ def open_endpoints(
 def _is_served(client: Client, model: str) -> bool:
     try:
         # A running job's policy is served by the job's id.
-        client.job(model) if model.startswith("job_") else client.model(model)
+        client.jobs.get(model) if model.startswith("job_") else client.models.get(model)
     except NotFound:
         return False
     return True

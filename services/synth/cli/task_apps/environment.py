@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from synth.cli.api.client import Client
-from synth.cli.config import Config, extend_environment
+from synth.client import Client
+from synth.client.connections.config import Config, extend_environment
 from synth.console.errors import CliError
 from synth.local.cluster.env_file import merge_env_file
 from synth.runtime.environment.env_file import new_environment_key, read_env_file
@@ -39,7 +39,7 @@ def store_key(settings: Config, url: str) -> str | None:
         return None
     try:
         with Client(settings, retry_budget=0) as client:
-            client.add_environment_key(configured_keys()[0], url)
+            client.keys.add_environment_key(configured_keys()[0], url)
     except CliError as error:
         return f"the backend was not given the key ({error.problems[0].what}); `synthctl submit` sends it again"
     return f"the key is known to the backend at {settings.backend.text}"

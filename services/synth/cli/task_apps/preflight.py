@@ -9,11 +9,11 @@ from typing import Any
 import httpx
 import msgspec
 
-from synth.cli.api.client import Client
 from synth.cli.api.task_app import TaskAppConnection, TaskAppError, excerpt
-from synth.cli.config import Config, ConfigValue
-from synth.cli.origins import is_loopback
 from synth.cli.tui import output
+from synth.client import Client
+from synth.client.connections.config import Config, ConfigValue
+from synth.client.connections.origins import is_loopback
 from synth.console.errors import CliError, NotAuthorised, Unreachable, UsageProblem
 from synth.taskapp.env_names import env_names, wrong_env_name
 
@@ -112,12 +112,11 @@ def preflight(address: ConfigValue, config: Config, client: Client, *, env_name:
         return
     if key is not None:
         # A submission stores this key too, so the cluster must try it here as well.
-        client.add_environment_key(key.text, url)
+        client.keys.add_environment_key(key.text, url)
     try:
         with output.status("waiting for the cluster to check it"):
-            other = client.request(
-                "POST", "/rl/verify_task_app", _ClusterLook, json={"endpoint_base_url": url}, timeout=_CLUSTER_S
-            )
+            body, limit = {"endpoint_base_url": url}, httpx.Timeout(_CLUSTER_S)
+            other = client.request("POST", "/rl/verify_task_app", _ClusterLook, json=body, limit=limit)
     except UsageProblem:
         raise
     except CliError as error:

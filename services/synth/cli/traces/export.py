@@ -11,10 +11,10 @@ from typing import Any, Literal
 import msgspec
 
 from synth.api.traces import TraceDetail, TraceSummary
-from synth.cli.api.client import Client
-from synth.cli.api.traces import ahead, list_traces, read_trace
 from synth.cli.traces.database import TraceDatabase
 from synth.cli.traces.images import ImageGone, Images
+from synth.cli.traces.read_ahead import ahead
+from synth.client import Client
 from synth.traces.v3 import v3_trace
 from synth.transcripts.transcript import Transcript, TranscriptTurn
 
@@ -43,7 +43,7 @@ def export_traces(
     partial = path.with_name(f".{path.name}.{os.getpid()}")
 
     def read(summary: TraceSummary) -> tuple[TraceDetail, bool]:
-        trace = read_trace(client, summary.id)
+        trace = client.traces.get(summary.id)
         try:
             return (_with_images(trace, images) if images is not None else trace), False
         except ImageGone:
@@ -51,7 +51,7 @@ def export_traces(
 
     try:
         with _writer(partial, kind) as write:
-            for _, (trace, images_gone) in ahead(list_traces(client, limit=limit, sort="oldest", **wanted), read):
+            for _, (trace, images_gone) in ahead(client.traces.list(limit=limit, sort="oldest", **wanted), read):
                 if trace.transcript is None:
                     done.expired += 1
                     continue

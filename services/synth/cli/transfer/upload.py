@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import tempfile
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
 from synth.api.schemas import File
-from synth.cli.api.client import Client
 from synth.cli.transfer.local_file import local_file
 from synth.cli.tui import output
-from synth.console.errors import TimedOut, UsageProblem
+from synth.client import Client
+from synth.console.errors import UsageProblem
 from synth.datasets.parquet import ParquetUnreadable
 from synth.datasets.sources import read_pieces, source_files, without_columns
-from synth.errors import Problem, UserError
-from synth.events import LineProblem
+from synth.errors import UserError
 
 
 def upload_ready(client: Client, path: Path, *, timeout: float, drop: Sequence[str] = ()) -> File:
@@ -62,26 +60,11 @@ def _upload_ready(client: Client, path: Path, named: Path, *, timeout: float) ->
         def sent(done: int) -> None:
             status(f"uploading {named}: {100 * done // total} % of {output.size(total)}")
 
-        file = client.upload(path, purpose="fine-tune", sent=sent)
+        file = client.files.upload(path, purpose="fine-tune", sent=sent)
         status(f"checking {named}")
-        file = wait_ready(client, file, timeout=timeout)
-    if file.status == "failed":
-        raise UsageProblem.of(line_problems(file.problems, file.bad_lines, str(named)))
+        file = client.files.wait(file.id, timeout=timeout, name=str(named))
     converted = ", ".join(f"{count} {shape}" for shape, count in file.converted.items())
     output.hint(f"{named}: {file.rows} rows{f', of which converted: {converted}' if converted else ''}, {file.id}")
-    return file
-
-
-def wait_ready(client: Client, file: File, *, timeout: float) -> File:
-    """Wait until the file is ready or failed. Raises `TimedOut`."""
-    deadline, delay = time.monotonic() + timeout, 0.05
-    while file.status == "processing":
-        if time.monotonic() + delay > deadline:
-            fix = f"look again with `synthctl files get {file.id}`; is the files service healthy?"
-            raise TimedOut(f"{file.id} is still being checked after {timeout:.0f} s", fix=fix)
-        time.sleep(delay)
-        delay = min(1.0, delay * 1.5)
-        file = client.file(file.id)
     return file
 
 
@@ -96,17 +79,3 @@ def check_readable(path: Path) -> None:
         return
     if file.stat().st_size == 0:
         raise UsageProblem("the file is empty", expected='lines such as {"messages": […]}', where=str(path))
-
-
-def line_problems(kept: list[LineProblem], bad_lines: int | None, name: str) -> list[Problem]:
-    """Return the problems of a file by line, and how many more lines have some. kept: the first problems."""
-    problems: list[Problem] = []
-    for p in kept:
-        what, _, rest = p.reason.partition("; expected ")
-        expected, _, fix = rest.partition("; ")
-        what = f"{p.path}: {what}" if p.path not in ("", "$") else what
-        problems.append(Problem(what=what, expected=expected, fix=fix, where=f"{name}:{p.line}"))
-    more = (bad_lines or 0) - len({p.line for p in kept})
-    if more > 0:
-        problems.append(Problem(what=f"{more} more lines have problems", where=name))
-    return problems or [Problem(what="the file cannot be trained on", where=name)]

@@ -10,7 +10,7 @@ import typer
 from synth.console.plain_text import printable
 
 if TYPE_CHECKING:
-    from synth.cli.api.client import Client
+    from synth.client import Client
 
 #: Seconds that somebody who presses TAB is kept waiting at most.
 _DEADLINE_S = 1.0
@@ -20,19 +20,19 @@ _MOST = 100
 def complete_jobs(ctx: typer.Context, incomplete: str) -> list[tuple[str, str]]:
     """Return ids of jobs, newest first, and `@last`."""
     pairs = _ask(
-        ctx, lambda client: ((j.id, f"{j.state} {j.name}") for j in client.jobs(prefix=incomplete, limit=_MOST))
+        ctx, lambda client: ((j.id, f"{j.state} {j.name}") for j in client.jobs.list(prefix=incomplete, limit=_MOST))
     )
     return [*pairs, ("@last", "the newest job")]
 
 
 def complete_files(ctx: typer.Context, incomplete: str) -> list[tuple[str, str]]:
     """Return ids of files, newest first."""
-    return _ask(ctx, lambda client: ((f.id, f"{f.status} {f.filename}") for f in client.files(limit=_MOST)))
+    return _ask(ctx, lambda client: ((f.id, f"{f.status} {f.filename}") for f in client.files.list(limit=_MOST)))
 
 
 def complete_models(ctx: typer.Context, incomplete: str) -> list[tuple[str, str]]:
     """Return ids of models: the organisation's, newest first, then the bases."""
-    return _ask(ctx, lambda client: ((m.id, m.kind) for m in client.models()))
+    return _ask(ctx, lambda client: ((m.id, m.kind) for m in client.models.list()))
 
 
 def _ask(ctx: typer.Context, question: Callable[[Client], Iterable[tuple[str, str]]]) -> list[tuple[str, str]]:
@@ -41,9 +41,8 @@ def _ask(ctx: typer.Context, question: Callable[[Client], Iterable[tuple[str, st
 
     import httpx
 
-    from synth.cli.api.client import Client
-    from synth.cli.config import resolve
-    from synth.cli.connect import find_default_env_file
+    from synth.client import Client
+    from synth.client.connections.config import find_default_env_file, resolve
     from synth.errors import SynthError
 
     params = ctx.find_root().params

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
-from synth.api.schemas import Job, JobWithConfig
-from synth.cli.api.client import Client
-from synth.cli.api.stream import EventFollower
+from synth.api.schemas import EventView, Job, JobWithConfig
 from synth.cli.tui import output
 from synth.cli.tui.output import Format
 from synth.cli.tui.progress import Progress, describe_new, exit_code, failure
+from synth.client import Client
 from synth.console.errors import ExitCode
 from synth.errors import Problem
 from synth.jobs.lifecycle import State
@@ -31,18 +30,14 @@ class FollowOptions:
     patience: float = 600.0
     detaches: bool = True
 
-    def follower(self, client: Client, job_id: str, *, after: int = 0) -> EventFollower:
-        """Start to follow a job; the timeout runs from here on. Outages are reported on stderr."""
-        deadline = None if self.timeout is None else time.monotonic() + self.timeout
-        return EventFollower(
-            client,
-            job_id,
-            after=after,
-            patience=self.patience,
-            deadline=deadline,
-            interval=self.interval,
-            on_away=self._say_away,
-            on_back=lambda seconds: output.message(f"the cluster is back after {output.duration(seconds)}"),
+    def follow(self, client: Client, job_id: str, *, after: int = 0, **outages: Any) -> Iterator[EventView]:
+        """Follow a job. outages: who is called with them; without, they are reported on stderr."""
+        outages = outages or {
+            "on_away": self._say_away,
+            "on_back": lambda seconds: output.message(f"the cluster is back after {output.duration(seconds)}"),
+        }
+        return client.jobs.follow(
+            job_id, after=after, timeout=self.timeout, patience=self.patience, interval=self.interval, **outages
         )
 
     def _say_away(self, reason: str) -> None:
@@ -62,17 +57,16 @@ def follow_job(
 
     after: the sequence of the last event already seen. emit: prints a line of what happens, off a terminal.
     """
-    follower = options.follower(client, job_id, after=after)
     progress = Progress(job_id)
     try:
         if format is Format.JSON:
-            for event in follower.events():
+            for event in options.follow(client, job_id, after=after):
                 progress.apply(event)
                 output.print_json_line(event)
         elif output.is_terminal():
-            _follow_live(follower, progress)
+            _follow_live(lambda **outages: options.follow(client, job_id, after=after, **outages), progress)
         else:
-            _follow_lines(follower, progress, emit)
+            _follow_lines(options.follow(client, job_id, after=after), progress, emit)
     except KeyboardInterrupt:
         if options.detaches:
             _detached(job_id, progress.state)
@@ -83,18 +77,18 @@ def follow_job(
 def wait_for_job(client: Client, job_id: str, *, options: FollowOptions) -> tuple[JobWithConfig, ExitCode]:
     """Wait for a job without showing it; the job as it ended, and its outcome. Ctrl-C detaches."""
     try:
-        for _ in options.follower(client, job_id).events():
+        for _ in options.follow(client, job_id):
             pass
     except KeyboardInterrupt:
-        job = client.job(job_id)
+        job = client.jobs.get(job_id)
         if options.detaches:
             _detached(job_id, job.state)
         return job, ExitCode.INTERRUPTED
-    job = client.job(job_id)
+    job = client.jobs.get(job_id)
     return job, exit_code(job.state)
 
 
-def _follow_live(follower: EventFollower, progress: Progress) -> None:
+def _follow_live(follow: Callable[..., Iterator[EventView]], progress: Progress) -> None:
     from rich.live import Live
 
     from synth.cli.tui.view import JobView
@@ -105,11 +99,10 @@ def _follow_live(follower: EventFollower, progress: Progress) -> None:
     def back(seconds: float) -> None:
         progress.away = ""
 
-    # A line beside the drawing would stand in its way.
-    follower.on_away, follower.on_back = away, back
     view = JobView(progress)
     with Live(get_renderable=lambda: view, console=output.out(), refresh_per_second=8) as live:
-        for event in follower.events():
+        # A line about an outage beside the drawing would stand in its way.
+        for event in follow(on_away=away, on_back=back):
             progress.apply(event)
         live.refresh()
 
@@ -118,14 +111,14 @@ def _follow_live(follower: EventFollower, progress: Progress) -> None:
 _ENDS_OF_BATCHES = ("rollout.batch", "eval.completed", "rollout.blocked", "train.step", "job.paused")
 
 
-def _follow_lines(follower: EventFollower, progress: Progress, emit: Callable[[str], None]) -> None:
+def _follow_lines(events: Iterator[EventView], progress: Progress, emit: Callable[[str], None]) -> None:
     """Print a line for each event; repeats of the last line are counted instead.
 
     Rollouts that fail the same way are one line, and how many more there were when their batch is done.
     """
     last, repeats = "", 0
     alike: Counter[str] = Counter()
-    for event in follower.events():
+    for event in events:
         shown = progress.shown
         progress.apply(event)
         if what := failure(event):
@@ -148,7 +141,7 @@ def _follow_lines(follower: EventFollower, progress: Progress, emit: Callable[[s
 
 
 def _outcome(client: Client, progress: Progress, format: Format) -> ExitCode:
-    job = client.job(progress.job_id)
+    job = client.jobs.get(progress.job_id)
     if format is Format.TABLE:
         show_outcome(job)
     return exit_code(job.state)

@@ -12,12 +12,12 @@ from synth.bus.access.nkeys import NkeyKind, UserKey, new_seed
 from synth.bus.server.deployed import ServerTls
 from synth.bus.server.provision import provision
 from synth.bus.server.topology import topology
-from synth.cli.config import Config, ConfigValue
 from synth.cli.hardening.deployment import SeenDeployment, read_deployment
 from synth.cli.hardening.files import check_files
 from synth.cli.hardening.findings import Finding
 from synth.cli.hardening.network import check_network
 from synth.cli.hardening.settings import check_settings
+from synth.client.connections.config import Config, ConfigValue
 from tests.keyrings import secrets_of
 from tests.service.bus.access.certificates import Authority
 from tests.service.bus.access.secure_server import SecureServer

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from synth.cli.api.task_app import TaskAppConnection, TaskAppError
-from synth.cli.config import ConfigValue
+from synth.client.connections.config import ConfigValue
 
 
 @pytest.fixture

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from synth.cli.app import main
-from synth.cli.connections import known_origins
 from synth.cli.doctor import CheckResult
+from synth.client.connections import known_origins
 from tests.unit.cli.backend import Answer, Request, backend_that
 from tests.unit.cli.test_command_line import CLEAN
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from synth.cli.origins import is_loopback, origin_of
+from synth.client.connections.origins import is_loopback, origin_of
 
 
 @pytest.mark.parametrize(

@@ -6,10 +6,10 @@ import httpx
 import pytest
 
 from synth.bus.server.embedded import free_port
-from synth.cli.config import Config, ConfigValue
-from synth.cli.connections.clients import open_http
-from synth.cli.connections.proxies import UnusableProxy, proxy_for
 from synth.cli.submission import app_max_turns
+from synth.client.connections.clients import open_http
+from synth.client.connections.config import Config, ConfigValue
+from synth.client.connections.proxies import UnusableProxy, proxy_for
 from synth.console.errors import UsageProblem
 from tests.unit.cli.backend import Answer, backend_that
 
@@ -94,8 +94,8 @@ def test_a_proxy_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch):
         with pytest.raises(httpx.TransportError) as raised:
             http.get("http://app.example/health")
         through = f"through the proxy {proxy} (HTTP_PROXY): "
-        assert http.reason(raised.value) == f"{through}nothing listens at this address"
-        assert "NO_PROXY" in http.fix("", raised.value)
+        assert http.route.reason(raised.value) == f"{through}nothing listens at this address"
+        assert "NO_PROXY" in http.route.fix("", raised.value)
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from datetime import datetime
     from pathlib import Path
 
-    from synth.cli.api.client import Client
+    from synth.client import Client
     from synth.local.cluster.log_lines import LogLine
 
 _LEVELS = {"error": "bold red", "critical": "bold red", "warning": "yellow", "info": "green", "debug": "dim"}
@@ -111,7 +111,7 @@ def _show_stored(
             while follow:
                 # A later line may be stored earlier, since each service writes at its own times.
                 since = max((line.time for line in lines), default=after)
-                ended = client.job(job).state in TERMINAL
+                ended = client.jobs.get(job).state in TERMINAL
                 if not ended:
                     time.sleep(_POLL_S)
                 known = set(map(_identity, lines))
@@ -126,11 +126,9 @@ def _show_stored(
 
 
 def _read_stored(client: Client, job: str, *, since: datetime | None) -> list[LogLine]:
-    from synth.api.schemas import LoggedLine
     from synth.local.cluster.log_lines import from_stored
 
-    params = {"since": since and since.isoformat()}
-    return [from_stored(line) for line in client.list_of(f"/jobs/{job}/logs", LoggedLine, params=params)]
+    return [from_stored(line) for line in client.jobs.logs(job, since=since)]
 
 
 def _identity(line: LogLine) -> tuple[datetime, str, str]:

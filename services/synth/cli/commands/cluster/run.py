@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from synth.cli.commands.submit import DEFAULT_DATA, Data
-from synth.cli.config import ENVIRONMENT, ConfigValue
 from synth.cli.connect import get_env_files, load_config
 from synth.cli.tui import output
 from synth.cli.tui.output import Format, Output
+from synth.client.connections.config import ENVIRONMENT, ConfigValue
 from synth.console.errors import ExitCode
 
 if TYPE_CHECKING:

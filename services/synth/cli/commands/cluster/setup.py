@@ -74,7 +74,7 @@ def setup(
 
 def _approve(ctx: typer.Context, code: str, fmt: Format) -> None:
     with open_client(ctx) as client:
-        approved = client.approve_device(code)
+        approved = client.keys.approve_device(code)
     if fmt is Format.JSON:
         return output.print_json(approved)
     return output.print_line(f"approved {approved.code}: the machine gets its keys at its next poll, within seconds")

@@ -150,7 +150,7 @@ def distil(
     if not report.rows:
         raise CliError("no row is left", fix=f"the replies are in {out / 'answers'}; see what dropped them above")
     if not isinstance(cluster, CliError):
-        cluster.http.close()
+        cluster.close()
     output.hint(f"train on it: synthctl submit {'dpo' if pairs else 'sft'}.toml --dataset {report.file}")
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Annotated
-from urllib.parse import quote
 
 import typer
 
@@ -47,7 +46,7 @@ def ls(
 ) -> None:
     """List files, newest first."""
     with open_client(ctx) as client:
-        files = client.files(limit=limit)
+        files = [*client.files.list(limit=limit)]
     if fmt is Format.JSON:
         return output.print_json(files)
     rows = [
@@ -77,10 +76,10 @@ def get(
     fmt: Output = Format.TABLE,
 ) -> None:
     """Show one file and its problems."""
-    from synth.cli.transfer.upload import line_problems
+    from synth.client.files import line_problems
 
     with open_client(ctx) as client:
-        row = client.file(file)
+        row = client.files.get(file)
     if fmt is Format.JSON:
         return output.print_json(row)
     pairs = [
@@ -121,15 +120,14 @@ def rm(
 
     A file that a job has used is deleted after a confirmation only.
     """
-    from synth.api.schemas import Job
 
     with open_client(ctx) as client:
         for file in files if not yes else []:
-            if jobs := client.list_of(f"/files/{quote(file, safe='')}/jobs", Job):
+            if jobs := client.files.jobs(file):
                 others = "" if len(jobs) == 1 else f" and {len(jobs) - 1} more"
                 output.confirm(f"delete {file}, which {jobs[0].id}{others} used?", yes=yes)
         for file in files:
-            client.delete_file(file)
+            client.files.delete(file)
             if fmt is Format.TABLE:
                 output.print_line(file)
     if fmt is Format.JSON:

@@ -16,10 +16,10 @@ from synth.cli.tui.completion import complete_jobs
 from synth.cli.tui.output import Format, Output
 
 if TYPE_CHECKING:
-    from synth.cli.api.client import Client
     from synth.cli.filtering.rules import Rules
     from synth.cli.filtering.run import Report
     from synth.cli.jobs.set_values import Assignment
+    from synth.client import Client
 
 
 def filter_traces(
@@ -119,7 +119,8 @@ def _default_output(text: str, settings: list[Assignment], path: str) -> list[As
 def _rules(text: str, name: str, settings: list[Assignment]) -> Rules:
     """Return the filter that a file and the flags describe. Raises `UserError` with every problem."""
     from synth.cli.filtering.rules import Rules
-    from synth.cli.jobs.files import Flags, LenientRegistry, validate_text
+    from synth.cli.jobs.files import Flags, validate_text
+    from synth.client.submission import LenientRegistry
     from synth.errors import UserError
 
     if not text and not settings:
@@ -154,7 +155,7 @@ def _run(client: Client | None, rules: Rules) -> Report:
     assert client is not None
     jobs = [find_job_id(client, name) for name in rules.jobs] if rules.jobs else None
     for job in jobs or ():
-        if client.job(job).state not in TERMINAL:
+        if client.jobs.get(job).state not in TERMINAL:
             output.hint(f"{job} still runs: only its traces so far are filtered")
     images = Images(client.image) if rules.include_images else None
     return run_filter(rules, PlatformTraces(client, jobs, images))

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from synth.cli.config import ENVIRONMENT, ConfigValue
 from synth.cli.connect import open_client
 from synth.cli.tui import output
 from synth.cli.tui.output import Format, Output
+from synth.client.connections.config import ENVIRONMENT, ConfigValue
 from synth.console.errors import CliError, NotAuthorised
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ def openai(
 
 def _account(export: Path | None, base_url: str, *, trusted: bool, patience_s: float) -> AccountSource:
     """Return the account, or its export. Raises `NotAuthorised` without a key, and `UnconfirmedOrigin`."""
-    from synth.cli.connections.known_origins import confirm, remember
+    from synth.cli.confirmation import confirm, remember
     from synth.cli.openai_account.account import ExportedAccount, HostedAccount
 
     if export is not None:
@@ -110,6 +110,6 @@ def _bases_of_cluster(ctx: typer.Context) -> list[str] | None:
     """Return the bases that the cluster can train; None if there is no cluster, or it does not answer."""
     try:
         with open_client(ctx) as client:
-            return [model.id for model in client.models() if model.kind == "base"]
+            return [model.id for model in client.models.list() if model.kind == "base"]
     except CliError:
         return None

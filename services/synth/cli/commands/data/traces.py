@@ -61,12 +61,11 @@ def ls(
     fmt: Output = Format.TABLE,
 ) -> None:
     """List traces, newest first. `traces show` reads one."""
-    from synth.cli.api.traces import list_traces
     from synth.cli.traces.listing import print_traces
 
     with open_client(ctx) as client:
         filters = _wanted(ctx, job, mode, model, env, seed, min_reward, max_reward, since, until)
-        traces = list(list_traces(client, limit=limit, **filters))
+        traces = list(client.traces.list(limit=limit, **filters))
     if fmt is Format.JSON:
         return output.print_json(traces)
     print_traces(traces)
@@ -83,12 +82,11 @@ def show(
     fmt: Output = Format.TABLE,
 ) -> None:
     """Read one trace: its conversation, the task app's answers, and its judges' scores."""
-    from synth.cli.api.traces import read_trace
     from synth.cli.traces.listing import print_trace
     from synth.cli.tui.rollout.pictures import can_draw
 
     with open_client(ctx) as client:
-        detail = read_trace(client, trace)
+        detail = client.traces.get(trace)
         if fmt is Format.JSON:
             return output.print_json(detail)
         return print_trace(detail, client.image if draw and can_draw() else None)

@@ -15,10 +15,10 @@ from synth.cli.tui.output import Format, Output
 from synth.console.errors import CliError, UsageProblem
 
 if TYPE_CHECKING:
-    from synth.cli.api.client import Client
     from synth.cli.comparison.models import ModelResult, Plan
     from synth.cli.comparison.scoring import Scorer
     from synth.cli.sampling.budget import Price
+    from synth.client import Client
 
 Grader = Annotated[
     Path | None,
@@ -201,7 +201,7 @@ def run_comparison(ctx: typer.Context, options: ComparisonOptions, fmt: Format) 
             results = compare_models(plan, progress=progress)
     finally:
         if client is not None:
-            client.http.close()
+            client.close()
     paths = write_report(plan, results, prices)
     if fmt is Format.JSON:
         output.print_json(_as_data(plan, results, prices, paths))

@@ -274,7 +274,7 @@ def evaluate(
         with cancelled_if_left(client, created.id) if served else contextlib.nullcontext():
             if fmt is Format.TABLE:
                 code = follow_job(client, created.id, format=fmt, options=options, emit=output.message)
-                ended = client.job(created.id)
+                ended = client.jobs.get(created.id)
             else:
                 ended, code = wait_for_job(client, created.id, options=options)
                 show_outcome(ended)

@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from synth.api.schemas import JobWithConfig, Point
-    from synth.cli.api.client import Client
     from synth.cli.comparison.configs import Difference
     from synth.cli.comparison.figures import Figure
     from synth.cli.comparison.paired import Measured
+    from synth.client import Client
 
 _PLOT_HEIGHT = 12
 _BETTER = " *"
@@ -63,7 +63,7 @@ def compare(
     jobs = list(jobs or [])
     if tag:
         with open_client(ctx) as client:
-            tagged = client.jobs(tags=tag, limit=_MOST_JOBS + 1)
+            tagged = [*client.jobs.list(tags=tag, limit=_MOST_JOBS + 1)]
         jobs += [job.id for job in reversed(tagged) if job.id not in jobs]
     if not 2 <= len(jobs) <= _MOST_JOBS:
         of_tag = f" with the tag {', '.join(tag)}" if tag else ""
@@ -74,7 +74,7 @@ def compare(
     compared: list[_Compared] = []
     with open_client(ctx) as client:
         for mark, id in zip(string.ascii_uppercase, jobs, strict=False):
-            job, points = client.job(id), client.metrics(id)
+            job, points = client.jobs.get(id), client.jobs.metrics(id)
             compared.append(_Compared(mark, job, points, figures(points, kind=job.kind)))
         evaluated = _evaluations(client, compared)
     differing = differences(settings_of([c.job for c in compared]))

@@ -29,7 +29,7 @@ def config(
     from synth.errors import NewerVersion
 
     with open_client(ctx) as client:
-        stored = client.job(job)
+        stored = client.jobs.get(job)
     if stored.config is None:
         raise CliError(f"the backend does not have the text of {stored.id}")
     if as_submitted:

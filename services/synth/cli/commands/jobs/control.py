@@ -13,7 +13,7 @@ from synth.cli.tui.output import Format, Output, Yes
 def pause(ctx: typer.Context, job: JobArgument, fmt: Output = Format.TABLE) -> None:
     """Ask a job that runs to let go of its workers for a while. Pausing twice is pausing once."""
     with open_client(ctx) as client:
-        paused = client.pause(job)
+        paused = client.jobs.pause(job)
     if fmt is Format.JSON:
         return output.print_json(paused)
     output.message(f"{paused.id} {paused.state}")
@@ -23,7 +23,7 @@ def pause(ctx: typer.Context, job: JobArgument, fmt: Output = Format.TABLE) -> N
 def resume(ctx: typer.Context, job: JobArgument, fmt: Output = Format.TABLE) -> None:
     """Go on from the last checkpoint of a paused job; of a failed one in a new job, whose id is printed."""
     with open_client(ctx) as client:
-        resumed = client.resume(job)
+        resumed = client.jobs.resume(job)
     if fmt is Format.JSON:
         return output.print_json(resumed)
     if resumed.id == job:
@@ -37,7 +37,7 @@ def resume(ctx: typer.Context, job: JobArgument, fmt: Output = Format.TABLE) -> 
 def cancel(ctx: typer.Context, job: JobArgument, fmt: Output = Format.TABLE) -> None:
     """Request that a job stops. Cancelling again sends the request again; a job that has ended is an error."""
     with open_client(ctx) as client:
-        cancelled = client.cancel(job)
+        cancelled = client.jobs.cancel(job)
     if fmt is Format.JSON:
         return output.print_json(cancelled)
     return output.message(f"{cancelled.id} {cancelled.state}")
@@ -51,7 +51,7 @@ def rm(ctx: typer.Context, jobs: JobsArgument, yes: Yes = False, fmt: Output = F
     output.confirm(f"delete {', '.join(jobs)} and all of their results?", yes=yes)
     with open_client(ctx) as client:
         for job in jobs:
-            client.delete_job(job)
+            client.jobs.delete(job)
             if fmt is Format.TABLE:
                 output.print_line(job)
     if fmt is Format.JSON:

@@ -50,7 +50,7 @@ def events(
     left = limit
     with open_client(ctx) as client:
         while left is None or left > 0:
-            page = client.events(job, after=after)
+            page = client.jobs.events(job, after=after)
             matching: list[EventView] = [e for e in page.events if type in (None, e.type)][:left]
             for event in matching:
                 if fmt is Format.JSON:

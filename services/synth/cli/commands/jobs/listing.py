@@ -41,7 +41,7 @@ def ls(
 ) -> None:
     """List jobs, newest first."""
     with open_client(ctx) as client:
-        jobs = client.jobs(state=state, kind=kind, name=name, tags=tag or (), limit=limit)
+        jobs = [*client.jobs.list(state=state, kind=kind, name=name, tags=tag or (), limit=limit)]
     if fmt is Format.JSON:
         return output.print_json(jobs)
     rows = [
@@ -57,7 +57,7 @@ def ls(
 def get(ctx: typer.Context, job: JobArgument, fmt: Output = Format.TABLE) -> None:
     """Show one job."""
     with open_client(ctx) as client:
-        shown = client.job(job)
+        shown = client.jobs.get(job)
     if fmt is Format.JSON:
         return output.print_json(shown)
     output.print_pairs(_pairs(shown))

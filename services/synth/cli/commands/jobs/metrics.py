@@ -18,7 +18,7 @@ from synth.console.errors import UsageProblem
 
 if TYPE_CHECKING:
     from synth.api.schemas import Checkpoint, Point
-    from synth.cli.api.client import Client
+    from synth.client import Client
 
 _PLOT_HEIGHT = 14
 #: Names of metrics in a message; a run has dozens.
@@ -49,7 +49,7 @@ def metrics(
         check_suffix(out)
     with open_client(ctx) as client:
         points = _points(client, job, name or [], after_step)
-        title = f"{job_name(client.job(job))}  {job}" if out is not None else ""
+        title = f"{job_name(client.jobs.get(job))}  {job}" if out is not None else ""
     if out is not None and points:
         return _save(points, out, name, title=title)
     if fmt is Format.JSON:
@@ -73,8 +73,8 @@ def checkpoints(ctx: typer.Context, job: JobArgument, fmt: Output = Format.TABLE
     from synth.cli.tui.progress import EVALUATION, HEADLINES
 
     with open_client(ctx) as client:
-        kept = client.checkpoints(job)
-        evaluated = client.metrics(job, name=EVALUATION) if fmt is Format.TABLE else []
+        kept = client.jobs.checkpoints(job)
+        evaluated = client.jobs.metrics(job, name=EVALUATION) if fmt is Format.TABLE else []
     if fmt is Format.JSON:
         return output.print_json(kept)
     best = max(evaluated, key=lambda p: p.value, default=None)
@@ -115,10 +115,10 @@ def _evaluation(checkpoint: Checkpoint, best: Point | None) -> str:
 def _points(client: Client, job: str, names: list[str], after_step: int | None) -> list[Point]:
     """Return the points of the named metrics, or of all. Raises `UsageProblem` for an unknown name."""
     if not names:
-        return client.metrics(job, after_step=after_step)
-    series = {name: client.metrics(job, name=name, after_step=after_step) for name in dict.fromkeys(names)}
+        return client.jobs.metrics(job, after_step=after_step)
+    series = {name: client.jobs.metrics(job, name=name, after_step=after_step) for name in dict.fromkeys(names)}
     if not all(series.values()):
-        known = _ordered({p.name for p in client.metrics(job)})
+        known = _ordered({p.name for p in client.jobs.metrics(job)})
         unknown = next((name for name in series if known and name not in known), None)
         if unknown is not None:
             near = difflib.get_close_matches(unknown, known, n=1)

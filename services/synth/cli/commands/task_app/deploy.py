@@ -140,7 +140,7 @@ def run(
     if to is Target.DOCKER:
         _to_docker(ctx, app, tag=tag, base=base, requirements=requirements, include=include or [], data=data, fmt=fmt)
         return
-    from synth.cli.connections.known_origins import remember
+    from synth.cli.confirmation import remember
     from synth.cli.task_apps.environment import set_environment, store_key
     from synth.local.deployments import control
     from synth.local.deployments.state import Deployment

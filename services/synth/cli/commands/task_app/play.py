@@ -18,9 +18,9 @@ from synth.cli.tui.output import Format, Output
 from synth.console.errors import CliError, UsageProblem
 
 if TYPE_CHECKING:
-    from synth.cli.config import Config
     from synth.cli.play.models import ModelChoice, Typist
     from synth.cli.play.rollout import Played
+    from synth.client.connections.config import Config
 
 _TIMEOUT_S = 3600.0
 
@@ -154,8 +154,8 @@ def _choose(
     model: str | None, model_url: str | None, settings: Config, typist: Typist | None, *, trusted: bool
 ) -> ModelChoice:
     """Return who plays. trusted: a flag confirms the endpoint of `--model-url`. Raises `UsageProblem`."""
-    from synth.cli.config import ENVIRONMENT, ConfigValue
     from synth.cli.play.models import ModelChoice, of_cluster, of_endpoint
+    from synth.client.connections.config import ENVIRONMENT, ConfigValue
 
     if model is None:
         assert typist is not None
@@ -174,8 +174,8 @@ def _choose(
 def _open_app(app: str, settings: Config, env_files: Any, *, trusted: bool) -> Iterator[tuple[str, Any]]:
     """Open a running app, or load one from a file while the block runs; yields its name and its client."""
     from synth.cli.api.task_app import TaskAppConnection
-    from synth.cli.config import ConfigValue, extend_environment
     from synth.cli.submission import confirm_app
+    from synth.client.connections.config import ConfigValue, extend_environment
 
     if "://" in app:
         address = ConfigValue(app, "the command line")

@@ -10,12 +10,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from synth.base_url import base_url_fault
-from synth.cli.origins import is_loopback
+from synth.client.connections.origins import is_loopback
 from synth.console.errors import NotAuthorised, UsageProblem
 from synth.runtime.environment.env_file import read_env_file
 
 #: The origin of a value that a variable of the user's environment has.
 ENVIRONMENT = "environment"
+#: The origin of a value that a program gives to `synth.client.Client`.
+ARGUMENT = "argument"
+#: A key and an address that both come from one of these are a pair.
+PAIRED = (ENVIRONMENT, ARGUMENT)
 DEFAULT_BACKEND = "http://127.0.0.1:8000/api"
 
 
@@ -26,7 +30,7 @@ class ConfigValue:
     name: of the variable or the flag.
     """
 
-    text: str
+    text: str = field(repr=False)  # it may be a key
     origin: str
     name: str = field(default="", compare=False)
 
@@ -74,6 +78,12 @@ def find_env_file(folder: Path, *, home: Path) -> Path:
     return next((f / ".env" for f in looked if (f / ".env").is_file()), folder / ".env")
 
 
+def find_default_env_file() -> Path:
+    """Return the nearest `.env`, as seen from the working directory; it need not be there."""
+    here = Path.cwd()
+    return Path(os.path.relpath(find_env_file(here, home=Path.home()), here))
+
+
 def resolve(*, backend: str | None, env_files: Sequence[Path], optional: Collection[Path] = (Path(".env"),)) -> Config:
     """Read the configuration. The first file that has a key sets it.
 
@@ -100,6 +110,21 @@ def resolve(*, backend: str | None, env_files: Sequence[Path], optional: Collect
         environment_key=find("ENVIRONMENT_API_KEY"),
         task_url=find("TASK_APP_URL"),
     )
+
+
+def load(*, api_key: str | None = None, base_url: str | None = None) -> Config:
+    """Read the configuration of a program: its arguments, then as `synthctl` does.
+
+    Raises `UsageProblem` for an address that is not a URL.
+    """
+    file = find_default_env_file()
+    config = resolve(backend=None, env_files=[file], optional=[file])
+    if base_url is not None:
+        address = ConfigValue(base_url, ARGUMENT, "base_url")
+        config = dataclasses.replace(config, backend=dataclasses.replace(address, text=api_root(address)))
+    if api_key is not None:
+        config = dataclasses.replace(config, api_key=ConfigValue(api_key, ARGUMENT, "SYNTH_API_KEY"))
+    return config
 
 
 def user_environment() -> dict[str, str]:

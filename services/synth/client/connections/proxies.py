@@ -9,8 +9,8 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from synth.cli.config import user_environment, without_password
-from synth.cli.origins import DEFAULT_PORTS, ip_address, is_loopback_host, plain_host
+from synth.client.connections.config import user_environment, without_password
+from synth.client.connections.origins import DEFAULT_PORTS, ip_address, is_loopback_host, plain_host
 from synth.console.errors import UsageProblem
 
 _SCHEMES = ("http", "https", "socks5", "socks5h")

@@ -8,15 +8,11 @@ a `.env` is not confirmed by the key beside it, which the user or `synthctl up` 
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 
-import typer
-
-from synth.cli.config import ENVIRONMENT, ConfigValue, user_environment
-from synth.cli.origins import is_loopback, origin_of
+from synth.client.connections.config import PAIRED, ConfigValue, user_environment
+from synth.client.connections.origins import is_loopback, origin_of
 from synth.console.errors import UsageProblem
-from synth.console.plain_text import printable
 
 #: How a script confirms an origin, by key.
 _HOW = {
@@ -44,15 +40,20 @@ def known_origins_file() -> Path:
 def is_confirmed(key: ConfigValue, address: ConfigValue) -> bool:
     """Return whether a key may be sent to an address.
 
-    An address and a key that are both set in the environment are a pair that the user has set.
+    An address and a key that are both set in the environment, or both in the program, are a pair that the user has set.
     """
     entry = (key.name, origin_of(address.text))
     return (
         is_loopback(address.text)
-        or key.origin == address.origin == ENVIRONMENT
-        or entry in _ISSUERS | _confirmed
-        or entry in _read()
+        or (key.origin == address.origin and key.origin in PAIRED)
+        or entry in _ISSUERS
+        or is_remembered(*entry)
     )
+
+
+def is_remembered(name: str, origin: str) -> bool:
+    """Return whether the user has confirmed an origin for the key of this name."""
+    return (name, origin) in _confirmed or (name, origin) in _read()
 
 
 def require_confirmed(key: ConfigValue, address: ConfigValue) -> None:
@@ -65,29 +66,6 @@ def require_confirmed(key: ConfigValue, address: ConfigValue) -> None:
         fix=f"if this origin may have the key, confirm it: {_HOW[key.name]}",
         where=address.label,
     )
-
-
-def confirm(key: ConfigValue, address: ConfigValue) -> None:
-    """Have the user confirm the address for the key on the terminal, unless it is confirmed already.
-
-    Raises `UnconfirmedOrigin` if there is no terminal, or the answer is no.
-    """
-    if not is_confirmed(key, address):
-        _ask(key, address)
-        remember(key.name, address.text)
-
-
-def _ask(key: ConfigValue, address: ConfigValue) -> None:
-    origin = origin_of(address.text)
-    if sys.stdin.isatty() and sys.stderr.isatty():
-        clear = ", over http, where everybody on the way can read it" if origin.startswith("http:") else ""
-        _print(f"{key.label} was never sent to {origin} ({address.label}).")
-        try:
-            if typer.confirm(printable(f"Send it there, now and later{clear}?"), default=False, err=True):
-                return
-        except typer.Abort:
-            _print("")
-    require_confirmed(key, address)
 
 
 def _read() -> set[tuple[str, str]]:
@@ -106,26 +84,14 @@ def _read() -> set[tuple[str, str]]:
     return {(words[0], words[1]) for line in lines if len(words := line.split()) == 2}
 
 
-def remember(name: str, url: str) -> None:
-    """Keep that the origin of a URL may receive the key of this name. If the file cannot be written, warn."""
-    origin = origin_of(url)
-    if is_loopback(url) or (name, origin) in _confirmed | _read():
-        return
+def add_confirmation(name: str, origin: str) -> None:
+    """Keep that an origin may receive the key of this name. Raises `OSError`: it then holds for this process."""
     _confirmed.add((name, origin))
     file = known_origins_file()
+    file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    # One short write at the end of the file: two commands at once lose nothing.
+    descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     try:
-        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        # One short write at the end of the file: two commands at once lose nothing.
-        descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        try:
-            os.write(descriptor, f"{name} {origin}\n".encode())
-        finally:
-            os.close(descriptor)
-    except OSError as error:
-        _print(f"warning: {origin} is confirmed for this command alone: {file}: {error.strerror}")
-    else:
-        _print(f"{origin} is confirmed for {name}; to undo it, remove its line from {file}")
-
-
-def _print(text: str) -> None:
-    sys.stderr.write(printable(text) + "\n")
+        os.write(descriptor, f"{name} {origin}\n".encode())
+    finally:
+        os.close(descriptor)

@@ -7,16 +7,16 @@ buffers streams, so that no event arrives, the follower polls pages instead.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
+from contextlib import aclosing
 from dataclasses import dataclass, field
-from urllib.parse import quote
 
 import httpx
 
-from synth.api.schemas import EventView
-from synth.api.sse import SseEvent, read_sse
-from synth.cli.api.client import Client
-from synth.cli.api.retries import backoff
+from synth.api.schemas import EventPage, EventView, JobWithConfig
+from synth.api.sse import SseEvent, SseReader
+from synth.client.api import Api
+from synth.client.retries import backoff
 from synth.console.errors import CliError, TimedOut, Unreachable
 from synth.jobs.lifecycle import TERMINAL, TERMINAL_FACTS
 
@@ -32,20 +32,21 @@ _PAGE = 500
 class EventFollower:
     """Follows the events of one job that come after the sequence `after`.
 
-    patience: seconds that an outage may last after the first answer; before it, the client's own retry budget applies.
-    deadline: a value of `time.monotonic()`; None for no end. interval: seconds between pages while polling.
-    on_away, on_back: called once per outage, with its reason and its length in seconds.
+    path: the job's, below the API's root. patience: seconds that an outage may last after the first answer; before it,
+    the client's own retry budget applies. deadline: a value of `time.monotonic()`; None for no end. interval: seconds
+    between pages while polling. on_away, on_back: called once per outage, with its reason and its length in seconds.
     """
 
-    client: Client
+    api: Api
     job_id: str
-    after: int = 0
-    patience: float = 600.0
-    deadline: float | None = None
-    interval: float = 1.0
-    polling: bool = False
-    on_away: Callable[[str], None] = lambda reason: None
-    on_back: Callable[[float], None] = lambda seconds: None
+    path: str
+    after: int
+    patience: float
+    deadline: float | None
+    interval: float
+    on_away: Callable[[str], None]
+    on_back: Callable[[float], None]
+    _polling: bool = field(default=False, init=False)
     _ended: bool = field(default=False, init=False)
     _last_answer: float = field(default_factory=time.monotonic, init=False)
     _away: bool = field(default=False, init=False)
@@ -53,64 +54,70 @@ class EventFollower:
     _tries: int = field(default=0, init=False)
     _empty_streams: int = field(default=0, init=False)
 
-    def events(self) -> Iterator[EventView]:
+    async def events(self) -> AsyncGenerator[EventView]:
         """Yield the job's events until it has ended. Raises `Unreachable`, `NotFound`, `NotAuthorised`, `TimedOut`."""
         while not self._ended:
             self._check_deadline()
             try:
-                yield from self._pages() if self.polling else self._stream()
+                async with aclosing(self._pages() if self._polling else self._stream()) as events:
+                    async for event in events:
+                        yield event
             except Unreachable as error:
-                self._wait_or_give_up(error)
+                await self._wait_or_give_up(error)
             except httpx.TransportError as error:
-                self._wait_or_give_up(Unreachable(f"the connection broke ({error})", where=self.client.root))
+                await self._wait_or_give_up(Unreachable(f"the connection broke ({error})", where=self.api.root))
 
-    def _stream(self) -> Iterator[EventView]:
+    async def _stream(self) -> AsyncGenerator[EventView]:
         headers = {"Accept": "text/event-stream", "Last-Event-ID": str(self.after)}
-        path = f"/jobs/{quote(self.job_id, safe='')}/events"
+        reader, answered = SseReader(), False
         try:
-            with self.client.stream("GET", path, headers=headers, timeout=self._timeout()) as reply:
+            async with self.api.stream(
+                "GET", f"{self.path}/events", headers=headers, limit=self._timeout(), budget=0
+            ) as reply:
                 if reply.status_code == 204:
                     self._ended = True
                     return
                 if not reply.headers.get("content-type", "").startswith("text/event-stream"):
-                    self.polling = True
+                    self._polling = True
                     return
                 self._reset_patience()
-                answered = False
-                for sse in read_sse(reply.iter_bytes()):
-                    self._reset_patience()
-                    self._check_deadline()
-                    answered = True
-                    if sse is None:
-                        continue
-                    if sse.event == "end":
-                        self._ended = True
-                        return
-                    yield from self._take(sse)
+                async for piece in self.api.transport.pieces(reply):
+                    for sse in reader.feed(piece):
+                        self._reset_patience()
+                        self._check_deadline()
+                        answered = True
+                        if sse is None:
+                            continue
+                        if sse.event == "end":
+                            self._ended = True
+                            return
+                        for event in self._take(sse):
+                            yield event
         except httpx.ReadTimeout:
             self._check_deadline()
             raise
         except CliError as error:
-            self._retry_if_passing(error)
+            await self._retry_if_passing(error)
             return
         # It closed without `end`: a restart of the backend, or of something between.
         self._empty_streams = 0 if answered else self._empty_streams + 1
-        self.polling = self._empty_streams >= _MAX_EMPTY_STREAMS
-        time.sleep(backoff(0 if answered else self._empty_streams))
+        self._polling = self._empty_streams >= _MAX_EMPTY_STREAMS
+        await self.api.transport.sleep(backoff(0 if answered else self._empty_streams))
 
     def _take(self, sse: SseEvent) -> Iterator[EventView]:
         if not sse.id.isdigit():
             return
-        event = self.client.decode(sse.data, EventView)
+        event = self.api.decode(sse.data, EventView)
         if event.seq > self.after:
             self.after = event.seq
             yield event
 
-    def _pages(self) -> Iterator[EventView]:
+    async def _pages(self) -> AsyncGenerator[EventView]:
+        params = {"after": self.after, "limit": _PAGE}
         try:
-            page = self.client.events(self.job_id, after=self.after, limit=_PAGE)
+            page = await self.api.request("GET", f"{self.path}/events", EventPage, params=params)
         except CliError as error:
-            self._retry_if_passing(error)
+            await self._retry_if_passing(error)
             return
         self._reset_patience()
         for event in page.events:
@@ -118,10 +125,10 @@ class EventFollower:
                 self.after = event.seq
                 yield event
                 self._ended = self._ended or event.type in TERMINAL_FACTS
-        if not page.events and self.client.job(self.job_id).state in TERMINAL:
+        if not page.events and (await self.api.request("GET", self.path, JobWithConfig)).state in TERMINAL:
             self._ended = True
         elif not page.more and not self._ended:
-            time.sleep(self.interval)
+            await self.api.transport.sleep(self.interval)
 
     def _timeout(self) -> httpx.Timeout:
         left = _SILENCE_S if self.deadline is None else max(0.05, self.deadline - time.monotonic())
@@ -133,23 +140,23 @@ class EventFollower:
             self.on_back(time.monotonic() - self._last_answer)
         self._last_answer, self._tries, self._answered = time.monotonic(), 0, True
 
-    def _retry_if_passing(self, error: CliError) -> None:
+    async def _retry_if_passing(self, error: CliError) -> None:
         """Wait before the next try, or raise an error that no retry can cure."""
         if type(error) is not CliError and not isinstance(error, Unreachable):
             raise error
-        self._wait_or_give_up(error)
+        await self._wait_or_give_up(error)
 
-    def _wait_or_give_up(self, error: CliError) -> None:
+    async def _wait_or_give_up(self, error: CliError) -> None:
         self._check_deadline()
         delay = backoff(self._tries)
-        patience = self.patience if self._answered else min(self.patience, self.client.retry_budget)
+        patience = self.patience if self._answered else min(self.patience, self.api.retry_budget)
         if time.monotonic() + delay > self._last_answer + patience:
             raise error
         if self._answered and not self._away:
             self._away = True
             self.on_away(error.problems[0].what)
         self._tries += 1
-        time.sleep(delay)
+        await self.api.transport.sleep(delay)
 
     def _check_deadline(self) -> None:
         if self.deadline is not None and time.monotonic() >= self.deadline:

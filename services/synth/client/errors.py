@@ -1,4 +1,17 @@
-"""An answer of the backend that is an error, as the error of synthctl that has the right exit code."""
+"""The errors of the client: one tree, below `ClientError`.
+
+    ClientError
+    ├── UsageProblem      a value, a file or the configuration is wrong
+    ├── NotAuthorised     no key, or one that may not do this
+    ├── NotFound          no object has this id
+    ├── Unreachable       no Synth backend answers at the address
+    ├── TimedOut          the deadline of a wait is over
+    ├── FailedJob         a job ended without success
+    └── NoScore           a judge gave no score that can be read
+
+Each has `problems`, a list of `Problem(what, expected, fix, where)`. An error that the backend returned also has its
+HTTP `status` and the `request_id` under which the cluster's log has the request. No error contains a key.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +20,34 @@ from typing import Any, cast
 import httpx
 import msgspec
 
-from synth.cli.config import ConfigValue
-from synth.console.errors import CliError, NotAuthorised, NotFound, Unreachable, UsageProblem
+from synth.api.schemas import JobWithConfig
+from synth.client.connections.config import ConfigValue
+from synth.console.errors import (
+    CliError,
+    ExitCode,
+    NotAuthorised,
+    NotFound,
+    TimedOut,
+    Unreachable,
+    UsageProblem,
+)
 from synth.errors import Problem
 
+__all__ = [
+    "ClientError",
+    "FailedJob",
+    "NoScore",
+    "NotAuthorised",
+    "NotFound",
+    "TimedOut",
+    "Unreachable",
+    "UsageProblem",
+    "error_of",
+    "gave_no_score",
+]
+
+#: The class of every error of the client, which the command line gives an exit code.
+ClientError = CliError
 #: The type of the error of a judge that answered, and gave no score.
 _NO_SCORE = "judge_unreadable"
 
@@ -19,13 +56,35 @@ class NoScore(CliError):
     """A judge answered as often as it may, and gave no score that can be read."""
 
 
+class FailedJob(CliError):
+    """A job that was waited for ended without success.
+
+    job: as it ended: its `state` is failed, rejected or cancelled, and its `code` a stable word for why.
+    """
+
+    def __init__(self, job: JobWithConfig) -> None:
+        code = f" ({job.code})" if job.code else ""
+        super().__init__(f"{job.id} {job.state}{code}")
+        if job.problems:
+            self.problems = job.problems
+            self.args = (f"{self.args[0]}: " + "\n".join(p.text() for p in job.problems),)
+        self.job = job
+        self.code = ExitCode.JOB_CANCELLED if job.state == "cancelled" else ExitCode.JOB_FAILED
+
+
 def gave_no_score(reply: httpx.Response) -> bool:
     """Return whether an error is the judge's, who answered: the same request again would cost the same calls again."""
     return reply.status_code == 503 and _error(reply).get("type") == _NO_SCORE
 
 
-def error_of(reply: httpx.Response, *, key: ConfigValue) -> CliError:
+def error_of(reply: httpx.Response, *, key: ConfigValue, request_id: str) -> CliError:
     """Return the error to raise for an answer whose status is an error's. key: the one that was sent."""
+    error = _error_of(reply, key)
+    error.status, error.request_id = reply.status_code, request_id
+    return error
+
+
+def _error_of(reply: httpx.Response, key: ConfigValue) -> CliError:
     if reply.has_redirect_location:
         return Unreachable(
             f"the backend's address leads to {reply.headers['location'][:200]!r}, and a key follows no redirect",
