@@ -9,7 +9,7 @@ from contracts.asyncapi import asyncapi
 from contracts.config_pages import configs_page, setting_names, settings_page
 from contracts.event_page import events_page
 from contracts.memory_tables import gpu_page
-from contracts.sdk_page import sdk_page
+from contracts.sdk_page import client_page, sdk_page
 from synth.gateway.app import describe_api
 
 
@@ -24,6 +24,7 @@ DOCUMENTS: dict[str, Callable[[], str]] = {
     "configs.md": configs_page,
     "settings.md": settings_page,
     "sdk.md": sdk_page,
+    "client.md": client_page,
     "../shared/synth/runtime/environment/setting_names.py": setting_names,
     "gpu.md": gpu_page,
 }

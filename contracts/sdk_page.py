@@ -1,4 +1,4 @@
-"""docs/sdk.md: the task-app SDK, from its signatures and docstrings."""
+"""docs/sdk.md and docs/client.md: the task-app SDK and the Python client, from their signatures and docstrings."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from synth.client import clients, errors, files, jobs, models, organisation
 from synth.taskapp.episode import BadOutcome
 from synth.taskapp.llm import InferenceUnavailable, PolicyFailure, Reply, ToolCall
 from synth.taskapp.sdk import Episode, TaskApp, serve
 
-_HEAD = """\
+_SDK_HEAD = """\
 # Task-app SDK
 
 `synth.taskapp.sdk` makes a task app of one function. [task-apps.md](task-apps.md) shows how to write one, and
@@ -21,8 +22,18 @@ _HEAD = """\
 
 Install it with `pip install "synthctl[taskapp]"`.
 """
-#: What the page describes: a class with the members that an author of a task app uses, or a function.
-_NAMES: dict[Callable[..., Any], tuple[str, ...]] = {
+_CLIENT_HEAD = """\
+# Python client
+
+`synth.client` is the Python client of a cluster: `Client`, and `AsyncClient` for asyncio. [python.md](python.md) shows
+how to use them. This page is generated from the code (`make contracts`).
+
+It shows the methods of `Client`. Those of `AsyncClient` have the same names and arguments: its calls are awaited, and
+its iterators are asynchronous. The types of results are those of the API, described in [openapi.json](openapi.json); a
+field of the answer is an attribute.
+"""
+#: What the page of the SDK describes: a class with the members that its reader uses, or a function.
+_SDK: dict[Callable[..., Any], tuple[str, ...]] = {
     TaskApp: ("episode", "task_info", "asgi", "keys"),
     serve: (),
     Episode: ("chat", "step", "outcome", "base_url", "api_key"),
@@ -34,15 +45,41 @@ _NAMES: dict[Callable[..., Any], tuple[str, ...]] = {
 }
 
 
+#: The parts of the client, by their attribute of it.
+_PARTS: dict[str, type] = {
+    "Client": clients.Client,
+    "jobs": jobs.Jobs,
+    "files": files.Files,
+    "models": models.Models,
+    "traces": organisation.Traces,
+    "keys": organisation.Keys,
+    "operator": organisation.Operator,
+    "ModelReply": clients.ModelReply,
+}
+
+
 def sdk_page() -> str:
-    """Return the whole page."""
-    return "\n".join([_HEAD, *(line for thing, members in _NAMES.items() for line in _described(thing, members))])
+    """Return the page of the task-app SDK."""
+    return "\n".join([_SDK_HEAD, *(line for thing, members in _SDK.items() for line in _described(thing, members))])
 
 
-def _described(thing: Callable[..., Any], members: tuple[str, ...]) -> Iterator[str]:
-    title = thing.__name__
-    yield f"## `{title}`\n"
-    yield f"From `{thing.__module__}`.\n"
+def client_page() -> str:
+    """Return the page of the Python client: each part with its public methods, and the tree of errors."""
+    lines = [_CLIENT_HEAD]
+    for name, part in _PARTS.items():
+        members = tuple(member for member in vars(part) if member[0] != "_" and member != "completion")
+        lines += _described(part, members, title=f"client.{name}" if name.islower() else name)
+    text = "\n".join([*lines, "## Errors\n", f"{inspect.getdoc(errors)}\n"])
+    # The methods of the client are those of the asynchronous one, whose results they return.
+    return text.replace("AsyncGenerator[", "Iterator[").replace("List[", "list[")
+
+
+def _described(thing: Callable[..., Any], members: tuple[str, ...], title: str = "") -> Iterator[str]:
+    """Yield the lines about a class or a function. title: instead of its name and its module."""
+    yield f"## `{title or thing.__name__}`\n"
+    if not title:
+        title = thing.__name__
+        yield f"From `{thing.__module__}`.\n"
     # An app is given its episodes and replies: it makes none itself. Most exceptions have the constructor of Exception.
     called = inspect.isfunction(thing) or "__init__" in vars(thing)
     signature = inspect.signature(thing) if called else None

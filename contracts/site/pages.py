@@ -23,6 +23,7 @@ ROOT = Path(__file__).parents[2]
 GROUPS: dict[str, tuple[str, ...]] = {
     "Tutorials": ("docs/quickstart.md", "docs/crafter.md", "docs/from-openai.md", "docs/gpu.md"),
     "How-to": (
+        "docs/python.md",
         "docs/task-apps.md",
         "docs/agents.md",
         "docs/datasets.md",
@@ -42,6 +43,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
         "docs/settings.md",
         "docs/api.md",
         "docs/responses.md",
+        "docs/client.md",
         "docs/sdk.md",
         "docs/events.md",
         "docs/models.md",

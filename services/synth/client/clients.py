@@ -143,7 +143,6 @@ class AsyncClient(_Calls):
         retry_budget: float | None = None,
         timeout: float | None = None,
     ) -> None:
-        """Open a client, as `Client` does."""
         config = config or load(api_key=api_key, base_url=base_url)
         super().__init__(Api(config, AsyncioTransport.of, retry_budget=retry_budget, timeout=timeout))
         self.root = config.backend.text
@@ -163,7 +162,12 @@ class AsyncClient(_Calls):
 class Client(Blocking):
     """The API of one backend. `with Client() as client:` closes its connections at the end.
 
-    Its parts are `jobs`, `files`, `models`, `traces`, `keys` and `operator`. It may be used from several threads.
+    Without arguments it reads the settings of `synthctl`: the environment, then the nearest `.env`. It may be used from
+    several threads. config: settings that were read already. api_key: instead of SYNTH_API_KEY. base_url: instead of
+    BACKEND_BASE_URL. retry_budget: seconds for which a request is sent again while the backend is away or busy; 5 by
+    default. timeout: seconds for one try of a request; 30 by default, and longer for requests that read much.
+
+    Raises `NotAuthorised` without a key, and `UnconfirmedOrigin` for a key that may not be sent to the address.
     """
 
     def __init__(
@@ -175,15 +179,6 @@ class Client(Blocking):
         retry_budget: float | None = None,
         timeout: float | None = None,
     ) -> None:
-        """Open a client. Without arguments it reads the settings of `synthctl`: the environment, then a `.env`.
-
-        config: settings that were read already. api_key: instead of SYNTH_API_KEY. base_url: instead of
-        BACKEND_BASE_URL. retry_budget: seconds for which a request is sent again while the backend is away or busy; 5
-        by default. timeout: seconds for one try of a request; 30 by default, and longer for requests that read much.
-        Raises `NotAuthorised` without a key, and `UnconfirmedOrigin` for a key that may not be sent to the address: the
-        user confirms an origin with `synthctl --trust-backend`. A key and an address that are both arguments, or both
-        from the environment, belong together.
-        """
         config = config or load(api_key=api_key, base_url=base_url)
         self._api = Api(config, BlockingTransport.of, retry_budget=retry_budget, timeout=timeout)
         calls = _Calls(self._api)

@@ -2,6 +2,7 @@
 
     ClientError
     ├── UsageProblem      a value, a file or the configuration is wrong
+    │   └── UnconfirmedOrigin   the key may not be sent to the address
     ├── NotAuthorised     no key, or one that may not do this
     ├── NotFound          no object has this id
     ├── Unreachable       no Synth backend answers at the address
@@ -10,7 +11,8 @@
     └── NoScore           a judge gave no score that can be read
 
 Each has `problems`, a list of `Problem(what, expected, fix, where)`. An error that the backend returned also has its
-HTTP `status` and the `request_id` under which the cluster's log has the request. No error contains a key.
+HTTP `status` and a `request_id`, which is part of the `traceparent` of the request: the gateway logs it with an error
+of its own (5xx). No error contains a key.
 """
 
 from __future__ import annotations

@@ -154,7 +154,8 @@ def respond(request: Request, error: Exception) -> Response:
     if isinstance(error, RequestValidationError) and request.url.path.startswith(_OPENAI):
         failure.status = 400
     if failure.status >= 500:
-        log.error("request failed", method=request.method, path=masked(request.url.path), error=repr(error))
+        trace, path = request.headers.get("traceparent"), masked(request.url.path)
+        log.error("request failed", method=request.method, path=path, traceparent=trace, error=repr(error))
     return error_response(failure)
 
 

@@ -25,7 +25,7 @@ class ExitCode(IntEnum):
 class CliError(SynthError):
     """An error that ends the command with a message; `code` is the exit code.
 
-    status: of an answer of the backend, else None. request_id: under which the cluster's logs have that request.
+    status: of an answer of the backend, else None. request_id: of that request, as in its `traceparent`.
     """
 
     code = ExitCode.ERROR

@@ -20,7 +20,7 @@ from synth.events.catalogue import CATALOGUE
 
 ROOT = Path(__file__).parents[3]
 #: Written by `make contracts`, or from the clients' own files: their text is somebody's docstring.
-GENERATED = ("events.md", "configs.md", "settings.md", "sdk.md", "client-examples.md")
+GENERATED = ("events.md", "configs.md", "settings.md", "sdk.md", "client.md", "client-examples.md")
 #: The folders of the repository: what is hidden, as .venv, belongs to the machine.
 _FOLDERS = [p.name for p in sorted(ROOT.iterdir()) if p.is_dir() and p.name[0] not in "._"] + [".ci", ".github"]
 SOURCES = [folder for folder in _FOLDERS if any((ROOT / folder).rglob("*.py"))]
