@@ -81,22 +81,18 @@ def options(
     request_timeout: Annotated[
         float | None,
         typer.Option(
-            "--request-timeout",
             metavar="S",
             min=0.1,
             help="Seconds that the backend may take to answer a request; 30 by default, and longer for requests that"
             " read much. A chat may take as long as the backend allows.",
-            show_default=False,
         ),
     ] = None,
     retry_for: Annotated[
         float | None,
         typer.Option(
-            "--retry-for",
             metavar="S",
             min=0,
             help="Seconds for which a request is sent again while the backend is away or busy; without it 5.",
-            show_default=False,
         ),
     ] = None,
     trust_backend: Annotated[

@@ -13,15 +13,9 @@ from synth.client.connections.config import Config, find_default_env_file, resol
 if TYPE_CHECKING:
     from synth.client import Client
 
-Backend = Annotated[
-    str | None,
-    typer.Option("--backend", metavar="URL", help="The backend's address; BACKEND_BASE_URL.", show_default=False),
-]
+Backend = Annotated[str | None, typer.Option(metavar="URL", help="The backend's address; BACKEND_BASE_URL.")]
 EnvFiles = Annotated[
-    list[Path] | None,
-    typer.Option(
-        "--env-file", metavar="FILE", help="Keys and addresses, instead of .env. Repeatable.", show_default=False
-    ),
+    list[Path] | None, typer.Option(metavar="FILE", help="Keys and addresses, instead of .env. Repeatable.")
 ]
 
 TrustApp = Annotated[

@@ -21,10 +21,7 @@ if TYPE_CHECKING:
 def chat(
     ctx: typer.Context,
     model: Annotated[
-        str,
-        typer.Argument(
-            metavar="MODEL", help="A base or fine-tuned model's id.", show_default=False, autocompletion=complete_models
-        ),
+        str, typer.Argument(metavar="MODEL", help="A base or fine-tuned model's id.", autocompletion=complete_models)
     ],
     message: Annotated[
         str | None, typer.Option("-m", "--message", help="Say this and print the reply; - reads standard input.")

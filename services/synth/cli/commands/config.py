@@ -41,7 +41,7 @@ class Starter(StrEnum):
 @app.command("check")
 def check(
     ctx: typer.Context,
-    files: Annotated[list[Path], typer.Argument(metavar="FILE…", help="TOML job files, or -.", show_default=False)],
+    files: Annotated[list[Path], typer.Argument(metavar="FILE…", help="TOML job files, or -.")],
     model: Model = None,
     dataset: Dataset = None,
     validation: Validation = None,
@@ -90,13 +90,13 @@ def check(
 @app.command("explain")
 def explain(
     ctx: typer.Context,
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="A TOML job file, or -.", show_default=False)],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A TOML job file, or -.")],
     model: Model = None,
     dataset: Dataset = None,
     validation: Validation = None,
     task_url: TaskUrl = None,
-    seed: Annotated[int | None, typer.Option(metavar="N", help="The job's seed.")] = None,
-    examples: Annotated[int | None, typer.Option(metavar="N", min=1, help="Only the first rows.")] = None,
+    seed: Annotated[int | None, typer.Option(help="The job's seed.")] = None,
+    examples: Annotated[int | None, typer.Option(min=1, help="Only the first rows.")] = None,
     set_: Set = None,
     allow_experimental: AllowExperimental = False,
     env_file: EnvFiles = None,
@@ -161,9 +161,7 @@ def init(
         str | None, typer.Option(metavar="ID", help="The model that the values fit; without it, one of the cluster's.")
     ] = None,
     vision: Annotated[bool, typer.Option("--vision", help="Write a job for a model that sees images.")] = False,
-    to: Annotated[
-        Path | None, typer.Option("--to", metavar="FILE", help="Write it there; never over another file.")
-    ] = None,
+    to: Annotated[Path | None, typer.Option(metavar="FILE", help="Write it there; never over another file.")] = None,
     env_file: EnvFiles = None,
     data: Data = DEFAULT_DATA,
 ) -> None:

@@ -12,9 +12,7 @@ from synth.cli.tui.output import Format, Output
 
 app = typer.Typer(help="Dead letters, with an operator's key: ls, show, retry, drop.", no_args_is_help=True)
 
-LetterArgument = Annotated[
-    int, typer.Argument(metavar="ID", min=1, help="The letter's number, as `dead ls` shows it.", show_default=False)
-]
+LetterArgument = Annotated[int, typer.Argument(metavar="ID", min=1, help="The letter's number, as `dead ls` shows it.")]
 
 
 @app.command("ls")

@@ -10,9 +10,7 @@ from synth.cli.commands.cluster.run import EngineChoice
 
 
 def demo(
-    seed: Annotated[
-        int, typer.Option(metavar="N", min=0, help="The seed of the model's first weights and of the jobs.")
-    ] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="The seed of the model's first weights and of the jobs.")] = 0,
     port: Annotated[int, typer.Option(min=1, max=65535, help="The gateway's port, on loopback.")] = 8000,
     engine: Annotated[EngineChoice, typer.Option(help="What serves the models.")] = EngineChoice.OWN,
 ) -> None:

@@ -14,16 +14,9 @@ from synth.console.errors import UsageProblem
 
 app = typer.Typer(help="Keys of judges' APIs, by name: add, ls, rm.", no_args_is_help=True)
 
-NameArgument = Annotated[
-    str, typer.Argument(metavar="NAME", help="The name that a judge's `key` gives.", show_default=False)
-]
+NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="The name that a judge's `key` gives.")]
 UrlOption = Annotated[
-    str,
-    typer.Option(
-        "--url",
-        help="The API's address, such as https://api.example.com/v1; the key is sent nowhere else.",
-        show_default=False,
-    ),
+    str, typer.Option(help="The API's address, such as https://api.example.com/v1; the key is sent nowhere else.")
 ]
 
 

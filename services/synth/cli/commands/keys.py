@@ -116,7 +116,7 @@ def ls_orgs(ctx: typer.Context, fmt: Output = Format.TABLE) -> None:
 @orgs_app.command("create")
 def create_org(
     ctx: typer.Context,
-    name: Annotated[str, typer.Argument(metavar="NAME", help="A label for people.", show_default=False)],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="A label for people.")],
     fmt: Output = Format.TABLE,
 ) -> None:
     """Make an organisation; prints its first key, which happens once and may do everything in it."""

@@ -58,8 +58,8 @@ def known(fmt: Output = Format.TABLE) -> None:
 
 @app.command("alias")
 def alias(
-    model: Annotated[str, typer.Argument(metavar="ID", help="A base's id.", show_default=False)],
-    stand_in: Annotated[str, typer.Argument(metavar="STAND_IN", help="A local model's id.", show_default=False)],
+    model: Annotated[str, typer.Argument(metavar="ID", help="A base's id.")],
+    stand_in: Annotated[str, typer.Argument(metavar="STAND_IN", help="A local model's id.")],
     data: Data = DEFAULT_DATA,
     fmt: Output = Format.TABLE,
 ) -> None:
@@ -91,7 +91,7 @@ def aliases(data: Data = DEFAULT_DATA, fmt: Output = Format.TABLE) -> None:
 
 @app.command("unalias")
 def unalias(
-    model: Annotated[str, typer.Argument(metavar="ID", help="A base's id.", show_default=False)],
+    model: Annotated[str, typer.Argument(metavar="ID", help="A base's id.")],
     data: Data = DEFAULT_DATA,
 ) -> None:
     """Remove the stand-in of a base. Models trained from it meanwhile still report the stand-in."""
@@ -104,9 +104,7 @@ def unalias(
 @app.command("download")
 def download(
     ctx: typer.Context,
-    model: Annotated[
-        str, typer.Argument(metavar="MODEL", help="The model's id.", show_default=False, autocompletion=complete_models)
-    ],
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="The model's id.", autocompletion=complete_models)],
     out: Annotated[Path | None, typer.Option(help="The directory; by default one named after the model.")] = None,
     with_base: Annotated[
         bool, typer.Option("--with-base", help="Download an adapter's base too, into the folder `base`.")
@@ -136,8 +134,7 @@ def download(
 def rm(
     ctx: typer.Context,
     models: Annotated[
-        list[str],
-        typer.Argument(metavar="MODEL…", help="Ids of models.", show_default=False, autocompletion=complete_models),
+        list[str], typer.Argument(metavar="MODEL…", help="Ids of models.", autocompletion=complete_models)
     ],
     yes: Yes = False,
     fmt: Output = Format.TABLE,
@@ -158,15 +155,9 @@ def rm(
 
 @app.command("pull")
 def pull(
-    source: Annotated[
-        str, typer.Argument(metavar="MODEL", help="An id of the model hub, or a model's folder.", show_default=False)
-    ],
-    name: Annotated[
-        str | None, typer.Option(help="The model's id here; by default as it is called there.", show_default=False)
-    ] = None,
-    revision: Annotated[
-        str | None, typer.Option(help="A branch, tag or commit of the hub.", show_default=False)
-    ] = None,
+    source: Annotated[str, typer.Argument(metavar="MODEL", help="An id of the model hub, or a model's folder.")],
+    name: Annotated[str | None, typer.Option(help="The model's id here; by default as it is called there.")] = None,
+    revision: Annotated[str | None, typer.Option(help="A branch, tag or commit of the hub.")] = None,
     data: Data = DEFAULT_DATA,
     fmt: Output = Format.TABLE,
 ) -> None:
@@ -215,7 +206,7 @@ class _PullProgress:
 @make_app.command("tiny-qwen3")
 def make_tiny_qwen3(
     name: Annotated[str, typer.Option(help="The model's id on the cluster.")] = "tiny-qwen3",
-    out: Annotated[Path | None, typer.Option(help="A directory of your own instead.", show_default=False)] = None,
+    out: Annotated[Path | None, typer.Option(help="A directory of your own instead.")] = None,
     seed: Annotated[int, typer.Option(help="The seed of the random weights.")] = 0,
     hidden: Annotated[int, typer.Option(min=8, help="Width.")] = 64,
     layers: Annotated[int, typer.Option(min=1, help="Depth.")] = 2,
@@ -252,7 +243,7 @@ def make_tiny_qwen3(
 @make_app.command("tiny-qwen3-vl")
 def make_tiny_qwen3_vl(
     name: Annotated[str, typer.Option(help="The model's id on the cluster.")] = "tiny-qwen3-vl",
-    out: Annotated[Path | None, typer.Option(help="A directory of your own instead.", show_default=False)] = None,
+    out: Annotated[Path | None, typer.Option(help="A directory of your own instead.")] = None,
     seed: Annotated[int, typer.Option(help="The seed of the random weights.")] = 0,
     hidden: Annotated[int, typer.Option(min=8, help="Width, of the vision tower too.")] = 64,
     layers: Annotated[int, typer.Option(min=1, help="Depth, of the vision tower too.")] = 2,

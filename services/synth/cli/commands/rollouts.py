@@ -60,7 +60,7 @@ def ls(
 def show(
     ctx: typer.Context,
     job: JobArgument,
-    rollout: Annotated[str, typer.Argument(metavar="ROLLOUT", help="As `ls` shows it: t1_9.", show_default=False)],
+    rollout: Annotated[str, typer.Argument(metavar="ROLLOUT", help="As `ls` shows it: t1_9.")],
     draw: Annotated[bool, typer.Option("--draw/--no-draw", help="Draw images if the terminal can.")] = True,
     fmt: Output = Format.TABLE,
 ) -> None:

@@ -14,30 +14,18 @@ from synth.cli.tui.completion import complete_models
 from synth.cli.tui.output import Format, Output
 from synth.console.errors import UsageProblem
 
-TaskUrl = Annotated[
-    str | None,
-    typer.Option("--task-url", metavar="URL", help="The task app's address; TASK_APP_URL.", show_default=False),
-]
+TaskUrl = Annotated[str | None, typer.Option(metavar="URL", help="The task app's address; TASK_APP_URL.")]
 Follow = Annotated[
     bool | None,
-    typer.Option(
-        "--follow/--detach",
-        "-f/-d",
-        help="Follow the job (default on a terminal), or only print its id.",
-        show_default=False,
-    ),
+    typer.Option("--follow/--detach", "-f/-d", help="Follow the job (default on a terminal), or only print its id."),
 ]
 NoPoll = Annotated[bool, typer.Option("--no-poll", help="The same as --detach.")]
 PollTimeout = Annotated[
-    float | None,
-    typer.Option(
-        "--poll-timeout", metavar="S", min=0.1, help="Follow for so many seconds, then exit 124: the job goes on."
-    ),
+    float | None, typer.Option(metavar="S", min=0.1, help="Follow for so many seconds, then exit 124: the job goes on.")
 ]
 PollInterval = Annotated[
     float,
     typer.Option(
-        "--poll-interval",
         metavar="S",
         min=0.05,
         help="Seconds between looks, where events cannot be streamed; streamed ones come at once.",
@@ -48,8 +36,7 @@ Patience = Annotated[
     typer.Option(metavar="S", min=0, help="Seconds that the cluster may be away while the job is followed."),
 ]
 Idempotency = Annotated[
-    str | None,
-    typer.Option("--idempotency", metavar="KEY", help="The same key and job, sent twice, is one job; else a new one."),
+    str | None, typer.Option(metavar="KEY", help="The same key and job, sent twice, is one job; else a new one.")
 ]
 Set = Annotated[
     list[str] | None,
@@ -57,17 +44,10 @@ Set = Annotated[
         "--set",
         metavar="KEY=VALUE",
         help="Set a key of the file, as training.learning_rate=1e-5; repeatable. The submitted text contains it.",
-        show_default=False,
     ),
 ]
-Tag = Annotated[
-    list[str] | None,
-    typer.Option("--tag", metavar="NAME=VALUE", help="Tag the job, to find it by; repeatable.", show_default=False),
-]
-Name = Annotated[
-    str | None,
-    typer.Option("--name", metavar="NAME", help="The job's name, instead of its file's.", show_default=False),
-]
+Tag = Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE", help="Tag the job, to find it by; repeatable.")]
+Name = Annotated[str | None, typer.Option(metavar="NAME", help="The job's name, instead of its file's.")]
 AllowExperimental = Annotated[
     bool, typer.Option("--allow-experimental", help="Take a model that is marked experimental.")
 ]
@@ -83,9 +63,7 @@ Data = Annotated[Path, typer.Option(metavar="DIR", help="Where `synthctl up` kee
 
 def submit(
     ctx: typer.Context,
-    config: Annotated[
-        Path, typer.Argument(metavar="FILE", help="A TOML job file, or - for standard input.", show_default=False)
-    ],
+    config: Annotated[Path, typer.Argument(metavar="FILE", help="A TOML job file, or - for standard input.")],
     model: Annotated[
         str | None,
         typer.Option(metavar="ID", help="Train from this model instead of the file's.", autocompletion=complete_models),
@@ -98,14 +76,11 @@ def submit(
     app: Annotated[
         str | None,
         typer.Option(
-            "--app",
-            metavar="FILE",
-            help="A task app (app.py, pkg.app, or its id) that is served while the job is followed.",
-            show_default=False,
+            metavar="FILE", help="A task app (app.py, pkg.app, or its id) that is served while the job is followed."
         ),
     ] = None,
-    seed: Annotated[int | None, typer.Option(metavar="N", help="The job's seed.")] = None,
-    examples: Annotated[int | None, typer.Option(metavar="N", min=1, help="Only the first rows, for a trial.")] = None,
+    seed: Annotated[int | None, typer.Option(help="The job's seed.")] = None,
+    examples: Annotated[int | None, typer.Option(min=1, help="Only the first rows, for a trial.")] = None,
     set_: Set = None,
     name: Name = None,
     tag: Tag = None,
@@ -118,7 +93,7 @@ def submit(
     poll_interval: PollInterval = 1.0,
     patience: Patience = 600.0,
     check_timeout: Annotated[
-        float, typer.Option("--check-timeout", metavar="S", min=1, help="Seconds until an uploaded dataset is checked.")
+        float, typer.Option(metavar="S", min=1, help="Seconds until an uploaded dataset is checked.")
     ] = 600.0,
     idempotency: Idempotency = None,
     backend: Backend = None,

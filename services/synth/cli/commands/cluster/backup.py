@@ -14,7 +14,7 @@ from synth.console.errors import ExitCode
 
 
 def backup(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The backup's folder.", show_default=False)],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The backup's folder.")],
     data: Data = DEFAULT_DATA,
     fmt: Output = Format.TABLE,
 ) -> None:
@@ -42,7 +42,7 @@ def backup(
 
 
 def restore(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="What `synthctl backup` wrote.", show_default=False)],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="What `synthctl backup` wrote.")],
     data: Data = DEFAULT_DATA,
     pools: Annotated[str, typer.Option(help="The pools of the cluster, as SYNTH_POOLS.")] = "default",
     fmt: Output = Format.TABLE,

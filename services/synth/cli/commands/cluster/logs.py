@@ -42,7 +42,6 @@ def logs(
         typer.Argument(
             metavar="SERVICE|JOB",
             help="A service's name, or a job as `jobs` takes it; every service without it.",
-            show_default=False,
             autocompletion=_complete,
         ),
     ] = None,
@@ -50,7 +49,7 @@ def logs(
     since: Annotated[
         str | None, typer.Option(metavar="WHEN", help="Only later lines: 90s, 10m, 2h, 1d ago, or a time as 14:30.")
     ] = None,
-    tail: Annotated[int | None, typer.Option("--tail", "-n", metavar="N", min=0, help="Only the last lines.")] = None,
+    tail: Annotated[int | None, typer.Option("--tail", "-n", min=0, help="Only the last lines.")] = None,
     data: Data = DEFAULT_DATA,
     fmt: Output = Format.TABLE,
 ) -> None:

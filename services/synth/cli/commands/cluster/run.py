@@ -45,18 +45,14 @@ def up(
         typer.Option(
             envvar="SYNTH_ENGINE",
             help="The engine that serves models; vllm (`make install-vllm`) if it can use the GPU, else transformers.",
-            show_default=False,
         ),
     ] = None,
     gpus_for_vllm: Annotated[
-        int | None, typer.Option(min=1, help="GPUs for inference, a process each; half of them.", show_default=False)
+        int | None, typer.Option(min=1, help="GPUs for inference, a process each; half of them.")
     ] = None,
-    gpus_for_training: Annotated[
-        int | None, typer.Option(min=1, help="GPUs for training; the rest.", show_default=False)
-    ] = None,
+    gpus_for_training: Annotated[int | None, typer.Option(min=1, help="GPUs for training; the rest.")] = None,
     gpus_for_ref: Annotated[
-        int | None,
-        typer.Option(min=0, max=1, help="GPUs for a dedicated reference model; none.", show_default=False),
+        int | None, typer.Option(min=0, max=1, help="GPUs for a dedicated reference model; none.")
     ] = None,
     fmt: Output = Format.TABLE,
     service: Annotated[list[str] | None, typer.Option(help="Only these services; all by default.", hidden=True)] = None,

@@ -13,19 +13,16 @@ from synth.cli.tui.output import Format, Output
 
 def setup(
     ctx: typer.Context,
-    api_key: Annotated[str | None, typer.Option(metavar="KEY", help="Your SYNTH_API_KEY.", show_default=False)] = None,
+    api_key: Annotated[str | None, typer.Option(metavar="KEY", help="Your SYNTH_API_KEY.")] = None,
     environment_key: Annotated[
-        str | None,
-        typer.Option(metavar="KEY", help="Your task apps' ENVIRONMENT_API_KEY; else one is made.", show_default=False),
+        str | None, typer.Option(metavar="KEY", help="Your task apps' ENVIRONMENT_API_KEY; else one is made.")
     ] = None,
-    task_url: Annotated[str | None, typer.Option(metavar="URL", help="Your TASK_APP_URL.", show_default=False)] = None,
+    task_url: Annotated[str | None, typer.Option(metavar="URL", help="Your TASK_APP_URL.")] = None,
     backend: Backend = None,
     env_file: EnvFiles = None,
     approve: Annotated[
         str | None,
-        typer.Option(
-            metavar="CODE", help="Approve the machine that shows this code: it gets keys of yours.", show_default=False
-        ),
+        typer.Option(metavar="CODE", help="Approve the machine that shows this code: it gets keys of yours."),
     ] = None,
     no_input: Annotated[bool, typer.Option("--no-input", help="Never ask, also on a terminal.")] = False,
     fmt: Output = Format.TABLE,

@@ -34,67 +34,44 @@ if TYPE_CHECKING:
 def distil(
     ctx: typer.Context,
     teacher: Annotated[
-        str,
-        typer.Option(
-            "--teacher",
-            metavar="MODEL",
-            help="The model that replies.",
-            show_default=False,
-            autocompletion=complete_models,
-        ),
+        str, typer.Option(metavar="MODEL", help="The model that replies.", autocompletion=complete_models)
     ],
-    prompts: Annotated[
-        Path,
-        typer.Option(
-            "--prompts",
-            metavar="FILE",
-            help="Prompts; of conversations all but the last reply.",
-            show_default=False,
-        ),
-    ],
+    prompts: Annotated[Path, typer.Option(metavar="FILE", help="Prompts; of conversations all but the last reply.")],
     may_train: Annotated[
         bool,
         typer.Option("--i-may-train-on-this", help="Confirm that the terms allow to train on its replies."),
     ] = False,
     base_url: BaseUrl = None,
     trust_model_url: TrustModelUrl = False,
-    n: Annotated[int, typer.Option("--n", metavar="N", min=1, help="Replies to each prompt.")] = 1,
+    n: Annotated[int, typer.Option(min=1, help="Replies to each prompt.")] = 1,
     temperature: Temperature = None,
     top_p: Annotated[float | None, typer.Option(metavar="P", min=0, max=1, help="Of the sampling.")] = None,
     max_tokens: MaxTokens = None,
     logprobs: Annotated[
-        int | None,
-        typer.Option(metavar="N", min=0, help="Keep each token's log-probability and N alternatives in the answers."),
+        int | None, typer.Option(min=0, help="Keep each token's log-probability and N alternatives in the answers.")
     ] = None,
     grader: Grader = None,
     judge: Judge = None,
-    min_score: Annotated[
-        float | None, typer.Option("--min-score", metavar="S", help="Keep replies with at least this score.")
-    ] = None,
-    best: Annotated[
-        int | None, typer.Option("--best", metavar="N", min=1, help="Keep the best N replies of each prompt.")
-    ] = None,
+    min_score: Annotated[float | None, typer.Option(metavar="S", help="Keep replies with at least this score.")] = None,
+    best: Annotated[int | None, typer.Option(min=1, help="Keep the best N replies of each prompt.")] = None,
     pairs: Annotated[
         bool, typer.Option("--pairs", help="Rows for DPO: the best reply of each prompt against the worst.")
     ] = False,
     keep_cut_off: Annotated[
         bool, typer.Option("--keep-cut-off", help="Keep replies that ended at the token limit.")
     ] = False,
-    max_calls: Annotated[int | None, typer.Option(metavar="N", min=1, help="Calls of this run, at most.")] = None,
+    max_calls: Annotated[int | None, typer.Option(min=1, help="Calls of this run, at most.")] = None,
     max_cost: Annotated[
         float | None, typer.Option(metavar="M", min=0, help="Money of this run, at most; needs --price, --max-tokens.")
     ] = None,
     price: Annotated[
-        str | None,
-        typer.Option(
-            metavar="IN,OUT", help="The price of a million tokens of prompts and of replies.", show_default=False
-        ),
+        str | None, typer.Option(metavar="IN,OUT", help="The price of a million tokens of prompts and of replies.")
     ] = None,
-    concurrency: Annotated[int, typer.Option(metavar="N", min=1, help="Calls at one time.")] = 8,
+    concurrency: Annotated[int, typer.Option(min=1, help="Calls at one time.")] = 8,
     limit: Limit = None,
-    out: Annotated[
-        Path, typer.Option("--out", metavar="DIR", help="The folder of replies and rows; it is continued.")
-    ] = Path("distilled"),
+    out: Annotated[Path, typer.Option(metavar="DIR", help="The folder of replies and rows; it is continued.")] = Path(
+        "distilled"
+    ),
     api_patience: ApiPatience = 300.0,
     reply_timeout: ReplyTimeout = 600.0,
     fmt: Output = Format.TABLE,

@@ -20,11 +20,9 @@ app = typer.Typer(help="Datasets: upload, ls, get, rm.", no_args_is_help=True)
 @app.command("upload")
 def upload(
     ctx: typer.Context,
-    path: Annotated[Path, typer.Argument(metavar="FILE|DIR", help=_DATASET, show_default=False)],
+    path: Annotated[Path, typer.Argument(metavar="FILE|DIR", help=_DATASET)],
     timeout: Annotated[float, typer.Option(metavar="S", min=1, help="Seconds to wait for the check.")] = 600.0,
-    drop: Annotated[
-        str, typer.Option(metavar="NAME,…", help="Columns to leave out of each row.", show_default=False)
-    ] = "",
+    drop: Annotated[str, typer.Option(metavar="NAME,…", help="Columns to leave out of each row.")] = "",
     fmt: Output = Format.TABLE,
 ) -> None:
     """Upload a dataset and wait until it is checked; prints its id. Exit 2, with the lines, when it is wrong."""
@@ -70,9 +68,7 @@ def ls(
 @app.command("get")
 def get(
     ctx: typer.Context,
-    file: Annotated[
-        str, typer.Argument(metavar="FILE", help="The file's id.", show_default=False, autocompletion=complete_files)
-    ],
+    file: Annotated[str, typer.Argument(metavar="FILE", help="The file's id.", autocompletion=complete_files)],
     fmt: Output = Format.TABLE,
 ) -> None:
     """Show one file and its problems."""
@@ -109,10 +105,7 @@ def get(
 @app.command("rm")
 def rm(
     ctx: typer.Context,
-    files: Annotated[
-        list[str],
-        typer.Argument(metavar="FILE…", help="The files' ids.", show_default=False, autocompletion=complete_files),
-    ],
+    files: Annotated[list[str], typer.Argument(metavar="FILE…", help="The files' ids.", autocompletion=complete_files)],
     yes: Yes = False,
     fmt: Output = Format.TABLE,
 ) -> None:

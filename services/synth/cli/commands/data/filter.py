@@ -25,33 +25,21 @@ if TYPE_CHECKING:
 def filter_traces(
     ctx: typer.Context,
     config: Annotated[
-        Path | None,
-        typer.Argument(metavar="FILE", help="A TOML with [filter]; not needed with --job.", show_default=False),
+        Path | None, typer.Argument(metavar="FILE", help="A TOML with [filter]; not needed with --job.")
     ] = None,
     job: Annotated[
         list[str] | None,
         typer.Option(
-            "--job",
             metavar="JOB",
             help="The traces of this job: its id, its beginning, or @last. Repeatable.",
-            show_default=False,
             autocompletion=complete_jobs,
         ),
     ] = None,
-    db: Annotated[
-        str | None,
-        typer.Option("--db", metavar="FILE", help="A trace database of the published clients.", show_default=False),
-    ] = None,
-    out: Annotated[
-        str | None, typer.Option("--out", metavar="FILE", help="The JSONL that is written.", show_default=False)
-    ] = None,
-    min_reward: Annotated[
-        float | None, typer.Option("--min-reward", help="Only rollouts with at least this reward.", show_default=False)
-    ] = None,
-    top_k: Annotated[
-        int | None, typer.Option("--top-k", min=1, help="Keep the best N of each seed.", show_default=False)
-    ] = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="Rows, at most.", show_default=False)] = None,
+    db: Annotated[str | None, typer.Option(metavar="FILE", help="A trace database of the published clients.")] = None,
+    out: Annotated[str | None, typer.Option(metavar="FILE", help="The JSONL that is written.")] = None,
+    min_reward: Annotated[float | None, typer.Option(help="Only rollouts with at least this reward.")] = None,
+    top_k: Annotated[int | None, typer.Option(min=1, help="Keep the best N of each seed.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Rows, at most.")] = None,
     upload: Annotated[
         bool, typer.Option("--upload", help="Upload the rows, and print the file's id in place of its path.")
     ] = False,

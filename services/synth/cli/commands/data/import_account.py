@@ -34,8 +34,7 @@ def openai(
         "openai"
     ),
     export: Annotated[
-        Path | None,
-        typer.Option("--from", metavar="DIR", help="Exported files, instead of the account.", show_default=False),
+        Path | None, typer.Option("--from", metavar="DIR", help="Exported files, instead of the account.")
     ] = None,
     base: Annotated[
         str | None, typer.Option(metavar="ID", help="The base of each job file; without it one is proposed.")

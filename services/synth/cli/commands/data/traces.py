@@ -20,21 +20,19 @@ app = typer.Typer(help="Traces: ls, show, export. Rollouts that were kept whole.
 Jobs = Annotated[
     list[str] | None,
     typer.Option(
-        "--job",
         metavar="JOB",
         help="Of this job: its id, its beginning, or @last. Repeatable; without it, of all jobs.",
-        show_default=False,
         autocompletion=complete_jobs,
     ),
 ]
-OfMode = Annotated[Mode | None, typer.Option(help="Only traces of training, or of evaluations.", show_default=False)]
-OfModel = Annotated[str | None, typer.Option(help="Only traces of jobs with this source model.", show_default=False)]
-OfEnv = Annotated[str | None, typer.Option("--env", help="Only traces of this environment.", show_default=False)]
-OfSeed = Annotated[int | None, typer.Option(help="Only traces of this seed.", show_default=False)]
-MinReward = Annotated[float | None, typer.Option(help="Only those with at least this reward.", show_default=False)]
-MaxReward = Annotated[float | None, typer.Option(help="Only those with at most this reward.", show_default=False)]
-Since = Annotated[datetime | None, typer.Option(help="Only those since this time (UTC).", show_default=False)]
-Until = Annotated[datetime | None, typer.Option(help="Only those up to this time (UTC).", show_default=False)]
+OfMode = Annotated[Mode | None, typer.Option(help="Only traces of training, or of evaluations.")]
+OfModel = Annotated[str | None, typer.Option(help="Only traces of jobs with this source model.")]
+OfEnv = Annotated[str | None, typer.Option(help="Only traces of this environment.")]
+OfSeed = Annotated[int | None, typer.Option(help="Only traces of this seed.")]
+MinReward = Annotated[float | None, typer.Option(help="Only those with at least this reward.")]
+MaxReward = Annotated[float | None, typer.Option(help="Only those with at most this reward.")]
+Since = Annotated[datetime | None, typer.Option(help="Only those since this time (UTC).")]
+Until = Annotated[datetime | None, typer.Option(help="Only those up to this time (UTC).")]
 
 
 class ExportFormat(StrEnum):
@@ -77,7 +75,7 @@ def ls(
 @app.command()
 def show(
     ctx: typer.Context,
-    trace: Annotated[str, typer.Argument(metavar="TRACE", help="Its whole id, as `ls` shows it.", show_default=False)],
+    trace: Annotated[str, typer.Argument(metavar="TRACE", help="Its whole id, as `ls` shows it.")],
     draw: Annotated[bool, typer.Option("--draw/--no-draw", help="Draw images if the terminal can.")] = True,
     fmt: Output = Format.TABLE,
 ) -> None:
@@ -95,7 +93,7 @@ def show(
 @app.command()
 def export(
     ctx: typer.Context,
-    out: Annotated[Path, typer.Argument(metavar="FILE", help="The file to write.", show_default=False)],
+    out: Annotated[Path, typer.Argument(metavar="FILE", help="The file to write.")],
     job: Jobs = None,
     mode: OfMode = None,
     model: OfModel = None,
@@ -108,13 +106,12 @@ def export(
     format: Annotated[
         ExportFormat,
         typer.Option(
-            "--format",
             help="synth: JSONL as the API returns it; v3: JSONL of the clients' sessions; sqlite: a database that"
-            " `synth-ai filter` reads.",
+            " `synth-ai filter` reads."
         ),
     ] = ExportFormat.SYNTH,
     images: Annotated[bool, typer.Option("--images/--no-images", help="Put images into it, as data URLs.")] = True,
-    limit: Annotated[int | None, typer.Option(min=1, help="At most so many, the oldest.", show_default=False)] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="At most so many, the oldest.")] = None,
     replace: Annotated[bool, typer.Option("--replace", help="Overwrite FILE.")] = False,
     fmt: Output = Format.TABLE,
 ) -> None:

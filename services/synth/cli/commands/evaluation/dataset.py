@@ -20,62 +20,42 @@ if TYPE_CHECKING:
     from synth.cli.sampling.budget import Price
     from synth.client import Client
 
-Grader = Annotated[
-    Path | None,
-    typer.Option("--grader", metavar="FILE", help="A grader as JSON or TOML that scores replies.", show_default=False),
-]
+Grader = Annotated[Path | None, typer.Option(metavar="FILE", help="A grader as JSON or TOML that scores replies.")]
 Judge = Annotated[
-    Path | None,
-    typer.Option(
-        "--judge", metavar="FILE", help="A TOML with [rubric] and [judge.options]: a judge scores.", show_default=False
-    ),
+    Path | None, typer.Option(metavar="FILE", help="A TOML with [rubric] and [judge.options]: a judge scores.")
 ]
 JudgeModel = Annotated[
     str | None,
     typer.Option(
-        "--judge-model",
         metavar="ID",
         help="A judge that compares each reply with the first model's, in both orders.",
-        show_default=False,
         autocompletion=complete_models,
     ),
 ]
 BaseUrl = Annotated[
     str | None,
     typer.Option(
-        "--base-url",
-        metavar="URL",
-        help="The API of the models that the cluster does not list; its key is OPENAI_API_KEY.",
-        show_default=False,
+        metavar="URL", help="The API of the models that the cluster does not list; its key is OPENAI_API_KEY."
     ),
 ]
 TrustModelUrl = Annotated[
     bool, typer.Option("--trust-model-url", help="Confirm that OPENAI_API_KEY may be sent to --base-url.")
 ]
-ApiPatience = Annotated[
-    float, typer.Option("--api-patience", metavar="S", min=0, help="Seconds for which a busy API is called again.")
-]
+ApiPatience = Annotated[float, typer.Option(metavar="S", min=0, help="Seconds for which a busy API is called again.")]
 ReplyTimeout = Annotated[
-    float, typer.Option("--reply-timeout", metavar="S", min=1, help="Seconds that a reply behind --base-url may take.")
+    float, typer.Option(metavar="S", min=1, help="Seconds that a reply behind --base-url may take.")
 ]
-Limit = Annotated[
-    int | None, typer.Option("--limit", metavar="N", min=1, help="Only the first N rows.", show_default=False)
-]
+Limit = Annotated[int | None, typer.Option(min=1, help="Only the first N rows.")]
 Prices = Annotated[
     list[str] | None,
-    typer.Option(
-        "--price",
-        metavar="MODEL=IN,OUT",
-        help="The price of a million tokens of prompts and of replies. Repeatable.",
-        show_default=False,
-    ),
+    typer.Option(metavar="MODEL=IN,OUT", help="The price of a million tokens of prompts and of replies. Repeatable."),
 ]
 
 
 Temperature = Annotated[
     float | None, typer.Option(metavar="T", min=0, help="The sampling temperature; the API's own if none.")
 ]
-MaxTokens = Annotated[int | None, typer.Option(metavar="N", min=1, help="Tokens of a reply, at most.")]
+MaxTokens = Annotated[int | None, typer.Option(min=1, help="Tokens of a reply, at most.")]
 
 
 @dataclass(frozen=True)
@@ -107,14 +87,10 @@ def compare_models_command(
         typer.Argument(
             metavar="TEACHER STUDENT…",
             help="Two models or more; each is compared with the first.",
-            show_default=False,
             autocompletion=complete_models,
         ),
     ],
-    rows: Annotated[
-        Path,
-        typer.Option("--rows", metavar="FILE", help="The rows: conversations, pairs or prompts.", show_default=False),
-    ],
+    rows: Annotated[Path, typer.Option(metavar="FILE", help="The rows: conversations, pairs or prompts.")],
     grader: Grader = None,
     judge: Judge = None,
     judge_model: JudgeModel = None,
@@ -122,12 +98,12 @@ def compare_models_command(
     trust_model_url: TrustModelUrl = False,
     temperature: Temperature = None,
     max_tokens: MaxTokens = None,
-    samples: Annotated[int, typer.Option(metavar="N", min=1, help="Replies to each row.")] = 1,
-    concurrency: Annotated[int, typer.Option(metavar="N", min=1, help="Calls of one model at one time.")] = 8,
+    samples: Annotated[int, typer.Option(min=1, help="Replies to each row.")] = 1,
+    concurrency: Annotated[int, typer.Option(min=1, help="Calls of one model at one time.")] = 8,
     limit: Limit = None,
     price: Prices = None,
     out: Annotated[
-        Path, typer.Option("--out", metavar="DIR", help="The folder of replies and reports; it is continued.")
+        Path, typer.Option(metavar="DIR", help="The folder of replies and reports; it is continued.")
     ] = Path("comparison"),
     api_patience: ApiPatience = 300.0,
     reply_timeout: ReplyTimeout = 600.0,

@@ -19,8 +19,7 @@ if TYPE_CHECKING:
     from synth.estimates.repeated import Estimate
 
 Step = Annotated[
-    int | None,
-    typer.Option(metavar="N", min=0, help="The evaluation of this step of an RL job; its last one by default."),
+    int | None, typer.Option(min=0, help="The evaluation of this step of an RL job; its last one by default.")
 ]
 _METHODS = {"wilson": "Wilson", "student": "Student"}
 

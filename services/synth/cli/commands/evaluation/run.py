@@ -51,8 +51,7 @@ if TYPE_CHECKING:
 def evaluate(
     ctx: typer.Context,
     config: Annotated[
-        Path | None,
-        typer.Argument(metavar="FILE", help="A TOML with [eval]; or say it with the flags.", show_default=False),
+        Path | None, typer.Argument(metavar="FILE", help="A TOML with [eval]; or say it with the flags.")
     ] = None,
     model: Annotated[
         list[str] | None,
@@ -61,13 +60,7 @@ def evaluate(
         ),
     ] = None,
     dataset: Annotated[
-        Path | None,
-        typer.Option(
-            "--dataset",
-            metavar="ROWS",
-            help="Evaluate on the rows of this file, without a task app.",
-            show_default=False,
-        ),
+        Path | None, typer.Option(metavar="ROWS", help="Evaluate on the rows of this file, without a task app.")
     ] = None,
     grader: Grader = None,
     judge: Judge = None,
@@ -77,12 +70,7 @@ def evaluate(
     price: Prices = None,
     out: Annotated[
         Path | None,
-        typer.Option(
-            "--out",
-            metavar="DIR",
-            help="With --dataset: the folder of replies and reports; `evaluation` if none.",
-            show_default=False,
-        ),
+        typer.Option(metavar="DIR", help="With --dataset: the folder of replies and reports; `evaluation` if none."),
     ] = None,
     api_patience: ApiPatience = 300.0,
     reply_timeout: ReplyTimeout = 600.0,
@@ -91,10 +79,8 @@ def evaluate(
     app_id: Annotated[
         str | None,
         typer.Option(
-            "--app-id",
             metavar="ID",
             help="A task app of this folder or below: without --task-url it is served while the evaluation runs.",
-            show_default=False,
         ),
     ] = None,
     env_name: Annotated[
@@ -106,14 +92,13 @@ def evaluate(
             metavar="T", min=0, help="The sampling temperature; by default 1, or the API's own with --dataset."
         ),
     ] = None,
-    max_tokens: Annotated[int | None, typer.Option(metavar="N", min=1, help="Sampled tokens a call, at most.")] = None,
+    max_tokens: Annotated[int | None, typer.Option(min=1, help="Sampled tokens a call, at most.")] = None,
     max_turns: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="Calls of the model a rollout; the app's own limit if none.")
+        int | None, typer.Option(min=1, help="Calls of the model a rollout; the app's own limit if none.")
     ] = None,
-    concurrency: Annotated[int | None, typer.Option(metavar="N", min=1, help="Rollouts at one time.")] = None,
+    concurrency: Annotated[int | None, typer.Option(min=1, help="Rollouts at one time.")] = None,
     rollouts_per_seed: Annotated[
-        int | None,
-        typer.Option(metavar="N", min=1, help="Rollouts of each seed, for mean@k and pass@k; replies to each row."),
+        int | None, typer.Option(min=1, help="Rollouts of each seed, for mean@k and pass@k; replies to each row.")
     ] = None,
     per_seed: PerSeed = False,
     set_: Set = None,

@@ -47,8 +47,7 @@ def compare(
     ctx: typer.Context,
     jobs: OptionalJobsArgument = None,
     tag: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME=VALUE", help="Also the jobs with this tag; repeatable.", show_default=False),
+        list[str] | None, typer.Option(metavar="NAME=VALUE", help="Also the jobs with this tag; repeatable.")
     ] = None,
     fmt: Output = Format.TABLE,
 ) -> None:

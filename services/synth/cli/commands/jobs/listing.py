@@ -33,8 +33,7 @@ def ls(
         str | None, typer.Option(metavar="NAME", help="Only jobs with this name, or this [model].label.")
     ] = None,
     tag: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME=VALUE", help="Only jobs with this tag; repeatable.", show_default=False),
+        list[str] | None, typer.Option(metavar="NAME=VALUE", help="Only jobs with this tag; repeatable.")
     ] = None,
     limit: Annotated[int, typer.Option(min=1, help="At most so many, newest first.")] = 20,
     fmt: Output = Format.TABLE,

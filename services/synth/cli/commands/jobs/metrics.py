@@ -31,14 +31,13 @@ def metrics(
     ctx: typer.Context,
     job: JobArgument,
     name: Annotated[
-        list[str] | None,
-        typer.Option(metavar="METRIC", help="Only this metric, step by step; repeatable.", show_default=False),
+        list[str] | None, typer.Option(metavar="METRIC", help="Only this metric, step by step; repeatable.")
     ] = None,
     plot: Annotated[bool, typer.Option("--plot", help="Draw curves: of --name, else of the headline metrics.")] = False,
     after_step: Annotated[int | None, typer.Option(min=0, help="Only later steps.")] = None,
     out: Annotated[
         Path | None,
-        typer.Option("--out", metavar="FILE", help="Write them there: .png and .svg curves, .csv or .json all values."),
+        typer.Option(metavar="FILE", help="Write them there: .png and .svg curves, .csv or .json all values."),
     ] = None,
     fmt: Output = Format.TABLE,
 ) -> None:

@@ -28,11 +28,7 @@ def _find_jobs(ctx: typer.Context, values: list[str] | None) -> list[str] | None
 JobArgument = Annotated[
     str,
     typer.Argument(
-        metavar="JOB",
-        help="The job's id, its beginning, or @last.",
-        show_default=False,
-        callback=_find_job,
-        autocompletion=complete_jobs,
+        metavar="JOB", help="The job's id, its beginning, or @last.", callback=_find_job, autocompletion=complete_jobs
     ),
 ]
 _SEVERAL = typer.Argument(

@@ -20,7 +20,7 @@ from synth.runtime.lines import split_lines
 if TYPE_CHECKING:
     from synth.local.deployments.image import ImageFolder
 
-AppId = Annotated[str, typer.Argument(metavar="ID", help="The app's id.", show_default=False)]
+AppId = Annotated[str, typer.Argument(metavar="ID", help="The app's id.")]
 
 
 class Target(StrEnum):
@@ -43,13 +43,10 @@ _TARGETS_OF = {
 def run(
     ctx: typer.Context,
     app: Annotated[
-        str,
-        typer.Argument(
-            metavar="APP", help="An id, a file (app.py) or module (pkg.app); :NAME picks one.", show_default=False
-        ),
+        str, typer.Argument(metavar="APP", help="An id, a file (app.py) or module (pkg.app); :NAME picks one.")
     ],
     to: Annotated[
-        Target, typer.Option("--to", help="A process of this machine, a container image, or Modal.")
+        Target, typer.Option(help="A process of this machine, a container image, or Modal.")
     ] = Target.PROCESS,
     port: Annotated[
         int | None,
@@ -58,63 +55,41 @@ def run(
             min=0,
             max=65535,
             help="The port; without it the one that it had, the first time a free one.",
-            show_default=False,
         ),
     ] = None,
     host: Annotated[str, typer.Option(metavar="HOST", help="The address to listen on.")] = "127.0.0.1",
     max_restarts: Annotated[
         int,
-        typer.Option(
-            "--max-restarts",
-            metavar="N",
-            min=0,
-            help="Crashes in a row after which it is given up; half a minute of health ends a row.",
-        ),
+        typer.Option(min=0, help="Crashes in a row after which it is given up; half a minute of health ends a row."),
     ] = 5,
     start_timeout: Annotated[
         float,
-        typer.Option(
-            "--start-timeout",
-            metavar="S",
-            min=0.1,
-            help="Seconds until it must be healthy; modal: of a container's start.",
-        ),
+        typer.Option(metavar="S", min=0.1, help="Seconds until it must be healthy; modal: of a container's start."),
     ] = 60.0,
     tag: Annotated[
         str | None,
         typer.Option(
             metavar="NAME",
             help="docker, modal: the name of the image, or of the app at Modal; by default from the app's id.",
-            show_default=False,
         ),
     ] = None,
     base: Annotated[
         str | None,
-        typer.Option(
-            metavar="IMAGE",
-            help="docker, modal: the image to begin with; Python's or Modal's own if none.",
-            show_default=False,
-        ),
+        typer.Option(metavar="IMAGE", help="docker, modal: the image to begin with; Python's or Modal's own if none."),
     ] = None,
     requirements: Annotated[
         Path | None,
         typer.Option(
             metavar="FILE",
             help="docker, modal: the app's requirements, as pip reads them; else what its modules import.",
-            show_default=False,
         ),
     ] = None,
     include: Annotated[
         list[Path] | None,
-        typer.Option(
-            metavar="PATH", help="docker, modal: a file or folder that the app reads; repeatable.", show_default=False
-        ),
+        typer.Option(metavar="PATH", help="docker, modal: a file or folder that the app reads; repeatable."),
     ] = None,
     max_inputs: Annotated[
-        int,
-        typer.Option(
-            "--max-inputs", metavar="N", min=1, help="modal: calls that one container answers at once; then another."
-        ),
+        int, typer.Option(min=1, help="modal: calls that one container answers at once; then another.")
     ] = 32,
     backend: Backend = None,
     env_file: EnvFiles = None,
@@ -290,7 +265,7 @@ def ls(data: Data = DEFAULT_DATA, fmt: Output = Format.TABLE) -> None:
 def logs(
     id: AppId,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Print new lines until Ctrl-C.")] = False,
-    tail: Annotated[int | None, typer.Option("--tail", "-n", metavar="N", min=0, help="Only the last lines.")] = None,
+    tail: Annotated[int | None, typer.Option("--tail", "-n", min=0, help="Only the last lines.")] = None,
     data: Data = DEFAULT_DATA,
 ) -> None:
     """Show the output of a deployed task app since its supervisor was started, and how its processes ended."""

@@ -29,20 +29,15 @@ def play(
     ctx: typer.Context,
     app: Annotated[
         str,
-        typer.Argument(
-            metavar="APP",
-            help="An app's id, a file (app.py), a module (pkg.app), or a running app's URL.",
-            show_default=False,
-        ),
+        typer.Argument(metavar="APP", help="An app's id, a file (app.py), a module (pkg.app), or a running app's URL."),
     ],
-    seed: Annotated[int, typer.Option(metavar="N", min=0, help="The instance of the task.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="The instance of the task.")] = 0,
     model: Annotated[
         str | None, typer.Option(metavar="ID", help="The model that plays; without one, you type its replies.")
     ] = None,
     model_url: Annotated[
         str | None,
         typer.Option(
-            "--model-url",
             metavar="URL",
             help="An OpenAI-compatible endpoint that has it, instead of the cluster; its key is OPENAI_API_KEY.",
         ),
@@ -51,9 +46,9 @@ def play(
         str | None, typer.Option(metavar="NAME", help="The environment; the app's own if none.")
     ] = None,
     temperature: Annotated[float | None, typer.Option(metavar="T", min=0, help="Of the sampling.")] = None,
-    max_tokens: Annotated[int | None, typer.Option(metavar="N", min=1, help="Sampled tokens a call, at most.")] = None,
+    max_tokens: Annotated[int | None, typer.Option(min=1, help="Sampled tokens a call, at most.")] = None,
     max_turns: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="Calls of the model, at most; the app's own if none.")
+        int | None, typer.Option(min=1, help="Calls of the model, at most; the app's own if none.")
     ] = None,
     timeout: Annotated[float, typer.Option(metavar="S", min=0.1, help="Seconds for the whole rollout.")] = _TIMEOUT_S,
     listen: Annotated[

@@ -16,10 +16,7 @@ if TYPE_CHECKING:
 def serve(
     ctx: typer.Context,
     app: Annotated[
-        str,
-        typer.Argument(
-            metavar="APP", help="An id, a file (app.py) or module (pkg.app); :NAME picks one.", show_default=False
-        ),
+        str, typer.Argument(metavar="APP", help="An id, a file (app.py) or module (pkg.app); :NAME picks one.")
     ],
     port: Annotated[int, typer.Option(metavar="PORT", min=0, max=65535, help="The port; 0 takes a free one.")] = 8001,
     host: Annotated[str, typer.Option(metavar="HOST", help="The address to listen on.")] = "127.0.0.1",
