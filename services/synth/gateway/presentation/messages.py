@@ -8,10 +8,7 @@ from typing import Any, cast
 import msgspec
 
 from synth.events import (
-    CheckpointSaved,
     EvalCompleted,
-    Heartbeat,
-    JobCancelled,
     JobCreated,
     JobFailed,
     JobParked,
@@ -23,15 +20,10 @@ from synth.events import (
     JobValidated,
     JobVerified,
     ModelPublished,
-    PolicyLoaded,
-    PolicyPublished,
     PolicyRefused,
-    QueueWaiting,
-    RolloutBatched,
     RolloutBlocked,
     RolloutFailed,
     RolloutRequested,
-    TrainHandedBack,
     TrainResumed,
     TrainStep,
     TrainWarned,
@@ -148,11 +140,6 @@ def train_step(e: TrainStep) -> str:
     return f"step {e.step} of {e.of}: {format_headlines(e.values)}"
 
 
-def train_warned(e: TrainWarned) -> str:
-    verdict = e.verdict if isinstance(e, JobFailed) else None
-    return e.problem.text() + (f"; {verdict.text()}" if verdict else "")
-
-
 def train_warned_data(e: TrainWarned) -> Data:
     return pick_fields("step", "rule", "value", "threshold", "over", "action")(e) | {"detail": e.problem.text()}
 
@@ -166,18 +153,7 @@ def eval_completed(e: EvalCompleted) -> str:
     return f"{e.model} over {e.instances} instances: {format_headlines(e.values)}"
 
 
-def rollout_batched(e: RolloutBatched) -> str:
-    return (
-        f"iteration {e.iteration} is collected: {e.sequences} sequences, "
-        f"{e.groups_kept} groups kept, {e.groups_dropped} dropped"
-    )
-
-
-def queue_waiting(e: QueueWaiting) -> str:
-    return f"waits for {e.need} in pool {e.pool}, number {e.position} in the queue, for {e.seconds:.0f} s"
-
-
-def problem_text(e: JobFailed | RolloutBlocked | PolicyRefused) -> str:
+def problem_text(e: JobFailed | RolloutBlocked | PolicyRefused | TrainWarned) -> str:
     verdict = e.verdict if isinstance(e, JobFailed) else None
     return e.problem.text() + (f"; {verdict.text()}" if verdict else "")
 
@@ -188,10 +164,6 @@ def job_paused(e: JobPaused) -> str:
 
 def job_parked(e: JobParked) -> str:
     return f"waits until it is resumed: {e.problem.text()}"
-
-
-def job_cancelled(e: JobCancelled) -> str:
-    return f"cancelled after step {e.step}"
 
 
 def eval_requested(e: RolloutRequested) -> str:
@@ -207,29 +179,5 @@ def rollout_failed(e: RolloutFailed) -> str:
     return f"rollout {e.rollout_id} is dropped after {e.tries} tries: {e.problem.text()}"
 
 
-def policy_published(e: PolicyPublished) -> str:
-    return f"policy version {e.version} is published"
-
-
-def policy_loaded(e: PolicyLoaded) -> str:
-    return f"policy version {e.version} is served, after {e.seconds:.2g} s"
-
-
-def checkpoint_saved(e: CheckpointSaved) -> str:
-    return f"checkpoint of step {e.step}, {e.size} bytes"
-
-
-def train_handed_back(e: TrainHandedBack) -> str:
-    return f"attempt {e.attempt} hands the job back: {e.reason}"
-
-
-def model_published(e: ModelPublished) -> str:
-    return f"{e.model.id} can be used"
-
-
 def model_published_data(e: ModelPublished) -> Data:
     return {"model": e.model.id, "kind": e.kind, "step": e.step}
-
-
-def heartbeat(e: Heartbeat) -> str:
-    return f"the job is {e.state}, nothing new"

@@ -55,20 +55,29 @@ class DescribedEvent(msgspec.Struct, frozen=True, kw_only=True):
     data: messages.Data
 
 
+_FACTS = messages.pick_fields()
+_PROBLEM = messages.problem_data
+
+
 @dataclass(frozen=True)
 class EventDescription:
-    """The description of one type of event. sft, rl: its name for a job of that kind. shown_if: whether it is shown."""
+    """The description of one type of event. sft, rl: its name for a job of that kind. shown_if: whether it is shown.
+
+    message: makes it, or a template with the fields of the event `e`.
+    """
 
     sft: str
     rl: str
     message: Callable[[Any], str] | str
-    data: Callable[[Any], messages.Data]
+    data: Callable[[Any], messages.Data] = _FACTS
     level: Level = "info"
     shown_if: Callable[[Any], bool] = lambda _: True
 
 
-_FACTS = messages.pick_fields()
-_PROBLEM = messages.problem_data
+def _of_both(name: str, message: Callable[[Any], str] | str, **more: Any) -> EventDescription:
+    """Describe an event whose names for both kinds of jobs differ in their first word alone."""
+    return EventDescription(f"sft.{name}", f"rl.{name}", message, **more)
+
 
 #: Every event of a job; None for an event that is not shown.
 EVENT_DESCRIPTIONS: dict[str, EventDescription | None] = {
@@ -82,90 +91,80 @@ EVENT_DESCRIPTIONS: dict[str, EventDescription | None] = {
         "sft.config.prepared", "rl.job.validated", messages.job_validated, messages.job_validated_data
     ),
     "job.rejected": EventDescription("workflow.failed", "rl.job.failed", messages.job_rejected, _PROBLEM, "error"),
-    "job.verified": EventDescription(
-        "sft.job.verified", "rl.job.verified", messages.job_verified, messages.job_verified_data
-    ),
+    "job.verified": _of_both("job.verified", messages.job_verified, data=messages.job_verified_data),
     "job.refused": EventDescription("workflow.failed", "rl.job.failed", messages.job_rejected, _PROBLEM, "error"),
     "job.started": EventDescription(
         "sft.training.started", "rl.train.started", messages.job_started, messages.pick_fields("attempt")
     ),
-    "job.cancel_requested": EventDescription("sft.cancel_requested", "rl.cancel_requested", "asked to stop", _FACTS),
-    "job.pause_requested": EventDescription("sft.pause_requested", "rl.pause_requested", "asked to pause", _FACTS),
-    "job.paused": EventDescription("sft.paused", "rl.paused", messages.job_paused, _FACTS),
-    "job.parked": EventDescription("sft.parked", "rl.parked", messages.job_parked, _PROBLEM, "warning"),
-    "job.resumed": EventDescription("sft.resumed", "rl.resumed", "resumed, and queued again", _FACTS),
-    "job.withdrawn": EventDescription("sft.withdrawn", "rl.withdrawn", "cancelled while nobody ran it", _FACTS),
-    "job.cancelled": EventDescription("sft.stopped", "rl.stopped", messages.job_cancelled, _FACTS),
+    "job.cancel_requested": _of_both("cancel_requested", "asked to stop"),
+    "job.pause_requested": _of_both("pause_requested", "asked to pause"),
+    "job.paused": _of_both("paused", messages.job_paused),
+    "job.parked": _of_both("parked", messages.job_parked, data=_PROBLEM, level="warning"),
+    "job.resumed": _of_both("resumed", "resumed, and queued again"),
+    "job.withdrawn": _of_both("withdrawn", "cancelled while nobody ran it"),
+    "job.cancelled": _of_both("stopped", "cancelled after step {e.step}"),
     "job.succeeded": EventDescription(
         "workflow.completed", "rl.job.completed", messages.job_succeeded, messages.job_succeeded_data
     ),
     "job.failed": EventDescription("workflow.failed", "rl.job.failed", messages.problem_text, _PROBLEM, "error"),
-    "rollout.requested": EventDescription(
-        "sft.eval.started",
-        "rl.eval.started",
+    "rollout.requested": _of_both(
+        "eval.started",
         messages.eval_requested,
-        messages.eval_requested_data,
+        data=messages.eval_requested_data,
         shown_if=lambda e: e.mode == "eval",
     ),
     "collection.started": None,
     "rollout.completed": None,
     "rollout.judged": None,
-    "rollout.failed": EventDescription(
-        "sft.rollout.dropped",
-        "rl.rollout.dropped",
+    "rollout.failed": _of_both(
+        "rollout.dropped",
         messages.rollout_failed,
-        messages.pick_fields("rollout_id", "iteration", "mode", "seed", "tries"),
-        "warning",
+        data=messages.pick_fields("rollout_id", "iteration", "mode", "seed", "tries"),
+        level="warning",
     ),
-    "rollout.batch": EventDescription(
-        "sft.rollout.batch",
-        "rl.rollout.batch",
-        messages.rollout_batched,
-        messages.pick_fields("iteration", "sequences", "groups_kept", "groups_dropped", "values"),
+    "rollout.batch": _of_both(
+        "rollout.batch",
+        "iteration {e.iteration} is collected: {e.sequences} sequences, {e.groups_kept} groups kept,"
+        " {e.groups_dropped} dropped",
+        data=messages.pick_fields("iteration", "sequences", "groups_kept", "groups_dropped", "values"),
     ),
-    "rollout.blocked": EventDescription(
-        "sft.rollout.blocked", "rl.rollout.blocked", messages.problem_text, _PROBLEM, "error"
+    "rollout.blocked": _of_both("rollout.blocked", messages.problem_text, data=_PROBLEM, level="error"),
+    "eval.completed": _of_both(
+        "eval.summary", messages.eval_completed, data=messages.pick_fields("model", "instances", "values", "step")
     ),
-    "eval.completed": EventDescription(
-        "sft.eval.summary",
-        "rl.eval.summary",
-        messages.eval_completed,
-        messages.pick_fields("model", "instances", "values", "step"),
+    "policy.published": _of_both(
+        "policy.published",
+        "policy version {e.version} is published",
+        data=messages.pick_fields("version", "attempt", "kind"),
     ),
-    "policy.published": EventDescription(
-        "sft.policy.published",
-        "rl.policy.published",
-        messages.policy_published,
-        messages.pick_fields("version", "attempt", "kind"),
+    "policy.loaded": _of_both("policy.loaded", "policy version {e.version} is served, after {e.seconds:.2g} s"),
+    "policy.refused": _of_both("policy.refused", messages.problem_text, data=_PROBLEM, level="error"),
+    "checkpoint.saved": _of_both(
+        "checkpoint.saved",
+        "checkpoint of step {e.step}, {e.size} bytes",
+        data=messages.pick_fields("step", "version", "size"),
     ),
-    "policy.loaded": EventDescription("sft.policy.loaded", "rl.policy.loaded", messages.policy_loaded, _FACTS),
-    "policy.refused": EventDescription(
-        "sft.policy.refused", "rl.policy.refused", messages.problem_text, _PROBLEM, "error"
-    ),
-    "checkpoint.saved": EventDescription(
-        "sft.checkpoint.saved",
-        "rl.checkpoint.saved",
-        messages.checkpoint_saved,
-        messages.pick_fields("step", "version", "size"),
-    ),
-    "train.step": EventDescription("sft.progress", "rl.train.step", messages.train_step, _FACTS),
+    "train.step": EventDescription("sft.progress", "rl.train.step", messages.train_step),
     # These clients would read this event as the end of the step.
     "train.progressed": None,
     "train.warned": EventDescription(
-        "sft.training.warned", "rl.train.warned", messages.train_warned, messages.train_warned_data, "warning"
+        "sft.training.warned", "rl.train.warned", messages.problem_text, messages.train_warned_data, "warning"
     ),
     "train.resumed": EventDescription(
-        "sft.training.resumed", "rl.train.resumed", messages.train_resumed, _FACTS, "warning"
+        "sft.training.resumed", "rl.train.resumed", messages.train_resumed, level="warning"
     ),
     "train.handed_back": EventDescription(
-        "sft.training.handed_back", "rl.train.handed_back", messages.train_handed_back, _FACTS, "warning"
+        "sft.training.handed_back",
+        "rl.train.handed_back",
+        "attempt {e.attempt} hands the job back: {e.reason}",
+        level="warning",
     ),
-    "model.published": EventDescription(
-        "sft.model.published", "rl.model.published", messages.model_published, messages.model_published_data
-    ),
-    "watch.heartbeat": EventDescription("sft.worker.alive", "rl.heartbeat", messages.heartbeat, _FACTS),
-    "queue.waiting": EventDescription(
-        "sft.queue.waiting", "rl.queue.waiting", messages.queue_waiting, _FACTS, "warning"
+    "model.published": _of_both("model.published", "{e.model.id} can be used", data=messages.model_published_data),
+    "watch.heartbeat": EventDescription("sft.worker.alive", "rl.heartbeat", "the job is {e.state}, nothing new"),
+    "queue.waiting": _of_both(
+        "queue.waiting",
+        "waits for {e.need} in pool {e.pool}, number {e.position} in the queue, for {e.seconds:.0f} s",
+        level="warning",
     ),
     "blob.expired": None,
     "model.deleted": None,
@@ -177,12 +176,9 @@ EVENT_DESCRIPTIONS: dict[str, EventDescription | None] = {
     "letter.retried": None,
     "letter.dropped": None,
 }
-
 #: The events that have another description for an evaluation job.
 _OF_EVALUATIONS: dict[str, EventDescription] = {
-    "job.started": EventDescription(
-        "sft.eval.started", "rl.eval.started", messages.evaluation_started, messages.pick_fields("attempt")
-    ),
+    "job.started": _of_both("eval.started", messages.evaluation_started, data=messages.pick_fields("attempt")),
 }
 
 #: Our figures that a client gets by default; it must name the others.
@@ -224,10 +220,8 @@ def describe_event(recorded: Recorded, kind: str | None) -> DescribedEvent | Non
     event: Any = recorded.event
     message, data = recorded.type, messages.Data()
     if not isinstance(event, UnknownEvent):  # an event of a newer version is shown by its type
-        message, data = (
-            description.message if isinstance(description.message, str) else description.message(event),
-            description.data(event),
-        )
+        text, data = description.message, description.data(event)
+        message = text.format(e=event) if isinstance(text, str) else text(event)
     message = _TAG.sub(_BREAK, message)
     if kind == "sft":
         validated = isinstance(event, TrainStep) and "validation_loss" in event.values
