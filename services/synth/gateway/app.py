@@ -66,7 +66,7 @@ from synth.gateway.middleware.completeness import Completeness
 from synth.gateway.middleware.gate import Gate
 from synth.gateway.middleware.intact import Intact
 from synth.gateway.middleware.request_metrics import RequestMetrics
-from synth.gateway.read_model.event_log import has_any_at, has_event, read_size
+from synth.gateway.read_model.event_log import find_event, has_event, read_size
 from synth.gateway.read_model.hub import Hub
 from synth.gateway.read_model.live_jobs import JobQueue
 from synth.gateway.read_model.snapshot import holds_snapshot_of, keep_snapshot
@@ -237,7 +237,7 @@ async def _wait_for_bus(
             mark = model.mark()
             # The snapshot, too, may refer to an unreadable event that the log no longer has.
             left_out = model.first_left_out()
-            still = left_out is None or await has_any_at(service.bus, left_out)
+            still = left_out is None or await find_event(service.bus, left_out) is not None
             model.prepare(
                 stream=str(info.created),
                 last_seq=info.state.last_seq,

@@ -12,17 +12,15 @@ from contextlib import aclosing
 from datetime import UTC, datetime
 
 import msgspec
-from nats.errors import Error as NatsError
-from nats.js.errors import NotFoundError
 
 from synth.api.dead_letters import DeadLetter, DeadLetterPayload
 from synth.bus.connection import Connection
-from synth.bus.reading import read_across_reconnects
 from synth.bus.recorded import Recorded, delivery_numbers
 from synth.bus.replay import read_stream, replay
 from synth.bus.server.topology import DEAD
 from synth.errors import Transient
 from synth.events import LetterDropped, LetterRetried
+from synth.gateway.read_model.event_log import find_on_bus
 from synth.work import task_of
 
 _TIMEOUT_S = 20.0
@@ -57,12 +55,9 @@ async def list_letters(bus: Connection, *, after: int, limit: int, open_only: bo
 
 async def read_letter(bus: Connection, id: int) -> DeadLetterPayload | None:
     """Return one letter with its body; None if there is no such letter. Raises `Transient`."""
-    try:
-        result = await read_across_reconnects(bus, lambda: bus.js.get_msg(DEAD, id))
-    except NotFoundError:
+    result = await find_on_bus(bus, lambda: bus.js.get_msg(DEAD, id), of=f"dead letter {id}")
+    if result is None:
         return None
-    except (TimeoutError, NatsError) as error:
-        raise Transient(f"the bus did not answer a read of dead letter {id}: {error!r}") from error
     assert result.subject is not None
     assert result.time is not None
     body = result.data or b""

@@ -26,8 +26,7 @@ from synth.events import (
 )
 from synth.events.catalogue import Event, spec_of
 from synth.gateway.read_model.store import ReadModel
-from synth.gateway.read_model.tables.device_time import UNSEEN_S
-from synth.gateway.read_model.usage import gpu_seconds, orgs_with_devices
+from synth.gateway.read_model.tables.device_time import UNSEEN_S, device_seconds, holding_orgs
 
 #: A moment ten hours before the end of a UTC day.
 NOON = datetime(2026, 1, 1, 14, tzinfo=UTC).timestamp()
@@ -55,11 +54,11 @@ class Log:
         self.model.apply(recorded)
 
     def used(self, at: float, *, org: str = "org_a", days: int = 30) -> float:
-        used = gpu_seconds(self.model, org, now=NOON + at, days=days)
+        used = device_seconds(self.model.db, org, now=NOON + at, days=days)
         anew = ReadModel(self._home / f"anew-{len(list(self._home.iterdir()))}.db")
         anew.prepare(stream="log", last_seq=10**9)
         anew.apply(self._all)
-        assert gpu_seconds(anew, org, now=NOON + at, days=days) == pytest.approx(used), "in one batch"
+        assert device_seconds(anew.db, org, now=NOON + at, days=days) == pytest.approx(used), "in one batch"
         anew.close()
         return used
 
@@ -90,7 +89,7 @@ def test_trainers_count_by_their_devices_and_engines_one_each_until_the_job_is_p
     log.add(JobPauseRequested(), at=30)
     log.add(JobPaused(step=1), at=40)
     assert log.used(40) == log.used(4000) == 35 + 4 * 30 + 20
-    assert (log.used(4000, org="org_b"), orgs_with_devices(log.model)) == (0, [])
+    assert (log.used(4000, org="org_b"), holding_orgs(log.model.db)) == (0, [])
 
 
 def test_a_paused_job_holds_nothing_until_it_goes_on(log: Log):
@@ -164,4 +163,4 @@ def test_what_a_newer_version_wrote_hinders_nothing(log: Log):
     for seq, fact in enumerate(("train.step", "train.rethought"), start=100):
         newer = from_parts(f"{fact}.org_a.job_1", b"{}", {"Synth-Schema": "99"}, seq=seq, time=time)
         log.model.apply([newer])
-    assert gpu_seconds(log.model, "org_a", now=NOON + 20, days=30) == 20
+    assert device_seconds(log.model.db, "org_a", now=NOON + 20, days=30) == 20

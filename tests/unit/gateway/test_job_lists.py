@@ -22,7 +22,7 @@ from synth.events import (
 from synth.events.catalogue import Event
 from synth.gateway.read_model.filters import JobFilter
 from synth.gateway.read_model.store import ReadModel
-from synth.gateway.read_model.usage import pending_files, stored_bytes
+from synth.gateway.read_model.tables.org_totals import pending_files, stored_bytes
 
 ORG = "org_a"
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -127,6 +127,6 @@ def test_what_an_organisation_keeps_is_the_sum_of_its_files_and_logs(log: Log):
                 logs[id] = logs.get(id, 0) + rng.randrange(100)
                 blob = BlobRef(uri="blob://l", size=1, sha256="0" * 64)
                 log.add("train.logged", id, TrainLogged(blob=blob, bytes=logs[id]))
-        assert stored_bytes(log.model, ORG) == sum(size for size, *_ in files.values()) + sum(logs.values())
-        assert pending_files(log.model, ORG) == sum(pending for _, pending, _ in files.values())
-    assert stored_bytes(log.model, "org_b") == 0
+        assert stored_bytes(log.model.db, ORG) == sum(size for size, *_ in files.values()) + sum(logs.values())
+        assert pending_files(log.model.db, ORG) == sum(pending for _, pending, _ in files.values())
+    assert stored_bytes(log.model.db, "org_b") == 0

@@ -15,13 +15,14 @@ from synth.runtime.off_loop import INLINE_BYTES
 
 
 async def find_jobs(
-    gateway: Gateway, org: str, *, limit: int, wanted: JobFilter, before: int | None = None
-) -> list[JobRow]:
-    """Return the newest jobs of an organisation that pass a filter.
+    gateway: Gateway, org: str, *, limit: int, wanted: JobFilter, after: str | None = None
+) -> tuple[list[JobRow], bool]:
+    """Return the newest jobs of an organisation that pass a filter, and whether there are more.
 
-    before: only jobs that were created before this sequence. Raises `UserError` for a filter of too many conditions,
-    and for a query that takes too long.
+    after: only jobs that are older than the job with this id. Raises a 404, and `UserError` for a filter of too many
+    conditions, and for a query that takes too long.
     """
+    before = (await gateway.job(org, after)).created_seq if after else None
     settings = gateway.settings
     if wanted.repeated > settings.list_conditions:
         raise UserError(
@@ -32,14 +33,14 @@ async def find_jobs(
                 where="query",
             )
         )
-    if wanted == JobFilter():
-        return gateway.read_model.jobs(org, limit=limit, wanted=wanted, before=before)
-    query = partial(
-        gateway.read_model.jobs_within, settings.list_timeout_s, org, limit=limit, wanted=wanted, before=before
-    )
+    page = {"limit": limit + 1, "wanted": wanted, "before": before}
     try:
-        # The size of a large request makes organisations share the threads by turns.
-        return await gateway.service.off_loop.thread(query, org=org, size=INLINE_BYTES + 1)
+        if wanted == JobFilter():
+            rows = gateway.read_model.jobs(org, **page)
+        else:
+            query = partial(gateway.read_model.jobs_within, settings.list_timeout_s, org, **page)
+            # The size of a large request makes organisations share the threads by turns.
+            rows = await gateway.service.off_loop.thread(query, org=org, size=INLINE_BYTES + 1)
     except TimeoutError as error:
         raise UserError(
             Problem(
@@ -48,3 +49,4 @@ async def find_jobs(
                 where="query",
             )
         ) from error
+    return rows[:limit], len(rows) > limit

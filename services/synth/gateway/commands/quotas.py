@@ -11,15 +11,9 @@ from synth.events.catalogue import MAX_EVENT_BODY_BYTES
 from synth.gateway.deps import Gateway
 from synth.gateway.limits.admission import limit_reached
 from synth.gateway.limits.headers import Left, note_limit
-from synth.gateway.read_model.tables.device_time import DAY_S
-from synth.gateway.read_model.usage import (
-    count_jobs,
-    count_unvalidated,
-    event_bytes,
-    gpu_seconds,
-    pending_files,
-    stored_bytes,
-)
+from synth.gateway.read_model.tables.device_time import DAY_S, device_seconds
+from synth.gateway.read_model.tables.org_totals import event_bytes, pending_files, stored_bytes
+from synth.gateway.read_model.usage import count_jobs, count_unvalidated
 
 _JOB_RETRY_S = 30
 _KEPT_RETRY_S = 60
@@ -49,12 +43,12 @@ async def list_limits(gateway: Gateway, org: str) -> list[Limit]:
     used = gateway.admission.used(org) | {
         "jobs_live": jobs.live,
         "jobs_queued": jobs.queued,
-        "file_bytes": stored_bytes(model, org),
-        "log_bytes": event_bytes(model, org),
-        "files_pending": pending_files(model, org),
+        "file_bytes": stored_bytes(model.db, org),
+        "log_bytes": event_bytes(model.db, org),
+        "files_pending": pending_files(model.db, org),
         "keys": len(live),
         "bus_keys": sum(key.bus for key in live),
-        "gpu_seconds": gpu_seconds(model, org, now=time.time(), days=limits.gpu_days),
+        "gpu_seconds": device_seconds(model.db, org, now=time.time(), days=limits.gpu_days),
     }
     return [
         Limit(
@@ -85,7 +79,7 @@ def check_gpu_seconds(gateway: Gateway, org: str) -> None:
     limits, now = gateway.settings.limits_of(org), time.time()
     if limits.gpu_seconds is None:
         return
-    used = gpu_seconds(gateway.read_model, org, now=now, days=limits.gpu_days)
+    used = device_seconds(gateway.read_model.db, org, now=now, days=limits.gpu_days)
     window = round(limits.gpu_days * DAY_S)
     note_limit("gpu_seconds", Left(int(limits.gpu_seconds), int(limits.gpu_seconds - used), window_s=window))
     if used >= limits.gpu_seconds:
@@ -104,7 +98,7 @@ def check_gpu_seconds(gateway: Gateway, org: str) -> None:
 def check_file_bytes(gateway: Gateway, org: str, more: int) -> None:
     """Raise a 429 if the organisation's files have no room for `more` bytes. 0: if they have no room at all."""
     quota = gateway.settings.limits_of(org).file_bytes
-    stored = stored_bytes(gateway.read_model, org)
+    stored = stored_bytes(gateway.read_model.db, org)
     note_limit("file_bytes", Left(quota, quota - stored - more))
     if stored + max(more, 1) > quota:
         raise limit_reached(
@@ -129,7 +123,7 @@ def log_room(gateway: Gateway, org: str, size: int, *, job: bool = False) -> Gen
         each = min(MAX_EVENT_BODY_BYTES, quota // _VALIDATION_SHARE)
         size += each if job else 0
         unvalidated = count_unvalidated(gateway.read_model, org)
-        used, expected = event_bytes(gateway.read_model, org), unvalidated * each + coming[org]
+        used, expected = event_bytes(gateway.read_model.db, org), unvalidated * each + coming[org]
         if used + expected + size > quota:
             raise limit_reached(
                 f"your organisation's events take {used:,} bytes of the log, {unvalidated:,} jobs that are not "
@@ -158,7 +152,7 @@ def _log_quota(gateway: Gateway, org: str) -> int | None:
 
 def check_files_pending(gateway: Gateway, org: str) -> None:
     """Raise a 429 if the organisation may have no further file that waits for its check."""
-    quota, count = gateway.settings.limits_of(org).files_pending, pending_files(gateway.read_model, org)
+    quota, count = gateway.settings.limits_of(org).files_pending, pending_files(gateway.read_model.db, org)
     fix = "wait until some have been checked, or have the operator raise the limit"
     what = "files that are not checked yet"
     _check_count(count, quota, "files_pending", what=what, fix=fix, retry_after=_JOB_RETRY_S)

@@ -12,10 +12,8 @@ from contextlib import aclosing
 import msgspec
 from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
-from nats.js.api import StreamInfo
 
 from synth.bus.connection import Connection
-from synth.bus.reading import read_across_reconnects
 from synth.bus.recorded import MSG_ID, TTL, delivery_numbers
 from synth.bus.replay import read_stream
 from synth.errors import Transient
@@ -87,14 +85,6 @@ class StreamReading:
         state = msgspec.json.decode(reply.data, type=_Info).state
         deleted, ranges = set(state.deleted), [*gaps, (last + 1, state.last_seq + 1)]
         return [seq for begin, end in ranges for seq in range(max(begin, state.first_seq), end) if seq not in deleted]
-
-
-async def read_info(bus: Connection, stream: str) -> StreamInfo:
-    """Return what the server knows of a stream. Raises `Transient` if it does not answer."""
-    try:
-        return await read_across_reconnects(bus, lambda: bus.js.stream_info(stream))
-    except (TimeoutError, NatsError) as error:
-        raise Transient(f"the bus did not answer: {error!r}") from error
 
 
 def digest_of(msg: Msg) -> int:

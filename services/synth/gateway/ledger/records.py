@@ -29,7 +29,8 @@ from synth.bus.server.topology import AUDIT, DEAD, PUBLISH_TIMEOUT_S, audit_subj
 from synth.erasure.records import read_erasures
 from synth.gateway import metrics
 from synth.gateway.ledger.file import BLOCK, WIDTH, LedgerFile
-from synth.gateway.ledger.reading import StreamReading, digest_of, read_info
+from synth.gateway.ledger.reading import StreamReading, digest_of
+from synth.gateway.read_model.event_log import read_info
 from synth.runtime import logs
 
 log = logs.get("ledger")

@@ -28,8 +28,9 @@ from synth.bus.server.topology import EVENTS, SECRET_BUCKETS
 from synth.erasure.records import read_erasures
 from synth.errors import Transient
 from synth.gateway.ledger.file import BLOCK, KnownStream, LedgerFile, Revision
-from synth.gateway.ledger.reading import StreamReading, digest_of, read_info
+from synth.gateway.ledger.reading import StreamReading, digest_of
 from synth.gateway.ledger.records import RECORD_STREAMS, RecordWatch
+from synth.gateway.read_model.event_log import read_info
 from synth.runtime import logs
 
 log = logs.get("ledger")

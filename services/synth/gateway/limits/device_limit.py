@@ -15,7 +15,7 @@ from synth.events.catalogue import Event
 from synth.gateway.limits.settings import LimitSettings
 from synth.gateway.read_model.live_jobs import live_jobs
 from synth.gateway.read_model.store import ReadModel
-from synth.gateway.read_model.usage import gpu_seconds, orgs_with_devices
+from synth.gateway.read_model.tables.device_time import device_seconds, holding_orgs
 from synth.jobs.lifecycle import State
 from synth.runtime import logs
 
@@ -28,11 +28,11 @@ _AT_ONCE = 32
 async def pause_beyond_limit(bus: Connection, model: ReadModel, settings: LimitSettings, *, now: float) -> None:
     """Request the pause of jobs beyond the limit, with the reason. now: Unix time."""
     beyond: dict[str, str] = {}
-    for org in orgs_with_devices(model):
+    for org in holding_orgs(model.db):
         limits = settings.limits_of(org)
         if limits.gpu_seconds is None:
             continue
-        used = gpu_seconds(model, org, now=now, days=limits.gpu_days)
+        used = device_seconds(model.db, org, now=now, days=limits.gpu_days)
         if used >= limits.gpu_seconds:
             beyond[org] = (
                 f"the organisation's jobs have taken {used:,.0f} GPU-seconds in {limits.gpu_days} days, of which they "

@@ -7,9 +7,10 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
@@ -26,6 +27,7 @@ from synth.events import FileDeleted, JobDeleted
 from synth.events.catalogue import Event, subject_of
 from synth.gateway.read_model.projected_file import Mark, ProjectedFile
 
+_T = TypeVar("_T")
 #: Digits of the longest sequence that a client may send: every number with so many digits fits into 64 bits.
 MAX_SEQUENCE_DIGITS = 18
 _TIMEOUT_S = 5.0
@@ -91,13 +93,8 @@ async def read_page(
 
 async def _read_last_seq(bus: Connection, subject: str) -> int:
     """Return the sequence of the last event on a subject, as the stream's leader knows it; 0 without any."""
-    try:
-        last = await read_across_reconnects(bus, lambda: bus.js.get_last_msg(EVENTS, subject))
-    except NotFoundError:
-        return 0
-    except (TimeoutError, NatsError) as error:
-        raise Transient(f"the bus did not answer a read of {subject}: {error!r}") from error
-    return last.seq or 0
+    last = await find_on_bus(bus, lambda: bus.js.get_last_msg(EVENTS, subject), of=subject)
+    return (last.seq if last is not None else None) or 0
 
 
 async def _read_page(
@@ -110,16 +107,27 @@ async def _read_page(
     )
     if max_bytes is not None:
         start["max_bytes"] = max_bytes
-    try:
-        result, end = await read_across_reconnects(
-            bus, lambda: _batch(bus, start | {"next_by_subj": subject, "batch": limit})
-        )
-    except (TimeoutError, NatsError) as error:
-        raise Transient(f"the bus did not answer a read of {subject}: {error!r}") from error
+    request = start | {"next_by_subj": subject, "batch": limit}
+    batch = await find_on_bus(bus, lambda: _batch(bus, request), of=subject)
+    assert batch is not None
+    result, end = batch
     status = end.get("Status", "")
     if status not in ("204", "404"):
         raise Transient(f"the bus refused a read of {subject}: {status} {end.get('Description', '')}")
     return Page(result, more=int(end.get("Nats-Num-Pending", 0)) > 0)
+
+
+async def find_on_bus(bus: Connection, read: Callable[[], Awaitable[_T]], *, of: str) -> _T | None:
+    """Return the result of a read of the bus; None for a missing message. Raises `Transient` without an answer.
+
+    of: the item, for the message.
+    """
+    try:
+        return await read_across_reconnects(bus, read)
+    except NotFoundError:
+        return None
+    except (TimeoutError, NatsError) as error:
+        raise Transient(f"the bus did not answer a read of {of}: {error!r}") from error
 
 
 async def _batch(bus: Connection, request: dict[str, object]) -> tuple[list[Recorded], dict[str, str]]:
@@ -166,12 +174,9 @@ async def is_erased(bus: Connection, subject: str, *, before: int) -> bool:
 async def read_last(bus: Connection, kind: type[Event], org: str, key: str) -> Recorded | None:
     """Read the last event of this kind of one job or file, from the stream's leader."""
     subject = subject_of(kind, org, key)
-    try:
-        result = await read_across_reconnects(bus, lambda: bus.js.get_last_msg(EVENTS, subject))
-    except NotFoundError:
+    result = await find_on_bus(bus, lambda: bus.js.get_last_msg(EVENTS, subject), of=subject)
+    if result is None:
         return None
-    except (TimeoutError, NatsError) as error:
-        raise Transient(f"the bus did not answer a read of {subject}: {error!r}") from error
     assert result.seq is not None
     assert result.time is not None
     return from_parts(subject, result.data or b"", result.headers, seq=result.seq, time=result.time)
@@ -179,25 +184,16 @@ async def read_last(bus: Connection, kind: type[Event], org: str, key: str) -> R
 
 async def has_event(bus: Connection, mark: Mark) -> bool:
     """Return whether the log has exactly this event. Raises `Transient` if the bus does not answer."""
-    result = await _find(bus, mark.seq)
+    result = await find_event(bus, mark.seq)
     if result is None:
         return False
     assert result.time is not None
     return from_parts(result.subject or "", b"null", result.headers, seq=mark.seq, time=result.time).sign == mark.sign
 
 
-async def has_any_at(bus: Connection, seq: int) -> bool:
-    """Return whether the log has an event with this sequence. Raises `Transient` if the bus does not answer."""
-    return await _find(bus, seq) is not None
-
-
-async def _find(bus: Connection, seq: int) -> RawStreamMsg | None:
-    try:
-        return await read_across_reconnects(bus, lambda: bus.js.get_msg(EVENTS, seq))
-    except NotFoundError:
-        return None
-    except (TimeoutError, NatsError) as error:
-        raise Transient(f"the bus did not answer a read of event {seq}: {error!r}") from error
+async def find_event(bus: Connection, seq: int) -> RawStreamMsg | None:
+    """Return the event with this sequence; None if the log has none. Raises `Transient` without an answer."""
+    return await find_on_bus(bus, lambda: bus.js.get_msg(EVENTS, seq), of=f"event {seq}")
 
 
 class LogSize(NamedTuple):
@@ -209,7 +205,7 @@ class LogSize(NamedTuple):
 
 async def read_size(bus: Connection) -> LogSize:
     """Return the size of the log. Raises `Transient` if the bus does not answer."""
-    info = await _read_info(bus)
+    info = await read_info(bus)
     most = info.config.max_bytes
     return LogSize(info.state.bytes, most if most is not None and most > 0 else None)
 
@@ -217,14 +213,15 @@ async def read_size(bus: Connection) -> LogSize:
 async def holds_log_of(bus: Connection, model: ProjectedFile) -> bool:
     """Return whether the model was projected from this log. Raises `Transient` if the bus does not answer."""
     mark, applied = model.mark(), model.applied
-    info = await _read_info(bus)
+    info = await read_info(bus)
     if str(info.created) != model.stream or info.state.last_seq < applied:
         return False
     return mark is None or await has_event(bus, mark)
 
 
-async def _read_info(bus: Connection) -> StreamInfo:
+async def read_info(bus: Connection, stream: str = EVENTS) -> StreamInfo:
+    """Return what the server knows of a stream. Raises `Transient` if it does not answer."""
     try:
-        return await read_across_reconnects(bus, lambda: bus.js.stream_info(EVENTS))
+        return await read_across_reconnects(bus, lambda: bus.js.stream_info(stream))
     except (TimeoutError, NatsError) as error:
         raise Transient(f"the bus did not answer: {error!r}") from error

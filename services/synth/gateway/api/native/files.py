@@ -87,9 +87,8 @@ async def jobs_of_file(
 ) -> Response:
     """List the jobs that train or validate on a file."""
     await gateway.file(caller.org, file_id)
-    before = (await gateway.job(caller.org, after)).created_seq if after else None
-    rows = await find_jobs(gateway, caller.org, limit=limit + 1, wanted=JobFilter(uses=[file_id]), before=before)
-    return list_response([gateway.queue.show(row) for row in rows[:limit]], more=len(rows) > limit)
+    rows, more = await find_jobs(gateway, caller.org, limit=limit, wanted=JobFilter(uses=[file_id]), after=after)
+    return list_response([gateway.queue.show(row) for row in rows], more=more)
 
 
 @router.get("/files/{file_id}/content", summary="A file's bytes")

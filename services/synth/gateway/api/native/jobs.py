@@ -109,7 +109,6 @@ async def list_jobs(
     tag: Annotated[list[str] | None, Query(description="Only jobs with this tag, as `owner=ada`; repeatable")] = None,
 ) -> Response:
     """List jobs without their texts, which `GET /api/jobs/{id}` returns."""
-    before = (await gateway.job(caller.org, after)).created_seq if after else None
     wanted = JobFilter(
         states=[state] if state else None,
         kinds=[kind] if kind else None,
@@ -117,8 +116,8 @@ async def list_jobs(
         name=name,
         tags=_tags(tag or []),
     )
-    rows = await find_jobs(gateway, caller.org, limit=limit + 1, wanted=wanted, before=before)
-    return list_response([gateway.queue.show(row) for row in rows[:limit]], more=len(rows) > limit)
+    rows, more = await find_jobs(gateway, caller.org, limit=limit, wanted=wanted, after=after)
+    return list_response([gateway.queue.show(row) for row in rows], more=more)
 
 
 @router.get("/{job_id}", summary="One job, with its configuration", responses=returns(JobWithConfig))

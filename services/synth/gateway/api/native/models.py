@@ -59,9 +59,8 @@ async def jobs_of_model(
 ) -> Response:
     """List the job that made a model and the jobs that train or evaluate it, newest first."""
     model = find_model(gateway, caller.org, model_id)
-    before = (await gateway.job(caller.org, after)).created_seq if after else None
-    rows = await find_jobs(gateway, caller.org, limit=limit + 1, wanted=JobFilter(uses=[model.id]), before=before)
-    return list_response([gateway.queue.show(row) for row in rows[:limit]], more=len(rows) > limit)
+    rows, more = await find_jobs(gateway, caller.org, limit=limit, wanted=JobFilter(uses=[model.id]), after=after)
+    return list_response([gateway.queue.show(row) for row in rows], more=more)
 
 
 @router.get("/models/{model_id:path}", summary="One model", responses=returns(Model))

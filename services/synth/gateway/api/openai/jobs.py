@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import AsyncIterator
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Request
@@ -10,6 +11,7 @@ from starlette.responses import Response
 
 from synth.api.fine_tuning.request import FineTuningRequest
 from synth.api.fine_tuning.translate import SEEDS, is_graded
+from synth.api.schemas import File
 from synth.bus.kv.secrets import ApiKey
 from synth.datasets.refused import prompts_refused, rows_refused
 from synth.errors import Problem, UserError
@@ -98,7 +100,8 @@ async def list_jobs(
     metadata: Annotated[str | None, Query(description="A pair, as `metadata[name]=value`")] = None,
 ) -> Response:
     """List the jobs of every API. `metadata[name]=value` returns only jobs with this pair."""
-    before = (await _job(gateway, caller, after)).created_seq if after else None
+    if after:
+        await _job(gateway, caller, after)
     pairs = {pair[1]: value for key, value in request.query_params.items() if (pair := PAIR_OF_METADATA.fullmatch(key))}
     if metadata is not None:
         problem = Problem(
@@ -106,10 +109,9 @@ async def list_jobs(
         )
         raise ApiError(400, problem.text(), param="metadata", problems=[problem])
     wanted = JobFilter(kinds=_KINDS, metadata=pairs)
-    rows = await find_jobs(gateway, caller.org, limit=limit + 1, wanted=wanted, before=before)
-    page = rows[:limit]
-    resolved = await resolve_rows(gateway, caller.org, page)
-    return page_response([job_object(*each) for each in zip(page, resolved, strict=True)], more=len(rows) > limit)
+    rows, more = await find_jobs(gateway, caller.org, limit=limit, wanted=wanted, after=after)
+    resolved = await resolve_rows(gateway, caller.org, rows)
+    return page_response([job_object(*each) for each in zip(rows, resolved, strict=True)], more=more)
 
 
 @router.get("/fine_tuning/jobs/{job_id}", summary="One fine-tuning job", responses=returns(FineTuningJob))
@@ -190,42 +192,14 @@ async def _job_response(gateway: Gateway, row: JobRow) -> Response:
     return json_response(job_object(row, resolved))
 
 
-async def _files(gateway: Gateway, org: str, body: FineTuningRequest) -> list[Problem]:
-    """Return the problems of the request's files: missing, or not fit to train on. A file in a check has none."""
-    problems: list[Problem] = []
+async def _uploaded(
+    gateway: Gateway, org: str, body: FineTuningRequest, problems: list[Problem], *, graded: bool
+) -> AsyncIterator[tuple[str, File]]:
+    """Yield the fields that name files of a request, and the files. Adds the problems of missing and invalid files."""
     for param, id in (("training_file", body.training_file), ("validation_file", body.validation_file)):
         if id is None:
             continue
-        try:
-            row = await gateway.file(org, id)
-        except ApiError:
-            what = f"there is no file {id[:120]!r}"
-            problems.append(Problem(what=what, fix="upload it with client.files.create", where=param))
-            continue
-        if row.file.status == "failed":
-            what = f"{row.file.filename!r} cannot be trained on: {file_problems(row.file)}"
-            problems.append(Problem(what=what, fix="mend the file, and upload it again", where=param))
-        elif row.file.status == "ready":
-            dpo = body.method is not None and body.method.type == "dpo"
-            wrong = rows_refused(
-                row.file.filename,
-                pairs=bool(row.file.pairs),
-                dpo=dpo,
-                unanswered=bool(row.file.unanswered),
-                where=param,
-            )
-            problems += [wrong] if wrong else []
-    return problems
-
-
-async def _prompt_rows(gateway: Gateway, org: str, body: FineTuningRequest, *, size: int) -> dict[str, int]:
-    """Return the number of rows of a graded job's files, by field. Raises a 400 if a file or the grader is invalid."""
-    problems = await check_grader(gateway, org, body, size=size)
-    rows: dict[str, int] = {}
-    for param, id in (("training_file", body.training_file), ("validation_file", body.validation_file)):
-        if id is None:
-            continue
-        if id.startswith(SEEDS):
+        if graded and id.startswith(SEEDS):
             what = f"{id[:80]!r} are seeds of a task app, and a grader pays rows of a file"
             problems.append(Problem(what=what, expected="the id of an uploaded file of prompts", where=param))
             continue
@@ -238,7 +212,28 @@ async def _prompt_rows(gateway: Gateway, org: str, body: FineTuningRequest, *, s
         if file.status == "failed":
             what = f"{file.filename!r} cannot be trained on: {file_problems(file)}"
             problems.append(Problem(what=what, fix="mend the file, and upload it again", where=param))
-        elif file.status != "ready":
+        else:
+            yield param, file
+
+
+async def _files(gateway: Gateway, org: str, body: FineTuningRequest) -> list[Problem]:
+    """Return the problems of the request's files: missing, or not fit to train on. A file in a check has none."""
+    problems: list[Problem] = []
+    dpo = body.method is not None and body.method.type == "dpo"
+    async for param, file in _uploaded(gateway, org, body, problems, graded=False):
+        if file.status == "ready":
+            shapes = {"pairs": bool(file.pairs), "unanswered": bool(file.unanswered)}
+            wrong = rows_refused(file.filename, **shapes, dpo=dpo, where=param)
+            problems += [wrong] if wrong else []
+    return problems
+
+
+async def _prompt_rows(gateway: Gateway, org: str, body: FineTuningRequest, *, size: int) -> dict[str, int]:
+    """Return the number of rows of a graded job's files, by field. Raises a 400 if a file or the grader is invalid."""
+    problems = await check_grader(gateway, org, body, size=size)
+    rows: dict[str, int] = {}
+    async for param, file in _uploaded(gateway, org, body, problems, graded=True):
+        if file.status != "ready":
             what = f"{file.filename!r} is still being checked, and how long the job is follows from its rows"
             fix = "wait with client.files.wait_for_processing, then create the job"
             problems.append(Problem(what=what, expected="a file that is processed", fix=fix, where=param))

@@ -97,7 +97,6 @@ async def _list_jobs(gateway: Gateway, caller: ApiKey, filters: Filters, kind: s
         created_before=parse_time("created_before", filters.created_before),
         uses=[name for name in (filters.model, filters.file_id) if name is not None],
     )
-    before = (await gateway.job(caller.org, filters.after)).created_seq if filters.after else None
     limit = min(filters.limit, MAX_PAGE)
-    rows = await find_jobs(gateway, caller.org, limit=limit + 1, wanted=wanted, before=before)
-    return json_response(SynthJobs(jobs=[job_view(row) for row in rows[:limit]], has_more=len(rows) > limit))
+    rows, more = await find_jobs(gateway, caller.org, limit=limit, wanted=wanted, after=filters.after)
+    return json_response(SynthJobs(jobs=[job_view(row) for row in rows], has_more=more))
