@@ -5,90 +5,24 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, Literal
-
-import msgspec
+from typing import Any
 
 from synth.jobs.resolve.filter import parse_moment
+from synth.jobs.schema.filter import FilterOutputSection, FilterSection, FilterSftSection, FilterSplitSection
 from synth.traces.facts import EpisodeFacts, is_loop, longest_repeat
 
 
-class SftRules(msgspec.Struct, frozen=True, kw_only=True):
-    """The cleaning of rows; see `FilterSftSection`."""
+class Rules(FilterSection):
+    """A resolved filter: the keys of `[filter]`, and the other tables. stats: `[output]`."""
 
-    max_sequence_length: int | None = None
-    require_valid_tool_calls: bool | None = None
-    filter_empty_responses: bool | None = None
-
-
-class SplitRules(msgspec.Struct, frozen=True, kw_only=True):
-    """The split of rows for validation; see `FilterSplitSection`."""
-
-    enabled: bool | None = None
-    val_fraction: float = 0.1
-    random_seed: int = 0
-    stratify_by: Literal["achievements", "reward", "seed", "task"] | None = None
-    train_file: str = "train.jsonl"
-    val_file: str = "val.jsonl"
-
-
-class StatsRules(msgspec.Struct, frozen=True, kw_only=True):
-    """Further output; see `FilterOutputSection`."""
-
-    save_stats: bool | None = None
-    stats_file: str = "filter_stats.json"
-    save_filtered_episode_ids: bool | None = None
-
-
-class Rules(msgspec.Struct, frozen=True, kw_only=True):
-    """A resolved filter, with the keys of `FilterSection`."""
-
-    output: str
-    db: str | None = None
-    jobs: list[str] | None = None
-    traces: bool | None = None
-    mode: str | None = None
-    splits: list[str] | None = None
-    task_ids: list[str] | None = None
-    models: list[str] | None = None
-    seeds: list[int] | None = None
-    success: float | None = None
-    min_reward: float | None = None
-    max_reward: float | None = None
-    min_official_score: float | None = None
-    max_official_score: float | None = None
-    min_judge_scores: dict[str, float] | None = None
-    max_judge_scores: dict[str, float] | None = None
-    min_created_at: str | None = None
-    max_created_at: str | None = None
-    min_tokens: int | None = None
-    max_tokens: int | None = None
-    top_k: int | None = None
-    top_k_by: Literal["seed", "task"] = "seed"
-    deduplicate: bool = False
-    limit: int | None = None
-    offset: int | None = None
-    shuffle: bool = False
-    shuffle_seed: int | None = None
-    min_steps_per_episode: int | None = None
-    max_steps_per_episode: int | None = None
-    min_achievements_per_episode: int | None = None
-    detect_loops: bool | None = None
-    max_repeated_actions: int | None = None
-    min_unique_states: int | None = None
-    filter_errors: bool | None = None
-    filter_timeouts: bool | None = None
-    export_format: str | None = None
-    include_images: bool = True
-    include_metadata: bool = True
-    sft: SftRules
-    split: SplitRules
-    stats: StatsRules
+    sft: FilterSftSection
+    split: FilterSplitSection
+    stats: FilterOutputSection
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Rules:
         """Return the rules of what `resolve_filter` found."""
-        return msgspec.convert({k: v for k, v in values.items() if k not in ("kind", "tags")}, cls)
+        return cls.model_validate({k: v for k, v in values.items() if k not in ("kind", "tags")})
 
 
 @dataclass(frozen=True)

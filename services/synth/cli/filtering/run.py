@@ -73,6 +73,7 @@ _WHY = {
 
 def run_filter(rules: Rules, source: Source) -> Report:
     """Write the rows. Raises `CliError` if none is left, with the count of each key."""
+    assert rules.output is not None
     report = Report(source=source.name, output=rules.output)
     output = Path(rules.output).expanduser()
     with tempfile.TemporaryDirectory(prefix="synthctl-filter-") as folder:
@@ -142,7 +143,7 @@ def _choose(spool: Spool, rules: Rules, report: Report) -> None:
         report.drop("deduplicate", row=True, count=spool.drop_copies())
     if rules.top_k is not None:
         report.drop("top_k", count=spool.keep_best(rules.top_k))
-    report.rows = spool.choose(shuffle=rules.shuffle, offset=rules.offset or 0, limit=rules.limit)
+    report.rows = spool.choose(shuffle=bool(rules.shuffle), offset=rules.offset or 0, limit=rules.limit)
     report.kept = spool.kept_traces()
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from synth.cli.filtering.rules import SplitRules
+from synth.jobs.schema.filter import FilterSplitSection
 
 _SCHEMA = """
 CREATE TABLE traces (n INTEGER PRIMARY KEY, id TEXT, ranked TEXT, reward REAL, stratum TEXT, draw INTEGER);
@@ -87,7 +87,7 @@ class Spool:
         )
         return self._count("SELECT COUNT(*) FROM chosen")
 
-    def split(self, rules: SplitRules) -> int:
+    def split(self, rules: FilterSplitSection) -> int:
         """Put some of the chosen traces aside for validation; returns how many rows that are."""
         ranked = (
             "SELECT n, ROW_NUMBER() OVER (PARTITION BY stratum ORDER BY draw, n) AS k,"
