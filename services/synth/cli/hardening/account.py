@@ -25,29 +25,24 @@ def check_account(deployment: SeenDeployment, config: Config) -> list[Finding]:
             organisations = len(client.operator.organisations()) if Scope.OPERATOR in account.scopes else None
     except CliError as error:
         problem = error.problems[0]
-        return [
-            Finding(check=check, result="not checked", found=problem.what, where=where, fix=problem.fix)
-            for check in ("API keys", "limits")
-        ]
+        return [Finding(check, "not checked", problem.what, where, problem.fix) for check in ("API keys", "limits")]
     return [*_keys(keys, where), _limits(deployment, organisations, where)]
 
 
 def _keys(keys: list[Key] | None, where: str) -> list[Finding]:
     if keys is None:
         fix = "use a key with the scope `keys`"
-        why = "this key may not list the keys of its organisation"
-        return [Finding(check="API keys", result="not checked", found=why, where=where, fix=fix)]
+        return [Finding("API keys", "not checked", "this key may not list the keys of its organisation", where, fix)]
     endless = [key for key in keys if key.state == "live" and key.expires_at is None]
     operators = [key for key in endless if Scope.OPERATOR in key.scopes]
     others = [key for key in endless if key not in operators]
     fix = "replace each by one with an end: synthctl keys create --expires-in 90d, then synthctl keys revoke"
     findings = [
-        Finding(check=check, result="warning", found=f"without an end: {_named(observed)}", where=where, fix=fix)
+        Finding(check, "warning", f"without an end: {_named(observed)}", where, fix)
         for check, observed in (("operator keys", operators), ("API keys", others))
         if observed
     ]
-    observed = f"each of {len(keys)} keys of this organisation has an end"
-    return findings or [Finding(check="API keys", result="ok", found=observed, where=where)]
+    return findings or [Finding("API keys", "ok", f"each of {len(keys)} keys of this organisation has an end", where)]
 
 
 def _named(keys: list[Key]) -> str:
@@ -59,14 +54,12 @@ def _limits(deployment: SeenDeployment, organisations: int | None, where: str) -
     gateways = [s for s in deployment.services if s.name.partition(" ")[0] == "gateway"]
     if not gateways:
         why = "the settings of no gateway are seen from here"
-        fix = "run it on the gateway's machine, or with --compose"
-        return Finding(check="limits", result="not checked", found=why, where=where, fix=fix)
+        return Finding("limits", "not checked", why, where, "run it on the gateway's machine, or with --compose")
     if all(any(name.startswith("SYNTH_ORG_") and value for name, value in g.environment.items()) for g in gateways):
-        return Finding(check="limits", result="ok", found="set by SYNTH_ORG_…", where=gateways[0].place)
+        return Finding("limits", "ok", "set by SYNTH_ORG_…", gateways[0].place)
     place = gateways[0].place
     if organisations == 1:
-        observed = "the defaults; there is one organisation"
-        return Finding(check="limits", result="ok", found=observed, where=place)
+        return Finding("limits", "ok", "the defaults; there is one organisation", place)
     many = "this key may not count the organisations" if organisations is None else f"{organisations} organisations"
     fix = 'set SYNTH_ORG_… of the gateway (docs/operations.md, "Limits")'
-    return Finding(check="limits", result="warning", found=f"the defaults, and {many}", where=place, fix=fix)
+    return Finding("limits", "warning", f"the defaults, and {many}", place, fix)

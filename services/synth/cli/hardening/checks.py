@@ -55,4 +55,4 @@ def _containers(deployment: SeenDeployment) -> list[Finding]:
     if deployment.compose is not None:
         return deployment.compose.confinement()
     why = deployment.unseen.get("compose", "there is no docker-compose.yml here")
-    return [Finding(check="containers", result="not checked", found=why, fix="name the Compose file with --compose")]
+    return [Finding("containers", "not checked", why, fix="name the Compose file with --compose")]

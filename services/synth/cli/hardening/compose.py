@@ -65,10 +65,9 @@ class ComposeFile:
     def _privileges(self) -> list[Finding]:
         loose = [c.name for c in self.containers if not _confined(c.entry)]
         if not loose:
-            return [Finding(check="containers", result="ok", found=f"{_CONFINED} for each", where=str(self.path))]
+            return [Finding("containers", "ok", f"{_CONFINED} for each", str(self.path))]
         observed = f"not confined: {', '.join(loose)}"
-        fix = f"each needs {_CONFINED}"
-        return [Finding(check="containers", result="failed", found=observed, where=str(self.path), fix=fix)]
+        return [Finding("containers", "failed", observed, str(self.path), f"each needs {_CONFINED}")]
 
     def _ports(self) -> list[Finding]:
         findings: list[Finding] = []
@@ -82,27 +81,22 @@ class ComposeFile:
                     if user == "gateway"
                     else "remove it from `ports`: the other containers reach it without"
                 )
-                observed = f"{container.name} publishes {text}"
-                findings.append(Finding(check="ports", result="failed", found=observed, where=str(self.path), fix=fix))
-        observed = "only the gateway is published, on loopback"
-        return findings or [Finding(check="ports", result="ok", found=observed, where=str(self.path))]
+                findings.append(Finding("ports", "failed", f"{container.name} publishes {text}", str(self.path), fix))
+        return findings or [Finding("ports", "ok", "only the gateway is published, on loopback", str(self.path))]
 
     def _images(self) -> list[Finding]:
         images = {str(c.entry["image"]) for c in self.containers if "image" in c.entry}
         dockerfiles = {file for c in self.containers if (file := _dockerfile(c.entry, self.path.parent)) is not None}
         for file in dockerfiles:
             if not file.is_file():
-                why = f"{file} is not here"
                 fix = "run it in the folder that the images are built in"
-                return [Finding(check="images", result="not checked", found=why, where=str(self.path), fix=fix)]
+                return [Finding("images", "not checked", f"{file} is not here", str(self.path), fix)]
             images |= set(_FROM.findall(file.read_text(encoding="utf-8", errors="replace")))
         loose = sorted(image for image in images if not _DIGEST.search(image))
         if not loose:
-            observed = f"{len(images)} have digests"
-            return [Finding(check="images", result="ok", found=observed, where=str(self.path))]
+            return [Finding("images", "ok", f"{len(images)} have digests", str(self.path))]
         fix = "`make digests` writes the digests, on a machine that reaches the registry"
-        observed = f"without a digest: {', '.join(loose)}"
-        return [Finding(check="images", result="warning", found=observed, where=str(self.path), fix=fix)]
+        return [Finding("images", "warning", f"without a digest: {', '.join(loose)}", str(self.path), fix)]
 
     def _stores(self) -> list[Finding]:
         """Check that no two services share a folder for scratch, and the blob store is divided."""
@@ -113,10 +107,10 @@ class ComposeFile:
                     users.setdefault(source, []).append(container.name)
         if not (shared := {source: names for source, names in users.items() if len(names) > 1}):
             observed = "each container mounts the folders of the blob store that it needs"
-            return [Finding(check="volumes", result="ok", found=observed, where=str(self.path))]
+            return [Finding("volumes", "ok", observed, str(self.path))]
         observed = "; ".join(f"{source} is whole in {', '.join(names)}" for source, names in shared.items())
         fix = "mount orgs, jobs and judging by themselves, as docs/operations.md has them"
-        return [Finding(check="volumes", result="failed", found=observed, where=str(self.path), fix=fix)]
+        return [Finding("volumes", "failed", observed, str(self.path), fix)]
 
     def monitor(self) -> list[Finding]:
         """Check the address of the monitor of the file's nats-server, in the configuration that it mounts."""
@@ -126,8 +120,7 @@ class ComposeFile:
                 if not source.endswith("nats.conf") or not file.is_file():
                     continue
                 return [_monitor(file)]
-        why = "no container mounts a nats.conf of this folder"
-        return [Finding(check="bus monitor", result="not checked", found=why, where=str(self.path))]
+        return [Finding("bus monitor", "not checked", "no container mounts a nats.conf of this folder", str(self.path))]
 
 
 def _monitor(file: Path) -> Finding:
@@ -135,11 +128,11 @@ def _monitor(file: Path) -> Finding:
     address = match[1] if match else ""
     host = address.rpartition(":")[0].strip("[]")
     if not address or host.startswith("127.") or host in ("localhost", "::1"):
-        return Finding(check="bus monitor", result="ok", found=address or "it has none", where=str(file))
+        return Finding("bus monitor", "ok", address or "it has none", str(file))
     fix = (
         "`synthd bus config` prints one that listens on loopback alone; the health check of the container needs no more"
     )
-    return Finding(check="bus monitor", result="failed", found=f"listens at {address}", where=str(file), fix=fix)
+    return Finding("bus monitor", "failed", f"listens at {address}", str(file), fix)
 
 
 def _confined(entry: Mapping[str, Any]) -> bool:

@@ -29,25 +29,23 @@ def check_files(deployment: SeenDeployment, env_files: Iterable[Path]) -> list[F
 def _keys(files: list[Path]) -> Finding:
     if os.name != "posix":
         why = "this system has no modes of files"
-        return Finding(check="key files", result="not checked", found=why, fix="look at the rights of .env yourself")
+        return Finding("key files", "not checked", why, fix="look at the rights of .env yourself")
     if not files:
         why = "there is no .env, no folder of a cluster and no file of a key here"
-        return Finding(check="key files", result="not checked", found=why, fix="run it in the folder of the deployment")
+        return Finding("key files", "not checked", why, fix="run it in the folder of the deployment")
     if loose := [file for file in files if file.stat().st_mode & _OTHERS]:
         names = " ".join(map(str, loose))
         observed = f"other users may read or write {len(loose)} of {len(files)}"
-        return Finding(check="key files", result="failed", found=observed, where=names, fix=f"chmod 600 {names}")
-    observed = "readable by their owner alone"
-    return Finding(check="key files", result="ok", found=observed, where=", ".join(map(str, files)))
+        return Finding("key files", "failed", observed, names, f"chmod 600 {names}")
+    return Finding("key files", "ok", "readable by their owner alone", ", ".join(map(str, files)))
 
 
 def _data(data: Path) -> Finding:
     if not data.is_dir():
-        why = "no cluster of `synthctl up` has its data here"
         fix = "name its folder with --data; volumes of containers are the container runtime's"
-        return Finding(check="data folder", result="not checked", found=why, where=str(data), fix=fix)
+        return Finding("data folder", "not checked", "no cluster of `synthctl up` has its data here", str(data), fix)
     mode = data.stat().st_mode & 0o777
     if mode & _OTHERS:
         observed = f"mode {mode:o}: other users of this machine may read datasets, models and rollouts"
-        return Finding(check="data folder", result="warning", found=observed, where=str(data), fix=f"chmod 700 {data}")
-    return Finding(check="data folder", result="ok", found=f"mode {mode:o}", where=str(data))
+        return Finding("data folder", "warning", observed, str(data), f"chmod 700 {data}")
+    return Finding("data folder", "ok", f"mode {mode:o}", str(data))

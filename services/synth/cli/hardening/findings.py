@@ -12,7 +12,7 @@ Result = Literal["ok", "warning", "failed", "not checked"]
 _ON = frozenset({"1", "true", "t", "yes", "y", "on"})
 
 
-class Finding(msgspec.Struct, frozen=True, kw_only=True):
+class Finding(msgspec.Struct, frozen=True):
     """The outcome of one check at one place.
 
     found: the observation, or why there is none. where: the file, the address or the processes. fix: how to repair it,

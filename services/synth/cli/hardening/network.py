@@ -45,20 +45,16 @@ def _bus(url: str) -> Finding:
         greeting = _greeting(host, port)
     except (OSError, ValueError) as error:
         why = f"no greeting of nats-server ({error})"
-        fix = "run it on a machine that reaches the bus"
-        return Finding(check="bus greeting", result="not checked", found=why, where=url, fix=fix)
+        return Finding("bus greeting", "not checked", why, url, "run it on a machine that reaches the bus")
     if not greeting.get("auth_required"):
         fix = "start it with the output of `synthd bus config`"
-        return Finding(check="bus greeting", result="failed", found="it requires no login", where=url, fix=fix)
+        return Finding("bus greeting", "failed", "it requires no login", url, fix)
     if greeting.get("tls_required"):
-        observed = "TLS is required, and a login"
-        return Finding(check="bus greeting", result="ok", found=observed, where=url)
+        return Finding("bus greeting", "ok", "TLS is required, and a login", url)
     if is_loopback_host(host):
-        observed = "a login is required; plain text, on loopback"
-        return Finding(check="bus greeting", result="ok", found=observed, where=url)
+        return Finding("bus greeting", "ok", "a login is required; plain text, on loopback", url)
     fix = 'docs/security.md, "The bus over TLS and without passwords"'
-    observed = "a login is required, in plain text"
-    return Finding(check="bus greeting", result="warning", found=observed, where=url, fix=fix)
+    return Finding("bus greeting", "warning", "a login is required, in plain text", url, fix)
 
 
 def _greeting(host: str, port: int) -> dict[str, Any]:
@@ -82,17 +78,15 @@ def _monitors(deployment: SeenDeployment, addresses: list[str]) -> Iterator[Find
     if not places:
         if deployment.compose is None:
             fix = "set SYNTH_NATS_URL to the bus's address"
-            observed = "no bus is known here"
-            yield Finding(check="bus monitor", result="not checked", found=observed, fix=fix)
+            yield Finding("bus monitor", "not checked", "no bus is known here", fix=fix)
         return
     for host, port in dict.fromkeys(places):
         where = f"{host}:{port}"
         if _is_open(host, port):
             fix = "`synthd bus config` prints a monitor that listens on loopback alone"
-            observed = "open to the network, and has no login"
-            yield Finding(check="bus monitor", result="failed", found=observed, where=where, fix=fix)
+            yield Finding("bus monitor", "failed", "open to the network, and has no login", where, fix)
         else:
-            yield Finding(check="bus monitor", result="ok", found="not reachable", where=where)
+            yield Finding("bus monitor", "ok", "not reachable", where)
 
 
 def _ports(deployment: SeenDeployment, addresses: list[str]) -> Finding:
@@ -101,11 +95,10 @@ def _ports(deployment: SeenDeployment, addresses: list[str]) -> Finding:
     check = "service ports"
     if not local:
         why = deployment.unseen.get("processes", "no service runs on this machine")
-        fix = "run it on the machines of the services"
-        return Finding(check=check, result="not checked", found=why, fix=fix)
+        return Finding(check, "not checked", why, fix="run it on the machines of the services")
     if not addresses:
         why = "this machine has no address but loopback"
-        return Finding(check=check, result="not checked", found=why, fix="run it on a machine with a network")
+        return Finding(check, "not checked", why, fix="run it on a machine with a network")
     open_ = [
         f"{s.name} at {address}:{s.port}"
         for s in local
@@ -114,21 +107,18 @@ def _ports(deployment: SeenDeployment, addresses: list[str]) -> Finding:
     ]
     if open_:
         fix = "set SYNTH_HOST=127.0.0.1, or keep these ports inside the cluster's network"
-        return Finding(check=check, result="failed", found="; ".join(open_), where="this machine", fix=fix)
-    observed = f"{len(local)} listen on loopback alone"
-    return Finding(check=check, result="ok", found=observed, where=", ".join(addresses))
+        return Finding(check, "failed", "; ".join(open_), "this machine", fix)
+    return Finding(check, "ok", f"{len(local)} listen on loopback alone", ", ".join(addresses))
 
 
 def _gateway(config: Config) -> Finding:
     url = config.backend.text
     if url.startswith("https://"):
-        return Finding(check="gateway", result="ok", found="reached over TLS", where=url)
+        return Finding("gateway", "ok", "reached over TLS", url)
     if config.is_on_this_machine:
         why = "reached over loopback: whether a proxy with TLS stands before it is not seen from here"
-        fix = "run it from outside, with --backend https://…"
-        return Finding(check="gateway", result="not checked", found=why, where=url, fix=fix)
-    fix = "put a proxy that ends TLS before it"
-    return Finding(check="gateway", result="failed", found="keys and data go over plain HTTP", where=url, fix=fix)
+        return Finding("gateway", "not checked", why, url, "run it from outside, with --backend https://…")
+    return Finding("gateway", "failed", "keys and data go over plain HTTP", url, "put a proxy that ends TLS before it")
 
 
 def _own_addresses() -> list[str]:

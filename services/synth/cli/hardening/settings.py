@@ -39,15 +39,14 @@ def check_settings(deployment: SeenDeployment) -> list[Finding]:
     for place, services in _places(deployment).items():
         file = deployment.compose
         if file is not None and place == str(file.path) and (missing := file.missing):
-            why = f"its .env sets no {', '.join(missing)}"
             fix = "run it in the folder of the filled-in .env"
-            findings.append(Finding(check="settings", result="not checked", found=why, where=place, fix=fix))
+            findings.append(Finding("settings", "not checked", f"its .env sets no {', '.join(missing)}", place, fix))
             continue
         findings += [finding for check in checks for finding in check(place, services)]
     if not findings:
         why = deployment.unseen.get("processes", "no service was found")
         fix = "run it on the machine of the services, or name their Compose file with --compose"
-        findings.append(Finding(check="settings", result="not checked", found=why, fix=fix))
+        findings.append(Finding("settings", "not checked", why, fix=fix))
     return findings
 
 
@@ -65,18 +64,16 @@ def _secrets(place: str, services: list[SeenService]) -> list[Finding]:
     if not holders:
         needing = [s for s in services if s.name not in _OF_BUS and NEEDS.get(s.environment.get("SYNTH_NATS_USER", ""))]
         if lacking := [s.name for s in needing if not s.environment.get("SYNTH_SECRETS")]:
-            observed = f"no SYNTH_SECRETS: {', '.join(lacking)}"
             fix = "`synthd secrets` prints them, on a machine that has the cluster's secret"
-            return [Finding(check="secrets", result="failed", found=observed, where=place, fix=fix)]
-        return [Finding(check="secrets", result="ok", found="each service has its own alone", where=place)]
+            return [Finding("secrets", "failed", f"no SYNTH_SECRETS: {', '.join(lacking)}", place, fix)]
+        return [Finding("secrets", "ok", "each service has its own alone", place)]
     if place.startswith(EMBEDDED):
         # All of them run as one user of one machine, who can read each other's files and memory.
         observed = "each service has the cluster's secret, as one user of this machine"
         fix = "for more than one machine or user: run the services with SYNTH_SECRETS (docs/operations.md)"
-        return [Finding(check="secrets", result="warning", found=observed, where=place, fix=fix)]
-    observed = f"the cluster's secret is in {', '.join(holders)}"
+        return [Finding("secrets", "warning", observed, place, fix)]
     fix = "give each SYNTH_SECRETS, which `synthd secrets SERVICE` prints, and remove SYNTH_CLUSTER_SECRET"
-    return [Finding(check="secrets", result="failed", found=observed, where=place, fix=fix)]
+    return [Finding("secrets", "failed", f"the cluster's secret is in {', '.join(holders)}", place, fix)]
 
 
 def _logins(place: str, services: list[SeenService]) -> list[Finding]:
@@ -105,21 +102,21 @@ def _logins(place: str, services: list[SeenService]) -> list[Finding]:
         return findings
     keys = sum(bool(s.environment.get("SYNTH_NATS_SEED")) for s in services)
     observed = f"one for each of {len(services)} services; {keys} by nkey" if keys else "a password for each service"
-    return [Finding(check="bus logins", result="ok", found=observed, where=place)]
+    return [Finding("bus logins", "ok", observed, place)]
 
 
 def _tls(place: str, services: list[SeenService]) -> list[Finding]:
     plain = [s for s in services if not s.environment.get("SYNTH_NATS_CA") and not _encrypted(s)]
     addresses = sorted({url for s in plain if (url := s.environment.get("SYNTH_NATS_URL", ""))})
     if not plain:
-        return [Finding(check="bus TLS", result="ok", found="every service connects by TLS", where=place)]
+        return [Finding("bus TLS", "ok", "every service connects by TLS", place)]
     if addresses and all(
         is_loopback_host(host_and_port(part.strip())[0]) for address in addresses for part in address.split(",")
     ):
-        return [Finding(check="bus TLS", result="ok", found="plain text, on loopback alone", where=place)]
+        return [Finding("bus TLS", "ok", "plain text, on loopback alone", place)]
     observed = f"plain text to {', '.join(addresses) or 'the bus'}, passwords included"
     fix = 'docs/security.md, "The bus over TLS and without passwords"'
-    return [Finding(check="bus TLS", result="warning", found=observed, where=place, fix=fix)]
+    return [Finding("bus TLS", "warning", observed, place, fix)]
 
 
 def _encrypted(service: SeenService) -> bool:
@@ -135,15 +132,12 @@ def _networks(place: str, services: list[SeenService]) -> list[Finding]:
     }
     check, fix = "SYNTH_ALLOWED_CIDRS", "name the networks of your task apps and judges alone"
     if not allowed:
-        observed = "unset: jobs may have no private network called"
-        return [Finding(check=check, result="ok", found=observed, where=place)]
+        return [Finding(check, "ok", "unset: jobs may have no private network called", place)]
     if everything := sorted(network for network in allowed if _is_wider(network, _EVERYTHING)):
-        observed = f"{', '.join(everything)}: jobs may have every address called"
-        return [Finding(check=check, result="failed", found=observed, where=place, fix=fix)]
+        return [Finding(check, "failed", f"{', '.join(everything)}: jobs may have every address called", place, fix)]
     if wide := sorted(network for network in allowed if _is_wider(network, _WIDE)):
-        observed = f"{', '.join(wide)}: jobs may have all of it called"
-        return [Finding(check=check, result="warning", found=observed, where=place, fix=fix)]
-    return [Finding(check=check, result="ok", found=", ".join(sorted(allowed)), where=place)]
+        return [Finding(check, "warning", f"{', '.join(wide)}: jobs may have all of it called", place, fix)]
+    return [Finding(check, "ok", ", ".join(sorted(allowed)), place)]
 
 
 def _is_wider(network: str, prefixes: dict[int, int]) -> bool:
@@ -159,9 +153,9 @@ def _switches(place: str, services: list[SeenService]) -> list[Finding]:
     for name, found, unless in _SWITCHES:
         if any(is_on(s.environment.get(name, "")) for s in services):
             fix = f"set {name}=0, {unless}" if unless.startswith("unless") else f"set {name}=0: {unless}"
-            findings.append(Finding(check=name, result="warning", found=f"on: {found}", where=place, fix=fix))
+            findings.append(Finding(name, "warning", f"on: {found}", place, fix))
         else:
-            findings.append(Finding(check=name, result="ok", found="off", where=place))
+            findings.append(Finding(name, "ok", "off", place))
     return findings
 
 
@@ -170,8 +164,7 @@ def _plugins(place: str, services: list[SeenService]) -> list[Finding]:
     if not plugins:
         return []
     observed = f"{', '.join(plugins)} run with the rights of the services"
-    fix = "keep modules alone that you would deploy"
-    return [Finding(check="SYNTH_PLUGINS", result="warning", found=observed, where=place, fix=fix)]
+    return [Finding("SYNTH_PLUGINS", "warning", observed, place, "keep modules alone that you would deploy")]
 
 
 def _first_key(place: str, services: list[SeenService]) -> list[Finding]:
@@ -179,4 +172,4 @@ def _first_key(place: str, services: list[SeenService]) -> list[Finding]:
         return []
     observed = "the first API key has every scope, `operator` too, and no end"
     fix = "make keys with one scope and an end (`synthctl keys create`), and keep this one for yourself"
-    return [Finding(check="first key", result="warning", found=observed, where=place, fix=fix)]
+    return [Finding("first key", "warning", observed, place, fix)]
