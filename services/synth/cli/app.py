@@ -233,8 +233,7 @@ def _explain(error: Exception) -> int:
         show_problems([Problem(what=f"the connection to the backend broke ({error})", fix=fix)])
         return ExitCode.UNREACHABLE
     what = f"unexpected {type(error).__name__}: {error}"
-    fix = "this is a fault of synthctl; `synthctl --debug …` shows its traceback"
-    show_problems([Problem(what=what, fix=fix)])
+    show_problems([Problem(what=what, fix="this is a fault of synthctl; `synthctl --debug …` shows its traceback")])
     return ExitCode.ERROR
 
 

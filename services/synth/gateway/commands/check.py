@@ -24,8 +24,7 @@ async def check_job(gateway: Gateway, org: OrgId, created: JobCreated) -> JobChe
     validated = await ask(gateway.bus, VALIDATE, submission, ValidationVerdict, within=ANSWER_WITHIN_S)
     if validated.job is None:
         return JobCheck(problems=validated.problems)
-    question = CheckJob(org=org, job=validated.job)
-    result = await ask(gateway.bus, CHECK, question, CheckVerdict, within=ANSWER_WITHIN_S)
+    result = await ask(gateway.bus, CHECK, CheckJob(org=org, job=validated.job), CheckVerdict, within=ANSWER_WITHIN_S)
     return JobCheck(
         problems=result.problems,
         warnings=validated.warnings,

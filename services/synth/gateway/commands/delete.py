@@ -69,8 +69,7 @@ async def _append_deletion(gateway: Gateway, event: FileDeleted | JobDeleted, *,
     """Append a deletion, also to a full log: the erasure of deleted events makes room for it (`erasure.sweep`)."""
     size = await read_size(gateway.bus)
     if size.most is not None and size.used + _EVENT_BYTES > size.most:
-        reason = "the log is full"
-        await publish_dead_letter(gateway.bus, subject_of(event, org, key), encode(event), reason=reason)
+        await publish_dead_letter(gateway.bus, subject_of(event, org, key), encode(event), reason="the log is full")
     return await gateway.publisher.once(event, org=org, key=key, id=id)
 
 

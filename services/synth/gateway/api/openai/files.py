@@ -100,8 +100,7 @@ async def delete(file_id: str, caller: CurrentKey, gateway: GatewayDep) -> Respo
 def page_response(items: list[Any], *, more: bool) -> Response:
     """Return one page of a list; the SDK continues after the last item's id."""
     first, last = (items[0].id, items[-1].id) if items else (None, None)
-    body = {"object": "list", "data": items, "first_id": first, "last_id": last, "has_more": more}
-    return json_response(body)
+    return json_response({"object": "list", "data": items, "first_id": first, "last_id": last, "has_more": more})
 
 
 def _check(received: ReceivedForm) -> None:

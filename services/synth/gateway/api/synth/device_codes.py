@@ -39,8 +39,7 @@ class DeviceCode:
 def new_device_code(keyring: Keyring) -> DeviceCode:
     """Make a device code that expires after `LIFETIME_S`."""
     expires_at = int(time.time()) + LIFETIME_S
-    body = f"{expires_at:x}-{secrets.token_hex(16)}"
-    return _signed(keyring.current, body, expires_at)
+    return _signed(keyring.current, f"{expires_at:x}-{secrets.token_hex(16)}", expires_at)
 
 
 def read_device_code(text: str, keyring: Keyring) -> DeviceCode:
