@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -29,6 +30,14 @@ def override_options(ctx: typer.Context, *, backend: str | None, env_files: list
     ctx.obj = dataclasses.replace(
         ctx.obj, backend=backend or ctx.obj.backend, env_files=tuple(env_files or ctx.obj.env_files)
     )
+
+
+def flags_of_command_line(ctx: typer.Context, parameters: Iterable[str]) -> list[str]:
+    """Return the flags of these parameters that the command line has, an argument by its name in the help."""
+    known: dict[str, Any] = {param.name: param for param in ctx.command.params}
+    sources = [(known[name], ctx.get_parameter_source(name)) for name in parameters]
+    given = [param for param, source in sources if source is not None and source.name == "COMMANDLINE"]
+    return [param.opts[0] if param.opts[0].startswith("-") else param.metavar for param in given]
 
 
 def get_env_files(ctx: typer.Context) -> tuple[Path, ...]:

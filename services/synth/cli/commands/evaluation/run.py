@@ -38,7 +38,15 @@ from synth.cli.commands.submit import (
     Tag,
     TaskUrl,
 )
-from synth.cli.connect import Backend, EnvFiles, TrustApp, load_config, open_client, override_options
+from synth.cli.connect import (
+    Backend,
+    EnvFiles,
+    TrustApp,
+    flags_of_command_line,
+    load_config,
+    open_client,
+    override_options,
+)
 from synth.cli.tui import output
 from synth.cli.tui.completion import complete_models
 from synth.cli.tui.output import Format, Output
@@ -46,6 +54,12 @@ from synth.console.errors import ExitCode, UsageProblem
 
 if TYPE_CHECKING:
     from synth.cli.evaluation.rewards import Evaluation
+
+#: The parameters of an evaluation on a task app alone, and of one on a dataset alone.
+_OF_TASK_APP = (
+    "config seeds task_url app_id env_name max_turns set_ name tag idempotency per_seed no_poll follow poll_timeout"
+)
+_OF_DATASET = "grader judge base_url trust_model_url limit price out"
 
 
 def evaluate(
@@ -148,33 +162,8 @@ def evaluate(
 
     override_options(ctx, backend=backend, env_files=env_file)
     models = list(model or ())
-    of_task_app = {
-        "FILE": config,
-        "--seeds": seeds,
-        "--task-url": task_url,
-        "--app-id": app_id,
-        "--env-name": env_name,
-        "--max-turns": max_turns,
-        "--set": set_,
-        "--name": name,
-        "--tag": tag,
-        "--idempotency": idempotency,
-        "--per-seed": per_seed or None,
-        "--no-poll": no_poll or None,
-        "--follow": follow,
-        "--poll-timeout": poll_timeout,
-    }
-    of_dataset = {
-        "--grader": grader,
-        "--judge": judge,
-        "--base-url": base_url,
-        "--trust-model-url": trust_model_url or None,
-        "--limit": limit,
-        "--price": price,
-        "--out": out,
-    }
     if dataset is not None:
-        _refuse(of_task_app, "has no effect on a dataset", "--dataset")
+        _refuse(ctx, _OF_TASK_APP, "has no effect on a dataset", "--dataset")
         if not models:
             raise UsageProblem("--model missing", fix="name one model or more: --model ID", where="--dataset")
         options = ComparisonOptions(
@@ -195,7 +184,7 @@ def evaluate(
             prices=tuple(price or ()),
         )
         return run_comparison(ctx, options, fmt)
-    _refuse(of_dataset, "has no effect without --dataset ROWS", "synthctl eval")
+    _refuse(ctx, _OF_DATASET, "has no effect without --dataset ROWS", "synthctl eval")
     if len(models) > 1:
         raise UsageProblem(f"{len(models)} models", expected="one --model; several with --dataset ROWS")
     served_model = models[0] if models else None
@@ -281,9 +270,9 @@ def evaluate(
     raise typer.Exit(code)
 
 
-def _refuse(flags: dict[str, object], reason: str, where: str) -> None:
+def _refuse(ctx: typer.Context, parameters: str, reason: str, where: str) -> None:
     """Refuse flags that would change nothing. Raises `UsageProblem`."""
-    if given := [flag for flag, value in flags.items() if value is not None]:
+    if given := flags_of_command_line(ctx, parameters.split()):
         raise UsageProblem(f"{', '.join(given)} {reason}", fix="remove it", where=where)
 
 

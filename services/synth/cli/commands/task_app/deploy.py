@@ -11,7 +11,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from synth.cli.commands.submit import DEFAULT_DATA, Data
-from synth.cli.connect import Backend, EnvFiles, get_env_files, load_config, override_options
+from synth.cli.connect import (
+    Backend,
+    EnvFiles,
+    flags_of_command_line,
+    get_env_files,
+    load_config,
+    override_options,
+)
 from synth.cli.tui import output
 from synth.cli.tui.groups import RunByDefault
 from synth.cli.tui.output import Format, Output
@@ -172,9 +179,7 @@ def _refuse_what_is_not_for(ctx: typer.Context, to: Target) -> None:
     from synth.console.errors import UsageProblem
 
     for name, targets in _TARGETS_OF.items():
-        source = ctx.get_parameter_source(name)
-        if to not in targets and source is not None and source.name == "COMMANDLINE":
-            flag = "--" + name.replace("_", "-")
+        for flag in flags_of_command_line(ctx, [name]) if to not in targets else ():
             expected = f"it with --to {' or '.join(targets)}"
             raise UsageProblem(f"{flag} has no meaning for --to {to}", expected=expected, where=flag)
 
