@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -220,23 +221,19 @@ def make_tiny_qwen3(
     fmt: Output = Format.TABLE,
 ) -> None:
     """Make a tiny real Qwen3 with its own tokenizer; it learns arithmetic in a minute. Prints its path."""
+    from synth.local.tiny_models.qwen3 import make_tiny_qwen3
 
-    def make(folder: Path) -> MadeModel:
-        # Imports torch, which takes seconds.
-        from synth.local.tiny_models.qwen3 import make_tiny_qwen3
-
-        return make_tiny_qwen3(
-            folder,
-            seed=seed,
-            hidden=hidden,
-            layers=layers,
-            heads=heads,
-            kv_heads=kv_heads,
-            head_dim=head_dim,
-            intermediate=intermediate,
-            context=context,
-        )
-
+    make = partial(
+        make_tiny_qwen3,
+        seed=seed,
+        hidden=hidden,
+        layers=layers,
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        intermediate=intermediate,
+        context=context,
+    )
     _make(make, out or data / "models" / name, replace=replace, fmt=fmt)
 
 
@@ -262,23 +259,20 @@ def make_tiny_qwen3_vl(
     fmt: Output = Format.TABLE,
 ) -> None:
     """Make a tiny real Qwen3-VL with its own tokenizer and image processor. Prints its path."""
+    from synth.local.tiny_models.qwen3_vl import make_tiny_qwen3_vl
 
-    def make(folder: Path) -> MadeModel:
-        from synth.local.tiny_models.qwen3_vl import make_tiny_qwen3_vl
-
-        return make_tiny_qwen3_vl(
-            folder,
-            seed=seed,
-            hidden=hidden,
-            layers=layers,
-            heads=heads,
-            kv_heads=kv_heads,
-            head_dim=head_dim,
-            context=context,
-            max_side=max_side,
-            thinking=thinking,
-        )
-
+    make = partial(
+        make_tiny_qwen3_vl,
+        seed=seed,
+        hidden=hidden,
+        layers=layers,
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        context=context,
+        max_side=max_side,
+        thinking=thinking,
+    )
     _make(make, out or data / "models" / name, replace=replace, fmt=fmt)
 
 

@@ -155,21 +155,6 @@ def apply_to_job(row: JobRow | None, recorded: Recorded) -> JobRow | None:
     return row
 
 
-_COUNTS = (
-    "rows",
-    "messages",
-    "characters",
-    "tokens",
-    "lengths",
-    "images",
-    "pairs",
-    "prompts",
-    "unanswered",
-    "converted",
-    "annotations",
-)
-
-
 def apply_to_file(row: FileRow | None, recorded: Recorded) -> FileRow | None:
     """Return the file after one more of its events; None if it does not exist, or was deleted."""
     event = recorded.event
@@ -186,8 +171,8 @@ def apply_to_file(row: FileRow | None, recorded: Recorded) -> FileRow | None:
     if row is None or (isinstance(event, FileDeleted) and event.uploaded_seq == row.created_seq):
         return None
     if isinstance(event, FileReady):
-        row = msgspec.structs.replace(row, rewritten=event.rewritten)
-        results = {name: getattr(event, name) for name in _COUNTS}
+        results = msgspec.structs.asdict(event)
+        row = msgspec.structs.replace(row, rewritten=results.pop("rewritten"))
         return msgspec.structs.replace(row, file=msgspec.structs.replace(row.file, status="ready", **results))
     if isinstance(event, FileRejected):
         changes = {"bad_lines": event.bad_lines, "problems": event.problems}

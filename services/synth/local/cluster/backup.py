@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 
 import msgspec
@@ -53,23 +53,20 @@ async def back_up(data: Path, target: Path, *, report: Report) -> BackupManifest
     state.check_restored()
     folder = BackupFolder(target)
     folder.create()
-    write_private(target / _SECRETS, msgspec.json.encode(_secrets_of(state)))
+    secrets = ClusterSecrets(**{name: getattr(state, name) for name in ClusterSecrets.__struct_fields__})
+    write_private(target / _SECRETS, msgspec.json.encode(secrets))
     aliases = data / "models" / ALIASES_FILE
     if aliases.exists():
         shutil.copy(aliases, target / ALIASES_FILE)
-    url = f"file:{data / 'blobs'}"
-    if is_alive(state.supervisor_pid, state.supervisor_started):
-        bus = await connect_as_bus(state, next(p.port for p in state.processes if p.name == "nats"))
-        try:
-            return await save_cluster(bus, await open_store(bus, url), folder, report=report)
-        finally:
-            await bus.close()
-    with file.locked(), _bus_alone(state, data) as port:
-        bus = await connect_as_bus(state, port)
-        try:
-            return await save_cluster(bus, await open_store(bus, url), folder, report=report)
-        finally:
-            await bus.close()
+    with ExitStack() as stack:
+        if is_alive(state.supervisor_pid, state.supervisor_started):
+            port = next(p.port for p in state.processes if p.name == "nats")
+        else:
+            stack.enter_context(file.locked())
+            port = stack.enter_context(_bus_alone(state, data))
+        async with connected_as_bus(state, port) as bus:
+            store = await open_store(bus, f"file:{data / 'blobs'}")
+            return await save_cluster(bus, store, folder, report=report)
 
 
 async def restore(data: Path, source: Path, *, pools: tuple[str, ...], report: Report) -> BackupManifest:
@@ -89,10 +86,9 @@ async def restore(data: Path, source: Path, *, pools: tuple[str, ...], report: R
     with file.locked():
         state = file.read() or ClusterState()
         with _bus_alone(state, data) as port:
-            bus = await connect_as_bus(state, port)
-            try:
+            async with connected_as_bus(state, port) as bus:
                 await check_target(bus, folder)
-                for name in ("cluster_secret", "cluster_secret_earlier", "api_key", "environment_key"):
+                for name in ClusterSecrets.__struct_fields__:
                     setattr(state, name, getattr(secrets, name))
                 # Before the log is there: a restore that is killed leaves no log without its secrets and no
                 # cluster that starts. Started, it would make a new organisation for the user's key.
@@ -106,8 +102,6 @@ async def restore(data: Path, source: Path, *, pools: tuple[str, ...], report: R
                 state.restoring = ""
                 file.write(state)
                 return manifest
-            finally:
-                await bus.close()
 
 
 @contextmanager
@@ -130,7 +124,8 @@ def _bus_alone(state: ClusterState, data: Path) -> Iterator[int]:
             process.wait()
 
 
-async def connect_as_bus(state: ClusterState, port: int) -> Connection:
+@asynccontextmanager
+async def connected_as_bus(state: ClusterState, port: int) -> AsyncIterator[Connection]:
     """Connect to the bus of a cluster as the user that may do everything. port: of nats-server."""
     settings = ServiceSettings(
         nats_url=f"nats://127.0.0.1:{port}",
@@ -142,13 +137,8 @@ async def connect_as_bus(state: ClusterState, port: int) -> Connection:
         nats_cert=None,
         nats_key=None,
     )
-    return await connect(settings, "bus")
-
-
-def _secrets_of(state: ClusterState) -> ClusterSecrets:
-    return ClusterSecrets(
-        cluster_secret=state.cluster_secret,
-        cluster_secret_earlier=state.cluster_secret_earlier,
-        api_key=state.api_key,
-        environment_key=state.environment_key,
-    )
+    bus = await connect(settings, "bus")
+    try:
+        yield bus
+    finally:
+        await bus.close()

@@ -169,18 +169,15 @@ class Supervisor:
         # Imported here: to look at a cluster needs no client of its bus.
         from synth.bus.history.store_identity import open_store
         from synth.erasure.sweep import Sweeper
-        from synth.local.cluster.backup import connect_as_bus
+        from synth.local.cluster.backup import connected_as_bus
         from synth.runtime import logs
 
         # The supervisor shows the user what happens. Only errors are logged here.
         logs.configure("sweep", level="error")
         while True:
             try:
-                bus = await connect_as_bus(self.state, self.plan.nats.port)
-                try:
+                async with connected_as_bus(self.state, self.plan.nats.port) as bus:
                     await Sweeper(bus, await open_store(bus, f"file:{self.plan.blobs}")).run()
-                finally:
-                    await bus.close()
             except Exception as error:  # noqa: BLE001 - whatever it is, the services go on without it
                 self.report(f"deleted jobs and files cannot be erased now: {error!r}")
                 await asyncio.sleep(_ERASE_AGAIN_S)

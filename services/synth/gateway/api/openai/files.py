@@ -9,7 +9,7 @@ from fastapi import APIRouter, Query, Request
 from starlette.responses import Response, StreamingResponse
 
 from synth.errors import Problem
-from synth.gateway.api.native.files import blob_response
+from synth.gateway.api.native.files import blob_response, form_of_upload
 from synth.gateway.api.openai.results import FILENAME, find_result, result_csv, result_object
 from synth.gateway.api.openai.views import FileObject, file_object
 from synth.gateway.api.openapi import json_response, returns, returns_list
@@ -25,21 +25,10 @@ router = APIRouter(tags=["openai"])
 _PURPOSE = "fine-tune"
 #: Files that are read at a time: other requests are served between two of them.
 _ROWS = 200
-_FORM = {
-    "required": True,
-    "content": {
-        "multipart/form-data": {
-            "schema": {
-                "type": "object",
-                "required": ["file", "purpose"],
-                "properties": {"purpose": {"const": _PURPOSE}, "file": {"type": "string", "format": "binary"}},
-            }
-        }
-    },
-}
+_FORM = form_of_upload({"const": _PURPOSE}, required=["file", "purpose"])
 
 
-@router.post("/files", summary="Upload a file", responses=returns(FileObject), openapi_extra={"requestBody": _FORM})
+@router.post("/files", summary="Upload a file", responses=returns(FileObject), openapi_extra=_FORM)
 async def upload(request: Request, caller: CurrentKey, gateway: GatewayDep) -> Response:
     """Upload a JSONL of conversations (multipart `purpose` and `file`). The same bytes again are the same file."""
     row, _ = await upload_file(request, gateway, caller.org, check=_check)
