@@ -15,7 +15,7 @@ PINNED := $(PIP) --no-deps --require-hashes
 # Our own package, with what is installed already: nothing is fetched to build it.
 OURS := $(PIP) --no-deps --no-build-isolation --editable .
 .DEFAULT_GOAL := help
-.PHONY: help install install-vllm install-synth-ai demo demo-vision test lint unit service test-clients test-docs test-vllm-engine test-vllm-cluster long chaos storm soak hostile damage environments contracts site pictures digests pins precommit tax clean
+.PHONY: help install install-vllm install-synth-ai demo demo-vision test lint unit service test-clients test-docs test-vllm-engine test-vllm-cluster long chaos storm soak hostile damage breaks environments contracts site pictures digests pins precommit tax clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
@@ -68,14 +68,15 @@ unit service long: export OMP_NUM_THREADS := 1
 # A worker gets a whole file. By itself xdist begins with the files of the most tests, and so ends with those of few tests
 # that take long, which are in tests/e2e: named first they come first, and short files fill the workers at the end.
 LONG_FILES_FIRST := --dist loadfile --no-loadscope-reorder
+SLOWEST := --durations=10 --durations-min=1
 
 # Three workers on two cores here too: they wait for about a quarter of their time.
-unit: .venv/installed ## the tests that start no process
-	@$(BIN)/pytest tests/unit -m "not long" --numprocesses 3 --dist loadfile
+unit: .venv/installed ## the tests that start no service and no bus
+	@$(BIN)/pytest tests/unit -m "not long" --numprocesses 3 --dist loadfile $(SLOWEST)
 
 # These tests wait for about half of their time.
 service: .venv/installed ## one service and a real NATS, then a whole cluster
-	@$(BIN)/pytest tests/e2e tests/service -m "not long and not soak" --numprocesses 3 $(LONG_FILES_FIRST)
+	@$(BIN)/pytest tests/e2e tests/service -m "not long and not soak" --numprocesses 3 $(LONG_FILES_FIRST) $(SLOWEST)
 
 long: .venv/installed ## what takes too long for `make test`: the tour of every command, one device by turns, …
 	@$(BIN)/pytest tests/e2e/cli/test_demo.py tests/e2e/test_data_loop.py \
@@ -121,6 +122,9 @@ hostile: .venv/installed ## 10,000 inputs that no friend would send, and the mos
 
 damage: .venv/installed ## 200 damaged bytes, one at a time, in a stopped cluster that has trained: none may be silent (DAMAGES=n SEED=n)
 	@$(BIN)/python -m tests.soak.damage --damages $(DAMAGES) --seed $(SEED)
+
+breaks: .venv/installed ## break one guarantee at a time in a copy of the tree: its tests must fail (ONLY='words of its name')
+	@$(BIN)/python -m tests.breaks $(if $(ONLY),"$(ONLY)")
 
 contracts: .venv/installed ## write the generated documents of docs/
 	@$(BIN)/python -m contracts

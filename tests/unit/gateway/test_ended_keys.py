@@ -1,9 +1,11 @@
-"""The gateway forgets keys that ended long ago."""
+"""A key ends when it expires or is revoked; the gateway forgets keys that ended long ago."""
 
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 from typing import Any
+
+import msgspec
 
 from synth.bus.kv.secrets import ApiKey
 from synth.gateway.auth import ApiKeyCache
@@ -16,6 +18,20 @@ def key(number: int, *, ended: timedelta) -> ApiKey:
     id, org = f"key_{number}", OrgId("org_1")
     made = {"name": "", "scopes": (), "created_at": NOW, "created_by": id}
     return ApiKey(key_id=id, org=org, digest=id, revoked_at=NOW - ended, **made)
+
+
+def test_a_key_is_valid_until_it_expires_or_is_revoked() -> None:
+    nothing: Any = None
+    keys = ApiKeyCache(nothing, nothing)
+    live = msgspec.structs.replace(key(1, ended=timedelta(0)), revoked_at=None, expires_at=NOW + timedelta(days=1))
+    expired = msgspec.structs.replace(live, expires_at=NOW - timedelta(seconds=1))
+    revoked = msgspec.structs.replace(live, revoked_at=NOW)
+    assert [each.active for each in (live, expired, revoked)] == [True, False, False]
+    keys.remember("digest", live)
+    assert keys.still_valid(live)
+    for ended in (expired, revoked):
+        keys.remember("digest", ended)
+        assert not keys.still_valid(live)
 
 
 def test_keys_that_ended_long_ago_are_forgotten_and_those_of_late_are_not() -> None:

@@ -1,12 +1,20 @@
-"""The scope that a request requires follows from its method and path, with or without a slash at the end."""
+"""The scope that a request requires follows from its method and path, with or without a slash at the end.
+
+A key without that scope is refused, and the refusal names it.
+"""
 
 from __future__ import annotations
+
+from datetime import UTC, datetime
 
 import pytest
 
 from synth.access import Scope
-from synth.gateway.auth import required_scopes
+from synth.bus.kv.secrets import ApiKey
+from synth.gateway.auth import require_scope, required_scopes
 from synth.gateway.chat_proxy.paths import CALL_PATHS, is_model_call
+from synth.gateway.errors import ApiError
+from synth.ids import OrgId
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses", *CALL_PATHS])
@@ -30,3 +38,12 @@ def test_a_slash_changes_no_scope(slash: str) -> None:
     assert required_scopes("POST", f"/v1/files{slash}") == (Scope.WRITE,)
     assert required_scopes("GET", f"/v1/models{slash}") == (Scope.READ,)
     assert required_scopes("GET", "/v1/") == (Scope.READ,)
+
+
+def test_a_key_needs_every_scope_that_a_request_requires() -> None:
+    made = {"digest": "", "name": "", "created_at": datetime.now(UTC), "created_by": "key_0"}
+    caller = ApiKey(key_id="key_1", org=OrgId("org_1"), scopes=(Scope.READ, Scope.WRITE), **made)
+    require_scope(caller, Scope.READ, Scope.WRITE)
+    with pytest.raises(ApiError, match="lacks the scope inference; it has read, write") as refused:
+        require_scope(caller, Scope.WRITE, Scope.INFERENCE)
+    assert refused.value.status == 403

@@ -1,9 +1,13 @@
-"""The order in which rows are drawn."""
+"""The order in which rows are drawn, and the state of the generators that a checkpoint has."""
 
 from __future__ import annotations
 
+import json
+import random
+
 import numpy as np
 import pytest
+import torch
 
 from synth.trainer.learner import rng
 from synth.trainer.learner.rng import DrawOrder, permutation
@@ -36,3 +40,17 @@ def test_a_large_order_takes_no_memory_and_is_mixed() -> None:
     assert 0 <= drawn.min() < n // 100
     assert n - n // 100 < drawn.max() < n
     assert abs(drawn.mean() / n - 0.5) < 0.02
+
+
+def test_generators_that_are_restored_draw_what_they_would_have_drawn() -> None:
+    def draw() -> tuple[float, float, float]:
+        return random.random(), float(np.random.standard_normal()), float(torch.rand(()))
+
+    for seed in (0, 1):
+        rng.seed_everything(seed, threads=torch.get_num_threads(), deterministic=False)
+        draw()
+        state = json.loads(json.dumps(rng.capture()))
+        expected = draw()
+        draw()
+        rng.restore(state)
+        assert draw() == expected

@@ -1,0 +1,1 @@
+"""One-line breaks of guarantees, each with the tests that must notice it."""
