@@ -100,14 +100,14 @@ class Ran:
         """Return the faults of the run: old tokens, a backlog beyond the requested one, a collapse."""
         level = self.variant.async_level
         stale = max(self.lags), max(step.get("staleness_max", 0) for step in self.steps)
-        found: list[str] = []
+        faults: list[str] = []
         if max(stale) > level:
-            found.append(f"async_level {level}: tokens {stale} versions old, the bound is {level}")
+            faults.append(f"async_level {level}: tokens {stale} versions old, the bound is {level}")
         if self.ahead > (level + 1) * _ROLLOUTS:
-            found.append(f"async_level {level}: {self.ahead} rollouts ahead, requested were {(level + 1) * _ROLLOUTS}")
+            faults.append(f"async_level {level}: {self.ahead} rollouts ahead, requested were {(level + 1) * _ROLLOUTS}")
         if self.last < self.first - REWARD_LOSS:
-            found.append(f"async_level {level}: the reward falls from {self.first:.2f} to {self.last:.2f}")
-        return found
+            faults.append(f"async_level {level}: the reward falls from {self.first:.2f} to {self.last:.2f}")
+        return faults
 
 
 def main() -> int:

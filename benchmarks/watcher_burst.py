@@ -243,13 +243,13 @@ def main() -> int:
     options.add_argument("--rest", type=float, default=60.0)
     options.add_argument("--bursts", type=int, default=2)
     options.add_argument("--client", nargs=4, metavar=("PORT", "KEY", "JOB", "PAST"), help=argparse.SUPPRESS)
-    given = options.parse_args()
-    if given.client:
-        port, key, job, past = given.client
-        uvloop.run(_client(int(port), key, job, watchers=given.watchers, past=int(past)))
+    arguments = options.parse_args()
+    if arguments.client:
+        port, key, job, past = arguments.client
+        uvloop.run(_client(int(port), key, job, watchers=arguments.watchers, past=int(past)))
         return 0
     with tempfile.TemporaryDirectory(prefix="burst") as folder:
-        sizes = {name: getattr(given, name) for name in ("watchers", "steps", "live", "rest", "bursts")}
+        sizes = {name: getattr(arguments, name) for name in ("watchers", "steps", "live", "rest", "bursts")}
         good = asyncio.run(run(Path(folder), **sizes))
     return 0 if good else 1
 

@@ -82,17 +82,17 @@ class BackupFolder:
             signed = msgspec.json.decode(body, type=_SignedManifest)
             if hashlib.sha256(bytes(signed.manifest)).hexdigest() != signed.sha256:
                 raise self.damaged(_MANIFEST, "its sha256 is not the one that it names")
-            found = msgspec.json.decode(signed.manifest, type=BackupManifest)
+            manifest = msgspec.json.decode(signed.manifest, type=BackupManifest)
         except msgspec.DecodeError as error:
             raise self.damaged(_MANIFEST, str(error)) from error
-        if found.version != _VERSION:
+        if manifest.version != _VERSION:
             raise UserError(
-                f"the backup is of version {found.version}",
+                f"the backup is of version {manifest.version}",
                 expected=f"version {_VERSION}",
                 fix="restore it with the version of Synth that made it",
                 where=str(self.path / _MANIFEST),
             )
-        return found
+        return manifest
 
     def index(self, manifest: BackupManifest) -> Iterator[SavedBlob]:
         """Yield the blobs of a backup. Raises `UserError` when the list has changed since it was written."""

@@ -34,10 +34,10 @@ class HeldDeliveries:
 
     def take(self, msg: Msg) -> bool:
         """Hold a delivery until `let_go`; returns False if its event is held already and goes on with this delivery."""
-        held = self._held.setdefault(_key(msg), msg)
-        if held is msg:
+        earlier = self._held.setdefault(_key(msg), msg)
+        if earlier is msg:
             return True
-        held.reply = msg.reply
+        earlier.reply = msg.reply
         return False
 
     def let_go(self, msg: Msg) -> None:

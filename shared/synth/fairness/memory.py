@@ -41,11 +41,11 @@ class FairMemory:
     @contextmanager
     def hold(self, owner: str) -> Generator[HeldBytes]:
         """Yield the room of one body, which is given back at the end. owner: an organisation."""
-        held = HeldBytes(owner)
+        memory = HeldBytes(owner)
         try:
-            yield held
+            yield memory
         finally:
-            self.give_back(held, held.size)
+            self.give_back(memory, memory.size)
 
     @property
     def held(self) -> int:

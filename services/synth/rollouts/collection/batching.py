@@ -161,8 +161,8 @@ def _advantages(members: list[ScoredRollout], credit: CreditRules) -> list[list[
 
 def _of_rewards(turns: list[list[float]], rewards: list[float], credit: CreditRules) -> list[list[float]] | None:
     if credit.advantage is not None:
-        given = credit.advantage(rewards)
-        return [[a] * len(t) for a, t in zip(given, turns, strict=True)] if any(given) else None
+        advantages = credit.advantage(rewards)
+        return [[a] * len(t) for a, t in zip(advantages, turns, strict=True)] if any(advantages) else None
     if credit.turn_discount is not None:
         return turn_advantages(turns, credit.turn_discount, by_std=credit.by_std)
     whole = episode_advantages(rewards, by_std=credit.by_std)

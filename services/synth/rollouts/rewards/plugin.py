@@ -30,16 +30,16 @@ class PluginAdvantage:
     def __call__(self, rewards: list[float]) -> list[float]:
         """Return one finite number for each reward. Raises `AdvantageFailed` if the function fails to return them."""
         try:
-            given = self.function(list(rewards))
-            found = [float(value) for value in cast(Any, given)]
+            returned = self.function(list(rewards))
+            values = [float(value) for value in cast(Any, returned)]
         except Exception as error:
             traceback.print_exc()
             raise self._failed(f"for {_shown(rewards)} it raises {type(error).__name__}: {error}") from error
-        if len(found) != len(rewards):
-            raise self._failed(f"it gives {len(found)} numbers for {len(rewards)} rewards")
-        if not all(math.isfinite(value) and abs(value) <= _LARGEST for value in found):
-            raise self._failed(f"for {_shown(rewards)} it gives {_shown(found)}")
-        return found
+        if len(values) != len(rewards):
+            raise self._failed(f"it gives {len(values)} numbers for {len(rewards)} rewards")
+        if not all(math.isfinite(value) and abs(value) <= _LARGEST for value in values):
+            raise self._failed(f"for {_shown(rewards)} it gives {_shown(values)}")
+        return values
 
     def _failed(self, what: str) -> AdvantageFailed:
         expected = f"a finite number for each rollout, at most {_LARGEST:g}"

@@ -62,10 +62,10 @@ def refusal(error: Exception, settings: ServiceSettings) -> Problem | None:
         )
     if isinstance(error, ssl.SSLCertVerificationError):
         return _not_trusted(error, settings)
-    said = error.reason or "" if isinstance(error, ssl.SSLError) else ""
-    if "ALERT" in said and any(word in said for word in _REFUSED_CERTIFICATE):
+    reason = error.reason or "" if isinstance(error, ssl.SSLError) else ""
+    if "ALERT" in reason and any(word in reason for word in _REFUSED_CERTIFICATE):
         return Problem(
-            what=f"the bus refuses {settings.nats_cert or 'a client without a certificate'} ({said})",
+            what=f"the bus refuses {settings.nats_cert or 'a client without a certificate'} ({reason})",
             expected="a certificate that is signed by the CA of the server's `ca_file`, and its key",
             fix="set SYNTH_NATS_CERT and SYNTH_NATS_KEY to them",
             where="SYNTH_NATS_CERT",

@@ -118,8 +118,8 @@ async def _trees_kept(bus: Connection, org: str, job_id: str) -> set[str] | None
             case CheckpointSaved(model=model) | ModelPublished(model=model):
                 models[model.id] = trees_of(model)
             case BlobExpired(uris=uris):
-                gone = set(uris)
-                models = {id: trees for id, trees in models.items() if not trees or trees[0] not in gone}
+                expired_uris = set(uris)
+                models = {id: trees for id, trees in models.items() if not trees or trees[0] not in expired_uris}
             case ModelDeleted(model=id):
                 models.pop(id, None)
             case JobDeleted():

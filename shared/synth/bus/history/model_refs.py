@@ -22,12 +22,12 @@ async def find_model(
 
     for_job: the job that needs the model; a checkpoint that this job leased before it expired is still available to it.
     """
-    wanted = parse_finetuned(model_id)
-    if wanted is None:
+    finetuned = parse_finetuned(model_id)
+    if finetuned is None:
         spec = registry.find(model_id)
         return ModelRef(id=spec.id, path=registry.weights(spec), stand_in=spec.stand_in)
-    if wanted.checkpoint is not None:
-        return await _find_checkpoint(bus, org, wanted, for_job)
+    if finetuned.checkpoint is not None:
+        return await _find_checkpoint(bus, org, finetuned, for_job)
     published = await replay(bus, [subject_of(ModelPublished, org, "*")], last_per_subject=True)
     jobs, deleted = await _read_deletions(bus, org, "*")
     models = [
@@ -35,9 +35,9 @@ async def find_model(
         for r in published
         if isinstance(r.event, ModelPublished) and r.key not in jobs and r.event.model.id not in deleted
     ]
-    result = next((m for m in models if matches(wanted, m.id)), None)
+    result = next((m for m in models if matches(finetuned, m.id)), None)
     if result is None:
-        raise UserError(_missing(wanted, [m.id for m in models]))
+        raise UserError(_missing(finetuned, [m.id for m in models]))
     return result
 
 
@@ -45,13 +45,13 @@ async def _find_checkpoint(bus: Connection, org: str, wanted: FineTunedId, for_j
     kinds = (CheckpointSaved, BlobExpired, ModelPublished, ModelLeased)
     leased: set[str] = set()
     there: dict[str, ModelRef] = {}
-    gone: list[str] = []
+    expired_ids: list[str] = []
     for recorded in await replay(bus, [subject_of(kind, org, wanted.job_id) for kind in kinds]):
         match recorded.event:
             case CheckpointSaved(model=model, tree=tree):
                 there[tree.uri] = model
             case BlobExpired(uris=uris):
-                gone += [there.pop(uri).id for uri in uris if uri in there and uri not in leased]
+                expired_ids += [there.pop(uri).id for uri in uris if uri in there and uri not in leased]
             case ModelLeased(tree=tree, job=job) if job == for_job:
                 leased.add(tree)
             case ModelPublished(model=model):
@@ -62,7 +62,7 @@ async def _find_checkpoint(bus: Connection, org: str, wanted: FineTunedId, for_j
     there = {} if jobs else {uri: m for uri, m in there.items() if m.id not in deleted}
     result = next((m for m in there.values() if matches(wanted, m.id)), None)
     if result is None:
-        expired = any(matches(wanted, id) for id in gone)
+        expired = any(matches(wanted, id) for id in expired_ids)
         raise UserError(_no_checkpoint(wanted, [m.id for m in reversed(there.values())], expired=expired))
     return result
 

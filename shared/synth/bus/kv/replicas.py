@@ -68,10 +68,13 @@ class _Seen:
 async def announce(bus: Connection, describe: Callable[[], Replica], changed: asyncio.Event) -> None:
     """Announce the models of this process, every 3 s and whenever `changed` is set, for ever."""
     while True:
-        said = Announcement(replica=describe(), clock=time.time())
+        announcement = Announcement(replica=describe(), clock=time.time())
         try:
             await bus.js.publish(
-                f"$KV.{REPLICAS}.{said.replica.id}", msgspec.json.encode(said), timeout=2, stream=f"KV_{REPLICAS}"
+                f"$KV.{REPLICAS}.{announcement.replica.id}",
+                msgspec.json.encode(announcement),
+                timeout=2,
+                stream=f"KV_{REPLICAS}",
             )
         except (NatsError, JetStreamError, TimeoutError) as error:
             log.warning("cannot announce", error=repr(error))
@@ -97,12 +100,12 @@ class ReplicaTable:
         try:
             async for msg in follower.messages():
                 try:
-                    said = msgspec.json.decode(msg.data, type=Announcement)
+                    announcement = msgspec.json.decode(msg.data, type=Announcement)
                 except msgspec.DecodeError as error:
                     # A deletion's empty marker, or another version's record: the table works without that replica.
                     log.warning("a replica's record cannot be read", subject=msg.subject, error=str(error))
                     continue
-                self._add(said)
+                self._add(announcement)
                 self._news.set()
         finally:
             await follower.close()

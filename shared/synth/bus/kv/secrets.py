@@ -190,9 +190,9 @@ class SecretStore(EnvironmentKeyStore):
         owner = f"owner.{key_hash(key)}"
         if await self._create(owner, org):
             return org
-        said = await self._get(owner, str)
-        assert said is not None
-        return OrgId(said)
+        stored = await self._get(owner, str)
+        assert stored is not None
+        return OrgId(stored)
 
     async def _end(self, place: str, ended: Callable[[ApiKey], ApiKey]) -> ApiKey:
         record: ApiKey | None = None

@@ -155,9 +155,9 @@ def _differences(what: str, wanted: dict[str, Any], actual: dict[str, Any]) -> l
 async def _ensure_bucket(js: JetStreamContext, bucket: str, ttl: float, replicas: int) -> None:
     try:
         actual = (await js.stream_info(f"KV_{bucket}")).config
-        wanted = replace(actual, num_replicas=max(actual.num_replicas or 1, replicas), allow_rollup_hdrs=False)
-        if wanted != actual:
-            await js.update_stream(wanted)
+        expected = replace(actual, num_replicas=max(actual.num_replicas or 1, replicas), allow_rollup_hdrs=False)
+        if expected != actual:
+            await js.update_stream(expected)
     except NotFoundError:
         # As clients make a bucket, except that its entries can be erased, and that no message replaces others: with a
         # rollup header, a user that may write one key of a bucket could remove all keys.

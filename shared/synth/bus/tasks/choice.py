@@ -101,7 +101,7 @@ class TaskChoice:
         # Only the last delivery of a task that was delivered twice is valid.
         waiting = list({msg.subject: msg for msg in waiting}.values())
         here = {msg.subject for msg in waiting if msg.subject not in own}
-        held = Counter(org for subject in queued if subject not in here and (org := _org_of(subject)) is not None)
+        owned = Counter(org for subject in queued if subject not in here and (org := _org_of(subject)) is not None)
         taken: list[Msg] = []
         by_org: dict[str, list[Msg]] = {}
         for msg in waiting:
@@ -112,14 +112,14 @@ class TaskChoice:
             else:
                 by_org.setdefault(org, []).append(msg)
         for _ in range(room):
-            candidates = [org for org in by_org if not (only_new and held[org])]
+            candidates = [org for org in by_org if not (only_new and owned[org])]
             if not candidates:
                 break
-            org = self._turns.next(candidates, held)
+            org = self._turns.next(candidates, owned)
             taken.append(by_org[org].pop(0))
             if not by_org[org]:
                 del by_org[org]
-            held[org] += 1
+            owned[org] += 1
             self._turns.serve(org)
         left = {msg.subject for msgs in by_org.values() for msg in msgs}
         for msg in waiting:

@@ -188,13 +188,13 @@ class TaskWorker:
         return len(self._held) >= self._capacity or self._solitude.taken
 
     async def _take(self, msg: Msg) -> None:
-        held = self._held.get(msg.subject)
-        if held is not None and held[0].was_let_go:
+        own_run = self._held.get(msg.subject)
+        if own_run is not None and own_run[0].was_let_go:
             # Another worker must run it: the run that is being ended here may never end.
             await self._send_on(msg, _SEND_ON_S)
             return
-        if held is not None:
-            held[0].adopt(msg, delivered_at=self._delivered_at)
+        if own_run is not None:
+            own_run[0].adopt(msg, delivered_at=self._delivered_at)
             log.info("task adopted again", task=msg.subject)
             return
         if self._bus.newer.leaves(self._queue):
@@ -331,8 +331,8 @@ class TaskWorker:
             if times < self._failures:
                 raise
             log.exception("task fails again and again", task=lease.task.subject, failures=times)
-            said = str(error) if isinstance(error, SynthError) else repr(error)
-            await self._dead_letter(lease, f"after {times} failures in a row: {said}")
+            reason = str(error) if isinstance(error, SynthError) else repr(error)
+            await self._dead_letter(lease, f"after {times} failures in a row: {reason}")
 
     async def _dead_letter(self, lease: Lease, reason: str) -> None:
         task = lease.task
@@ -369,8 +369,8 @@ class TaskWorker:
             log.error("a task that hangs cannot be ended", reason=str(error))
 
     async def _hand_back(self) -> None:
-        held = [running for _, running in self._held.values()]
+        running_tasks = [running for _, running in self._held.values()]
         try:
-            await cancel_until_ended(*held, what="a task", again_s=_HAND_BACK_AGAIN_S, within_s=_HAND_BACK_S)
+            await cancel_until_ended(*running_tasks, what="a task", again_s=_HAND_BACK_AGAIN_S, within_s=_HAND_BACK_S)
         except Transient as error:
             log.error("a task was not handed back", reason=str(error))

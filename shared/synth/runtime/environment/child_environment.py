@@ -43,9 +43,9 @@ def child_environment(environment: Mapping[str, str] | None = None) -> dict[str,
     A name of a secret is withheld unless the operator passes it on by `SYNTH_PASSED_ENVIRONMENT`; a proxy whose address
     has a password is withheld.
     """
-    given = os.environ if environment is None else environment
-    passed = {name.strip() for name in given.get(PASSED_ENVIRONMENT, "").split(",")}
-    return {name: value for name, value in given.items() if name in passed or _passes(name, value)}
+    inherited = os.environ if environment is None else environment
+    passed = {name.strip() for name in inherited.get(PASSED_ENVIRONMENT, "").split(",")}
+    return {name: value for name, value in inherited.items() if name in passed or _passes(name, value)}
 
 
 def _passes(name: str, value: str) -> bool:

@@ -116,13 +116,13 @@ def device_seconds(db: sqlite3.Connection, org: str, *, now: float, days: int) -
     now: Unix time. The result is in devices × seconds.
     """
     first = int(now // DAY_S) - days + 1
-    held = db.execute("SELECT COALESCE(SUM(seconds), 0) FROM device_days WHERE org = ? AND day >= ?", (org, first))
+    stored = db.execute("SELECT COALESCE(SUM(seconds), 0) FROM device_days WHERE org = ? AND day >= ?", (org, first))
     holding = db.execute("SELECT devices, since, seen FROM device_time WHERE org = ?", (org,))
     # The clocks of the bus and of this process may differ.
     open_s = sum(
         devices * max(0.0, min(now, seen + UNSEEN_S) - max(since, first * DAY_S)) for devices, since, seen in holding
     )
-    return held.fetchone()[0] + open_s
+    return stored.fetchone()[0] + open_s
 
 
 def holding_orgs(db: sqlite3.Connection) -> list[str]:

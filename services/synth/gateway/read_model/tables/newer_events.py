@@ -54,10 +54,10 @@ def problem(db: sqlite3.Connection) -> str | None:
     (kinds,) = db.execute("SELECT COUNT(*) FROM newer").fetchone()
     if not kinds:
         return None
-    found = db.execute("SELECT type, version, first FROM newer ORDER BY first LIMIT ?", (_SHOWN,)).fetchall()
+    rows = db.execute("SELECT type, version, first FROM newer ORDER BY first LIMIT ?", (_SHOWN,)).fetchall()
     # Show only some kinds, because a release may have many new ones.
-    shown = ", ".join(f"{type} (schema {version}, since {first})" for type, version, first in found)
-    more = f" and {kinds - len(found)} more kinds" if kinds > len(found) else ""
+    shown = ", ".join(f"{type} (schema {version}, since {first})" for type, version, first in rows)
+    more = f" and {kinds - len(rows)} more kinds" if kinds > len(rows) else ""
     return (
         f"events of a newer version are not shown: {shown}{more}; upgrade this gateway, which then reads the log again"
     )
