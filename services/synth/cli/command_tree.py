@@ -5,20 +5,13 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import typer
 from typer.main import get_command_from_info, get_group_from_info, solve_typer_info_help
 from typer.models import CommandInfo, TyperInfo
 
-
-class Listing(NamedTuple):
-    """A command's row in the help of its group. heading: of its part of the list."""
-
-    name: str
-    heading: object
-    help: str | None
-    hidden: bool
+from synth.cli.tui.help import Listing, tidy
 
 
 class LazyCommands(dict[str, Any]):
@@ -58,8 +51,6 @@ class LazyCommands(dict[str, Any]):
             yield Listing(name, info.rich_help_panel, about, info.hidden is True)
 
     def _build(self, info: CommandInfo | TyperInfo) -> Any:
-        from synth.cli.tui.help import tidy
-
         if isinstance(info, TyperInfo):
             command: Any = get_group_from_info(
                 info,
@@ -77,20 +68,9 @@ class LazyCommands(dict[str, Any]):
 
 def build_lazily(program: typer.Typer) -> Any:
     """Return a program as one group of click, whose commands are built when they are used."""
-    from synth.cli.tui.help import tidy
-
     bare = copy.copy(program)
     bare.registered_commands, bare.registered_groups = [], []
     group: Any = typer.main.get_command(bare)
     tidy(group)
     group.commands = LazyCommands(program)
     return group
-
-
-def listings(group: Any) -> Iterator[Listing]:
-    """Yield the rows of a group's help."""
-    if isinstance(group.commands, LazyCommands):
-        yield from group.commands.listings()
-        return
-    for below in group.commands.values():
-        yield Listing(below.name or "", getattr(below, "rich_help_panel", None), below.help, below.hidden)

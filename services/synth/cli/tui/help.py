@@ -5,13 +5,11 @@ from __future__ import annotations
 import difflib
 import inspect
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import typer
 from typer.core import TyperArgument, TyperGroup, TyperOption
 from typer.exceptions import TyperException
-
-from synth.cli.command_tree import listings
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -28,6 +26,15 @@ _GAP = 2
 
 #: A term, such as an option, and its meaning.
 Entry = tuple[str, str]
+
+
+class Listing(NamedTuple):
+    """A command's row in the help of its group. heading: of its part of the list."""
+
+    name: str
+    heading: object
+    help: str | None
+    hidden: bool
 
 
 def tidy(command: Any) -> None:
@@ -102,11 +109,19 @@ def _sections(command: Any, ctx: typer.Context) -> Iterator[tuple[str, list[Entr
         # None of a hidden one.
         if entry := param.get_help_record(ctx):
             groups["Arguments" if isinstance(param, TyperArgument) else "Options"].append(entry)
-    for below in listings(command) if isinstance(command, TyperGroup) else ():
+    for below in _listings(command) if isinstance(command, TyperGroup) else ():
         if not below.hidden:
             heading = below.heading if isinstance(below.heading, str) else "Commands"
             groups.setdefault(heading, []).append((below.name, next(_paragraphs(below.help), "")))
     yield from ((heading, entries) for heading, entries in groups.items() if entries)
+
+
+def _listings(group: Any) -> Iterator[Listing]:
+    if list_unbuilt := getattr(group.commands, "listings", None):
+        yield from list_unbuilt()
+        return
+    for below in group.commands.values():
+        yield Listing(below.name or "", getattr(below, "rich_help_panel", None), below.help, below.hidden)
 
 
 def _paragraphs(text: str | None) -> Iterator[str]:
