@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+from functools import lru_cache
 
 from prometheus_client import REGISTRY
 from starlette.requests import Request
@@ -45,6 +46,8 @@ from synth.service_secrets import Purpose
 log = logs.get("inference")
 
 _SWEEP_S = 30.0
+#: Credentials whose signature is known to be right.
+_CIDS_KEPT = 4096
 #: The callers that may chat with a served model, each on behalf of the organisation that its token names.
 _CHATTING = (Purpose.GATEWAY_CALLS, Purpose.JUDGE_CALLS)
 
@@ -95,6 +98,8 @@ def main() -> int:
         recorder_name = describe().recorder
         calls = CallVerifier(service.secrets, recorder_name)
 
+        # A rollout's calls and its close bring the same text.
+        @lru_cache(maxsize=_CIDS_KEPT)
         def read_own_cid(cid_text: str) -> Cid:
             cid = read_cid(cid_text, credentials, now=0)
             if cid.replica != recorder_name:

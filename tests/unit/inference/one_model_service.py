@@ -11,8 +11,8 @@ from typing import Any
 
 import httpx
 from obstore.store import MemoryStore
-from starlette.applications import Starlette
 from starlette.requests import Request
+from starlette.types import ASGIApp
 
 from synth.blobs import BlobStore
 from synth.bus.kv.replicas import Replica
@@ -91,7 +91,7 @@ def read_images(**settings: Any) -> ChatImages:
 
 def serve(
     engine: Engine, chat: ChatFormat, limits: RequestLimits | None = None, images: ChatImages | None = None
-) -> tuple[Starlette, Recorder, OneModel]:
+) -> tuple[ASGIApp, Recorder, OneModel]:
     recorder = Recorder(lambda text: read_cid(text, CREDENTIALS, now=0))
     router = OneModel(engine, chat)
     app = build_api(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from typing import Protocol, TypeVar
 
@@ -11,6 +11,7 @@ from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from synth.errors import InvalidKey, SynthError, UserError
 from synth.fairness.memory import HeldBytes
@@ -76,6 +77,7 @@ class ModelCall(Protocol):
     def rename(self, text: str) -> str: ...
 
 
+_Answer = Callable[[Request], Awaitable[Response]]
 _Call = TypeVar("_Call", bound=ModelCall)
 _Read = Callable[[bytes, ResponseLog | None], _Call]
 _Write = Callable[[_Call, ReplyContext, ChoiceRecording | None], ReplyWriter]
@@ -100,14 +102,13 @@ def build_api(
     off_loop: OffLoop,
     limits: RequestLimits | None = None,
     extra_routes: Sequence[BaseRoute] = (),
-) -> Starlette:
+) -> ASGIApp:
     """Build the HTTP side of an inference process.
 
     calls: verifies the calls of collectors. images: reads the images of requests. off_loop: reads
     large requests. limits: of one request. extra_routes: health and metrics.
     """
     api = _Api(router, recorder, authenticate, calls, images, off_loop, limits or RequestLimits())
-    # The most frequent route first, because they are tried in order.
     prefixes = ("/api/inference/v1", "/v1", "/api/v1", "/api/inference", "")
     chats, responses = (_paths(prefixes, end) for end in ("chat/completions", "responses"))
     routes: list[BaseRoute] = [Route(path, api.chat, methods=["POST"]) for path in chats]
@@ -115,11 +116,27 @@ def build_api(
     routes += [Route(path, refuse_socket, methods=["GET"]) for path in responses]
     routes += [Route(f"{prefix}/", api.chat, methods=["POST"]) for prefix in prefixes[:3]]
     routes += [Route(f"{prefix}/models", api.models, methods=["GET"]) for prefix in prefixes[:3]]
-    routes.append(Route("/internal/rollouts/close", api.close, methods=["POST"]))
     routes.append(Route("/internal/rollouts/stood_still", api.stood_still, methods=["POST"]))
     routes.append(Route("/internal/rollouts/credential", api.credential, methods=["GET"]))
     routes.append(Route("/internal/teacher/score", api.score, methods=["POST"]))
-    return Starlette(routes=[*routes, *extra_routes])
+    return _hot_routes(
+        {"/v1/chat/completions": api.chat, "/internal/rollouts/close": api.close},
+        Starlette(routes=[*routes, Route("/internal/rollouts/close", api.close, methods=["POST"]), *extra_routes]),
+    )
+
+
+def _hot_routes(hot: Mapping[str, _Answer], app: ASGIApp) -> ASGIApp:
+    """Return the app with the calls of each rollout before it: Starlette's layers cost as much as such a call's own."""
+
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        route = hot.get(scope.get("path", "")) if scope.get("method") == "POST" else None
+        if route is None:
+            await app(scope, receive, send)
+            return
+        response = await route(Request(scope, receive, send))
+        await response(scope, receive, send)
+
+    return answer
 
 
 def _paths(prefixes: Sequence[str], end: str) -> list[str]:

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Coroutine, Iterator, Sequence
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -44,6 +45,8 @@ from synth.runtime.off_loop import OffLoop
 
 # The status that proxies log for a client that has disconnected; no client reads it.
 _CLIENT_CLOSED_REQUEST = 499
+#: Bytes of a request whose prompt is made in place, in less than a millisecond.
+_SHORT_REQUEST = 2 << 10
 
 
 @dataclass(eq=False, slots=True)
@@ -103,10 +106,9 @@ class Completion:
         conversation = build_conversation(request, binding.sampling)
         await check_argument_texts(request.messages, off_loop, limits=limits, org=binding.org)
         history = recordings[0].history if recordings else None
+        build = partial(build_prompt, request, binding, conversation, history, shown, limits)
         # To render and to tokenise a long prompt takes seconds, in which others must be served.
-        prompt = await off_loop.thread(
-            build_prompt, request, binding, conversation, history, shown, limits, org=binding.org, size=size
-        )
+        prompt = build() if size <= _SHORT_REQUEST else await off_loop.thread(build, org=binding.org, size=size)
         grammars = await compile_output_grammars(
             request,
             must_call,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import secrets
+import random
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -158,7 +158,7 @@ class ChatReply:
     def __init__(self, call: ChatCall, context: ReplyContext, recording: object = None) -> None:
         request = call.chat
         self._options = ReplyOptions(
-            id=f"chatcmpl-{secrets.token_hex(12)}",
+            id=f"chatcmpl-{random.getrandbits(96):024x}",
             model=context.model,
             logprobs=bool(request.logprobs),
             token_ids=bool(request.return_token_ids),

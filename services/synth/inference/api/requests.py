@@ -236,12 +236,13 @@ def typed(value: Any, kind: type[_T], where: str = "", *, api: str = "chat") -> 
 
 
 def _problems(r: ChatRequest, max_choices: int) -> list[Problem]:
-    def wrong(where: str, value: object, expected: str, fix: str = "") -> Problem:
-        return Problem(what=f"{where} is {reprlib.repr(value)}", expected=expected, fix=fix, where=where)
+    # Few requests have a problem, so that its text is written last.
+    def wrong(where: str, value: object, expected: str, fix: str = "") -> tuple[str, object, str, str]:
+        return where, value, expected, fix
 
     limit = max_tokens(r)
     fewer = "send several requests, or have the operator raise SYNTH_MAX_CHOICES"
-    problems: list[tuple[bool, Problem]] = [
+    checks: list[tuple[bool, tuple[str, object, str, str]]] = [
         (not r.messages, wrong("messages", [], "at least one message")),
         (limit is not None and limit < 1, wrong("max_tokens", limit, "1 or more")),
         (not 0 <= (r.temperature or 0) <= 2, wrong("temperature", r.temperature, "0 to 2")),
@@ -260,16 +261,20 @@ def _problems(r: ChatRequest, max_choices: int) -> list[Problem]:
         ),
         ("" in stop_strings(r), wrong("stop", r.stop, "strings that are not empty")),
     ]
-    problems += [
+    checks += [
         (budget is not None and budget < 0, wrong(where, budget, "0 or more tokens"))
         for where, budget in _thinking_budgets(r)
     ]
-    roles = [
-        wrong(f"messages[{i}].role", message.role, f"one of {', '.join(ROLES)}")
+    checks += [
+        (True, wrong(f"messages[{i}].role", message.role, f"one of {', '.join(ROLES)}"))
         for i, message in enumerate(r.messages)
         if message.role not in ROLES
     ]
-    return [problem for is_wrong, problem in problems if is_wrong] + roles
+    return [
+        Problem(what=f"{where} is {reprlib.repr(value)}", expected=expected, fix=fix, where=where)
+        for is_wrong, (where, value, expected, fix) in checks
+        if is_wrong
+    ]
 
 
 def max_tokens(request: ChatRequest) -> int | None:

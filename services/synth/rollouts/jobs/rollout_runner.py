@@ -39,6 +39,9 @@ log = logs.get("rollout_runner")
 #: Seconds between two looks at the replicas: a replica may be known to serve the job before its version is known.
 _POLL_S = 0.5
 
+#: Tokens, of all calls, of a try that is scored in place, if its answer is short too.
+_SHORT_TRY = 4000
+
 #: How long closing the credential of a cancelled rollout may take.
 _CLOSE_TIMEOUT_S = 2.0
 
@@ -177,13 +180,15 @@ class RolloutRunner:
         return TryResult(settled.scored, records, _overload(reply), settled.transcript, settled.traced)
 
     async def _settle(self, reply: TaskAppReply, records: list[CompletionRecord], traced: bool) -> SettledTry:
-        """Score a try, away from the event loop. Raises `Transient` if the process that reads a large answer ends."""
+        """Score a try; a large one away from the event loop. Raises `Transient` if the process that reads it ends."""
         rules = SettleRules(
             url=self._player.url,
             failure_reward=self._rollout_settings.failure_reward,
             rewards=self._rewards,
             transcript_bytes=self._transcript_bytes,
         )
+        if reply.size == 0 and sum(len(r.prompt_ids) + len(r.sampled_ids) for r in records) <= _SHORT_TRY:
+            return settle(reply, records, rules, traced)
         if reply.size <= INLINE_BYTES:
             return await asyncio.to_thread(settle, reply, records, rules, traced)
         task = "read the task app's answer"
