@@ -236,15 +236,13 @@ def typed(value: Any, kind: type[_T], where: str = "", *, api: str = "chat") -> 
 
 
 def _problems(r: ChatRequest, max_choices: int) -> list[Problem]:
-    # Few requests have a problem, so that its text is written last.
     def wrong(where: str, value: object, expected: str, fix: str = "") -> tuple[str, object, str, str]:
         return where, value, expected, fix
 
-    limit = max_tokens(r)
     fewer = "send several requests, or have the operator raise SYNTH_MAX_CHOICES"
     checks: list[tuple[bool, tuple[str, object, str, str]]] = [
         (not r.messages, wrong("messages", [], "at least one message")),
-        (limit is not None and limit < 1, wrong("max_tokens", limit, "1 or more")),
+        ((limit := max_tokens(r)) is not None and limit < 1, wrong("max_tokens", limit, "1 or more")),
         (not 0 <= (r.temperature or 0) <= 2, wrong("temperature", r.temperature, "0 to 2")),
         (not 0 <= (r.top_p or 0) <= 1, wrong("top_p", r.top_p, "0 to 1")),
         ((r.top_k or 0) < -1, wrong("top_k", r.top_k, "a positive number, or 0 or -1 for off")),
