@@ -99,12 +99,7 @@ class Platform:
 
     def log(self, job: str) -> list[EventView]:
         """All of a job's events until now."""
-        page = self.client.jobs.events(job)
-        found = page.events
-        while page.more and page.events:
-            page = self.client.jobs.events(job, after=page.last_seq)
-            found += page.events
-        return found
+        return [*self.client.jobs.events(job)]
 
     def steps(self, job: str) -> list[dict[str, Any]]:
         """The values of each training step."""

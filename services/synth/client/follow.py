@@ -24,8 +24,8 @@ from synth.jobs.lifecycle import TERMINAL, TERMINAL_FACTS
 _SILENCE_S = 45.0
 # Streams that end without an event before the follower polls pages: it then assumes a proxy that buffers streams.
 _MAX_EMPTY_STREAMS = 3
-# Events of one request; the next page follows, so that nothing is left out.
-_PAGE = 500
+#: Events of one request; the next page follows, so that nothing is left out.
+PAGE = 500
 
 
 @dataclass
@@ -113,7 +113,7 @@ class EventFollower:
             yield event
 
     async def _pages(self) -> AsyncGenerator[EventView]:
-        params = {"after": self.after, "limit": _PAGE}
+        params = {"after": self.after, "limit": PAGE}
         try:
             page = await self.api.request("GET", f"{self.path}/events", EventPage, params=params)
         except CliError as error:

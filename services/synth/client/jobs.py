@@ -28,7 +28,7 @@ from synth.client.api import LONG_TIMEOUT_S, Api
 from synth.client.connections.known_origins import require_confirmed
 from synth.client.errors import FailedJob
 from synth.client.files import AsyncFiles
-from synth.client.follow import EventFollower
+from synth.client.follow import PAGE, EventFollower
 from synth.client.organisation import AsyncKeys
 from synth.client.transports import Blocking, blocking, blocking_iterator
 from synth.jobs.lifecycle import TERMINAL, State
@@ -191,10 +191,16 @@ class AsyncJobs:
             raise FailedJob(job)
         return job
 
-    async def events(self, job_id: str, *, after: int = 0, limit: int = 500) -> EventPage:
-        """Read one page of a job's events after the sequence `after`."""
-        params = {"after": after, "limit": limit}
-        return await self._api.request("GET", f"{_path(job_id)}/events", EventPage, params=params)
+    async def events(self, job_id: str, *, after: int = 0) -> AsyncGenerator[EventView]:
+        """Yield the events that a job has now, in order. after: the `seq` of the last one that is already known."""
+        while True:
+            params = {"after": after, "limit": PAGE}
+            page = await self._api.request("GET", f"{_path(job_id)}/events", EventPage, params=params)
+            for event in page.events:
+                yield event
+            if not page.more or not page.events:
+                return
+            after = page.events[-1].seq
 
     async def checkpoints(self, job_id: str) -> List[Checkpoint]:
         """List the checkpoints that a job still keeps, newest first."""
@@ -251,7 +257,7 @@ class Jobs(Blocking):
     delete = blocking(AsyncJobs.delete)
     follow = blocking_iterator(AsyncJobs.follow)
     wait = blocking(AsyncJobs.wait)
-    events = blocking(AsyncJobs.events)
+    events = blocking_iterator(AsyncJobs.events)
     checkpoints = blocking(AsyncJobs.checkpoints)
     logs = blocking(AsyncJobs.logs)
     metrics = blocking(AsyncJobs.metrics)

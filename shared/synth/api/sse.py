@@ -6,7 +6,7 @@ but drop comments, which are the signs of life that a follower waits for.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -71,10 +71,3 @@ class SseReader:
                 self._data.append(value)
             case _:
                 pass
-
-
-def read_sse(pieces: Iterable[bytes]) -> Iterator[SseEvent | None]:
-    """Parse a whole body that arrives in pieces, as `SseReader` does."""
-    reader = SseReader()
-    for piece in pieces:
-        yield from reader.feed(piece)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from synth.api.sse import SseEvent, data_event, read_sse
+from synth.api.sse import SseEvent, SseReader, data_event
 from synth.runtime.environment.env_file import read_env_file
 from synth.runtime.lines import read_lines, split_lines
 
@@ -43,7 +43,7 @@ def test_a_line_is_there_as_soon_as_its_end_is():
 def test_an_event_holds_such_a_character_as_text(character: str):
     said = {"content": f"a{character}b"}
     for body in (data_event(said), b"data: " + msgspec.json.encode(said) + b"\r\n\r\n"):
-        (event,) = read_sse([body])
+        (event,) = SseReader().feed(body)
         assert event is not None
         assert msgspec.json.decode(event.data) == said
     # A client that splits at every Unicode line end reads what this platform writes.
@@ -57,7 +57,12 @@ def test_events_are_read_over_comments_several_data_lines_and_every_line_end():
     for end in ("\n", "\r", "\r\n"):
         body = end.join(lines).encode()
         for pieces in ([body], [body[i : i + 1] for i in range(len(body))]):
-            assert list(read_sse(pieces)) == [None, SseEvent("7", "train.step", "a\nb"), SseEvent("7", "end", "")]
+            reader = SseReader()
+            assert [event for piece in pieces for event in reader.feed(piece)] == [
+                None,
+                SseEvent("7", "train.step", "a\nb"),
+                SseEvent("7", "end", ""),
+            ]
 
 
 @pytest.mark.parametrize("character", TEXT)

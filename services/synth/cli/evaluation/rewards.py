@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
-from synth.api.schemas import EventView
 from synth.client import Client
 from synth.console.errors import CliError, UsageProblem
 from synth.estimates.repeated import by_measure, seed_means
@@ -87,7 +86,9 @@ def find_evaluation(client: Client, job_id: str, *, step: int | None = None) -> 
     by_step: dict[int, Evaluation] = {}
     complete: list[int] = []
     in_job = False
-    for event in _events(client, job_id):
+    for event in client.jobs.events(job_id):
+        if event.type not in _READ:
+            continue
         data = cast(dict[str, Any], event.data) if isinstance(event.data, dict) else {}
         iteration = int(data.get("iteration") or 0)
         if event.type == "eval.completed":
@@ -111,17 +112,6 @@ def find_evaluation(client: Client, job_id: str, *, step: int | None = None) -> 
     evaluation = by_step[chosen]
     evaluation.step = chosen if in_job else None
     return evaluation
-
-
-def _events(client: Client, job_id: str) -> list[EventView]:
-    kept: list[EventView] = []
-    after = 0
-    while True:
-        page = client.jobs.events(job_id, after=after)
-        kept += [e for e in page.events if e.type in _READ]
-        if not page.more or not page.events:
-            return kept
-        after = page.events[-1].seq
 
 
 def _add(evaluation: Evaluation, type: str, data: dict[str, Any]) -> None:

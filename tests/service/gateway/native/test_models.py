@@ -17,7 +17,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from synth.api.sse import read_sse
+from synth.api.sse import SseReader
 from synth.bus.kv.replicas import Replica, ReplicaTable, announce
 from synth.bus.publish import Publisher
 from synth.events import ModelPublished, ModelRef
@@ -277,7 +277,7 @@ async def test_a_stream_that_its_replica_breaks_off_ends_with_an_error(user, rep
     await chat_until_ok(user, model=model)
     echo.cuts = True
     reply = await user.http.post(path, json={"model": model, "messages": [], "input": "Hi", "stream": True})
-    *_, last = [event for event in read_sse([reply.content]) if event is not None]
+    *_, last = [event for event in SseReader().feed(reply.content) if event is not None]
     assert "hal" not in reply.text  # half an event, which a client would have read
     assert last.event == ("error" if path == "/v1/responses" else "")
     assert json.loads(last.data)["error"]["code"] == "replica_gone"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import Annotated
 
 import typer
@@ -43,25 +44,17 @@ def events(
     fmt: Output = Format.TABLE,
 ) -> None:
     """Print the log of a job as it is now; `-o json` prints one event a line."""
-    from synth.api.schemas import EventView
     from synth.cli.tui.progress import describe
 
     rows: list[list[str]] = []
-    left = limit
     with open_client(ctx) as client:
-        while left is None or left > 0:
-            page = client.jobs.events(job, after=after)
-            matching: list[EventView] = [e for e in page.events if type in (None, e.type)][:left]
-            for event in matching:
-                if fmt is Format.JSON:
-                    output.print_json_line(event)
-                else:
-                    summary = describe(event) or "-"
-                    time = Cell(f"{event.time.astimezone():%H:%M:%S}", event.time.isoformat())
-                    rows.append([str(event.seq), time, event.type, summary])
-            left = None if left is None else left - len(matching)
-            if not page.more or not page.events:
-                break
-            after = page.events[-1].seq
+        matching = (event for event in client.jobs.events(job, after=after) if type in (None, event.type))
+        for event in islice(matching, limit):
+            if fmt is Format.JSON:
+                output.print_json_line(event)
+            else:
+                summary = describe(event) or "-"
+                time = Cell(f"{event.time.astimezone():%H:%M:%S}", event.time.isoformat())
+                rows.append([str(event.seq), time, event.type, summary])
     if fmt is Format.TABLE:
         output.print_table(("seq", "time", "type", "what"), rows, wrap="what")
