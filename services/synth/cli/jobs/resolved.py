@@ -7,7 +7,7 @@ from typing import Any, cast
 import msgspec
 
 from synth.api.schemas import JobWithConfig
-from synth.cli.jobs.files import LenientRegistry
+from synth.client.submission import LenientRegistry
 from synth.errors import UserError
 from synth.jobs.complete_file import complete_file, value_at
 from synth.jobs.parse.kinds import Kind
