@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -47,7 +48,8 @@ def test_no_key_is_sent_to_an_address_of_a_folder(
 ):
     (tmp_path / ".env").write_text("BACKEND_BASE_URL=https://other.example\n")
     monkeypatch.setenv("SYNTH_API_KEY", KEY)
-    for options in ({}, {"api_key": KEY}, {"base_url": "https://another.example"}):
+    choices: list[Any] = [{}, {"api_key": KEY}, {"base_url": "https://another.example"}]
+    for options in choices:
         with pytest.raises(UnconfirmedOrigin) as caught:
             kind(**options)
         assert KEY not in str(caught.value)

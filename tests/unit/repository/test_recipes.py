@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[3]
 _RECIPES = {
     "An event": "RolloutJudged|rollout\\.judged",
     "A metric in `jobs watch`": "ppo_kl",
-    "An endpoint with its command": r'"/?limits"|/api/limits|LimitList',
+    "An endpoint with its command": r'"/?limits"|/api/limits|LimitList|client\.limits',
     "A model family": "(?i)olmo_?3",
 }
 

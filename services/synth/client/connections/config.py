@@ -16,7 +16,7 @@ from synth.runtime.environment.env_file import read_env_file
 
 #: The origin of a value that a variable of the user's environment has.
 ENVIRONMENT = "environment"
-#: The origin of a value that a program gives to `synth.client.Client`.
+#: The origin of a value that a program gives to its client.
 ARGUMENT = "argument"
 #: A key and an address that both come from one of these are a pair.
 PAIRED = (ENVIRONMENT, ARGUMENT)
