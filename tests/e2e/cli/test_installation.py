@@ -238,6 +238,18 @@ def test_a_plain_install_runs_every_command_of_a_client(environments: dict[str, 
     )
 
 
+def test_a_plain_install_has_the_python_client(environments: dict[str, Environment]):
+    plain = environments[""]
+    (plain.folder / "client.py").write_text(
+        "from synth.client import Client\n"
+        "with Client() as client:\n"
+        "    print(client.files.wait(client.files.upload('math.jsonl').id).status)\n"
+    )
+    program = [plain.python, "-P", "client.py"]
+    done = subprocess.run(program, cwd=plain.folder, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.stdout, done.stderr) == ("ready\n", "")
+
+
 @pytest.mark.parametrize("extra", ["", *EXTRAS])
 def test_a_command_without_its_extra_prints_one_line(extra: str, environments: dict[str, Environment]):
     # A service needs what serves a task app, too.
