@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import ast
 import importlib
 import inspect
 import json
 import re
-import textwrap
 import types
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
@@ -21,10 +19,11 @@ from synth.jobs.parse.unsupported import UNSUPPORTED
 from synth.jobs.schema.eval import EvalConfig
 from synth.jobs.schema.filter import FilterConfig
 from synth.jobs.schema.rl import RlConfig
-from synth.jobs.schema.sections import keys_of
+from synth.jobs.schema.sections import description_of, keys_of
 from synth.jobs.schema.sft import SftConfig
 from synth.outbound.http_guard import GuardSettings
 from synth.runtime.settings import ServiceSettings
+from synth.tables.docstrings import attribute_docstrings
 
 _CONFIGS_HEAD = """\
 # Job files
@@ -43,6 +42,9 @@ synthctl config explain rl.toml --model tiny-qwen3   # every setting, its origin
 Qwen3-0.6B if no cluster answers. All three work without a cluster. `check` reads the
 datasets line by line; the cluster checks the models and uploaded files that the file names. If no cluster answers,
 warnings name the values that were not checked.
+
+An editor with a TOML language server (taplo, Even Better TOML) completes and checks the keys of a file whose first line
+is `#:schema` and the path or address of [config.schema.json](config.schema.json); `synthctl config schema` prints it.
 
 An unknown key is an error that names the nearest known one. In the JSON that the published client sends, where keys are
 not the user's to mend, only a misspelt key is an error, and any other unknown one a warning. `synthctl jobs get JOB -o
@@ -118,7 +120,8 @@ def _key_rows(section: type[BaseModel], path: tuple[str, ...], kind: str) -> Ite
         dotted = ".".join((*path, name))
         unsupported = any(dotted == key or dotted.startswith(f"{key}.") for key in UNSUPPORTED[kind])
         mark = " ○" if unsupported else ""
-        yield f"| `{name}`{mark} | {_type(field)} | {_default(field)} | {_cell(field.description or '')} |\n"
+        text = _cell(description_of(section, name) or "")
+        yield f"| `{name}`{mark} | {_type(field)} | {_default(field)} | {text} |\n"
 
 
 def _cell(text: str) -> str:
@@ -155,7 +158,7 @@ def _words(annotation: Any) -> Iterator[str]:
             yield from _words(argument)
     elif origin is Literal:
         yield from (f"`{json.dumps(value)}`" for value in arguments)
-    elif origin is list:
+    elif origin in (list, tuple):
         yield f"list of {' or '.join(_words(arguments[0]))}".replace("list of table", "list of tables")
     elif origin is dict or (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
         yield "table"
@@ -206,7 +209,7 @@ def _settings_table(model: type[BaseModel], without: set[str]) -> str:
     texts: dict[str, str] = {}
     for cls in reversed(model.__mro__):
         if cls.__module__.startswith("synth."):
-            texts |= _docstrings(cls)
+            texts |= attribute_docstrings(cls)
     rows = [
         f"| `SYNTH_{name.upper()}` | {_setting_default(field)} | {_cell(texts.get(name, ''))} |\n"
         for name, field in model.model_fields.items()
@@ -223,15 +226,3 @@ def _setting_default(field: FieldInfo) -> str:
     if value is None or value == () or (isinstance(value, SecretStr) and not value.get_secret_value()):
         return ""
     return f"`{json.dumps(value) if isinstance(value, bool) else value}`"
-
-
-def _docstrings(cls: type) -> dict[str, str]:
-    """Return the text below each field of a class, by field."""
-    body = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0]
-    assert isinstance(body, ast.ClassDef)
-    texts: dict[str, str] = {}
-    for field, text in zip(body.body, body.body[1:], strict=False):
-        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(text, ast.Expr):
-            value = ast.literal_eval(text.value)
-            texts[field.target.id] = inspect.cleandoc(value)
-    return texts

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
+from pydantic import Field
+
+from synth.tables.keys import JobSettings, Name, NonNegativeFloat, Positive, PositiveFloat, keys
 
 #: The possible scores of a criterion: any number of 0 … 1; 0 or 1; a whole number from 0 on.
 Scale = Literal["bounded", "binary", "count"]
@@ -21,6 +24,9 @@ MIN_TIMEOUT_S = 1.0
 """Seconds of one call: in less than this no model judges."""
 MAX_TIMEOUT_S = 3600.0
 """Seconds of one call."""
+
+#: As `synthctl keys judge add` takes it.
+KeyName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
 
 
 class Criterion(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,34 +53,59 @@ class Rubric(msgspec.Struct, frozen=True, kw_only=True):
     event_aggregation: Aggregation | None = None
 
 
-class JudgeModel(msgspec.Struct, frozen=True, kw_only=True):
-    """One judge: a model behind an OpenAI-compatible chat API.
+@keys
+class JudgeKeys:
+    """Keys of `[[judge.judges]]`."""
 
-    provider: a provider that the cluster's operator has set up (`SYNTH_JUDGE_PROVIDERS`), or "synth": this cluster
-    serves `model`. url: an API of the user's own (`…/v1`), in place of a provider. key: the name of the organisation's
-    stored secret with the API's key. votes: how many answers the judge gives; its score is their median. weight: among
-    the judges of a job, whose scores are averaged by it.
-    """
+    __slots__ = ()
 
-    model: str
-    provider: str | None = None
-    url: str | None = None
-    key: str | None = None
-    temperature: float = 0.0
-    max_tokens: int = 1024
-    votes: int = 1
-    weight: float = 1.0
+    model: Name
+    """the judge's model"""
+    provider: Name | None = None
+    """a provider of `SYNTH_JUDGE_PROVIDERS`, or "synth" for a model of this cluster"""
+    url: Name | None = None
+    """an OpenAI-compatible API of your own, `https://…/v1`, in place of a provider"""
+    key: KeyName | None = None
+    """the name of the organisation's stored key that opens `url`"""
+    temperature: NonNegativeFloat = 0.0
+    """of its sampling"""
+    max_tokens: Positive = 1024
+    """of one answer"""
+    votes: Annotated[int, Field(ge=1, le=MAX_VOTES)] = 1
+    """how many answers it gives to each rollout; its score is their median"""
+    weight: PositiveFloat = 1.0
+    """among the judges, whose scores are averaged"""
 
 
-class Judging(msgspec.Struct, frozen=True, kw_only=True):
+@keys
+class JudgeLimitKeys:
+    """Keys of `[judge]`: the limits on the calls of judges."""
+
+    __slots__ = ()
+
+    requests_per_second: PositiveFloat | None = None
+    """the most calls in any second, over the cluster; default: no limit but the provider's own"""
+    max_attempts: Annotated[int, Field(ge=1, le=MAX_ATTEMPTS)] = 3
+    """the most calls for one readable answer; a rollout without one is left out, and its group with it"""
+    max_calls: Positive | None = None
+    """the most calls of judges in the whole job; the job ends after them; default: no limit"""
+    max_cost: PositiveFloat | None = None
+    """the most that they may cost, by the prices in `SYNTH_JUDGE_PROVIDERS`; default: no limit"""
+    max_outage_s: PositiveFloat = 3600.0
+    """seconds that a rollout waits for unavailable judges before the job ends"""
+
+
+class JudgeModel(JudgeKeys, JobSettings, frozen=True, kw_only=True):
+    """One judge: a model behind an OpenAI-compatible chat API."""
+
+
+class Judging(JudgeLimitKeys, JobSettings, frozen=True, kw_only=True):
     """How rollouts are judged.
 
     rubric: None: the task app's own, from its `/task_info`. event, outcome: which tracks are scored.
     ranking: the rollouts of a group are put in an order by one call, and the outcome score is the place in it, from 0
     (last) to 1 (first); otherwise, and in evaluations, each rollout is scored for itself.
-    max_concurrency: concurrent calls of a judge, over the cluster. requests_per_second: None: no limit.
-    timeout_s: of one call. max_attempts: calls for one answer that can be read. max_calls, max_cost: of the whole job;
-    None: no limit. max_outage_s: how long judges may be away until the job ends.
+    max_concurrency: concurrent calls of a judge, over the cluster. timeout_s: of one call.
     """
 
     judges: list[JudgeModel]
@@ -83,9 +114,4 @@ class Judging(msgspec.Struct, frozen=True, kw_only=True):
     outcome: bool = True
     ranking: bool = False
     max_concurrency: int = 8
-    requests_per_second: float | None = None
     timeout_s: float = 60.0
-    max_attempts: int = 3
-    max_calls: int | None = None
-    max_cost: float | None = None
-    max_outage_s: float = 3600.0

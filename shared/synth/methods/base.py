@@ -13,9 +13,12 @@ import msgspec
 from synth.events import LoraShape, ModelRef
 from synth.judging.settings import Judging
 from synth.methods.distillation import DistillationSettings
+from synth.methods.optimization import FileKeys, OptimizationKeys
 from synth.methods.rewards import RewardSettings
 from synth.methods.rollouts import GradedRows, RolloutSettings
+from synth.methods.seeds import Seeds
 from synth.models import format_finetuned
+from synth.tables.keys import JobSettings, Positive, keys
 
 Mode = Literal["full", "lora", "qlora"]
 Sharding = Literal["replicated", "gradients", "parameters"]
@@ -46,7 +49,7 @@ class RolloutCount(NamedTuple):
     fields: tuple[str, ...]
 
 
-class JobMethod(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind"):
+class JobMethod(JobSettings, frozen=True, kw_only=True, tag_field="kind"):
     """What the services need to know of a job, whatever its method.
 
     method: its name. tasks: the kinds of its first tasks, in the order in which they are queued. rows: what a line of
@@ -70,6 +73,11 @@ class JobMethod(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind"):
     @property
     def training(self) -> TrainingJob | None:
         """The job if it trains a model, else None."""
+        return None
+
+    @property
+    def graded_rows(self) -> GradedRows | None:
+        """The rows that a grader plays; None if none does."""
         return None
 
     @property
@@ -105,6 +113,16 @@ class JobMethod(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind"):
     @property
     def first_seed(self) -> int | None:
         """The seed of its first rollout; None if it has none."""
+        return None
+
+    @property
+    def app_seeds(self) -> Seeds | None:
+        """The seeds that a task app plays in training; None if none does."""
+        return None
+
+    @property
+    def evaluated_seeds(self) -> list[int] | None:
+        """The seeds that a task app plays in the evaluations of training; None if none does."""
         return None
 
     @property
@@ -145,11 +163,6 @@ class PlayedJob:
     vision: VisionSettings | None
 
     @property
-    def graded_rows(self) -> GradedRows | None:
-        """The rows that a grader plays; None if a task app plays the rollouts."""
-        return None
-
-    @property
     def play(self) -> RolloutSettings:
         return self.rollout
 
@@ -166,11 +179,21 @@ class PlayedJob:
         return self.label
 
 
-class LoraSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """An adapter: rank, scale (alpha / r), dropout on its input, and its modules ("all-linear", a regex, or names)."""
+@keys
+class LoraKeys:
+    """Keys of `[lora]`."""
 
-    r: int = 16
-    alpha: int = 32
+    __slots__ = ()
+
+    r: Positive = 16
+    """rank; 16 is enough for RL and for small SFT sets"""
+    alpha: Positive = 32
+    """scale: the update is multiplied by alpha / r"""
+
+
+class LoraSettings(LoraKeys, JobSettings, frozen=True, kw_only=True):
+    """An adapter. targets: its modules: "all-linear", a regex, or names."""
+
     dropout: float = 0.0
     targets: str | list[str] = "all-linear"
 
@@ -202,18 +225,12 @@ class Parallelism(msgspec.Struct, frozen=True, kw_only=True):
     dtype: Literal["fp32", "bf16"] | None = None
 
 
-class TrainingJob(JobMethod, frozen=True, kw_only=True):
+class TrainingJob(OptimizationKeys, JobMethod, frozen=True, kw_only=True):
     """The settings that every training job has.
 
     model: the source; base_model: the base below it. lora: None for a full fine-tune; "lora" trains an adapter, "qlora"
-    one over a base in 4 bits. lr: AdamW's, after the warm-up of warmup_steps optimizer steps, or if that is None, of
-    the share warmup_ratio of all steps. min_lr_ratio: the end of linear and cosine, as a share of lr. clip_norm: the
-    largest L2 norm of the whole gradient. packing: "packed" (rows end to end, attention within each) or "padded" (rows
-    side by side). micro_batch_tokens: of one forward, padding included; a longer row is a forward of its own.
-    optimizer: AdamW with moments in float32, or in 8 bits by blocks. optimizer_offload: whether they are in the CPU's
-    memory, and are copied to the device for the update, some at a time. checkpoint_every: steps between resume
-    checkpoints; the last step always makes one. None: checkpoint_steps for each begun `checkpoint_bytes` of the
-    machine. vision: None for a text model.
+    one over a base in 4 bits. warmup_steps: None leaves the warm-up to warmup_ratio. packing: "packed" (rows end to
+    end, attention within each) or "padded" (rows side by side). vision: None for a text model.
 
     learning_rates: the default of `lr`, by the mode. adapter_keys: the line of a job file that makes the job train an
     adapter, by its mode. checkpoint_steps: steps between two checkpoints of a small model. low_precision_head: whether
@@ -234,22 +251,10 @@ class TrainingJob(JobMethod, frozen=True, kw_only=True):
     mode: Mode = "full"
     lora: LoraSettings | None = None
     lr: float
-    schedule: Literal["constant", "linear", "cosine"] = "constant"
-    min_lr_ratio: float = 0.0
-    warmup_ratio: float = 0.05
     warmup_steps: int | None = None
-    betas: tuple[float, float] = (0.9, 0.95)
-    weight_decay: float = 0.0
-    clip_norm: float = 1.0
     packing: Literal["packed", "padded"] = "packed"
-    micro_batch_tokens: int = 8192
     activation_checkpointing: bool = False
-    optimizer: Literal["adamw", "adamw_8bit"] = "adamw"
-    optimizer_offload: bool = False
     parallelism: Parallelism = Parallelism()
-    checkpoint_every: int | None = None
-    checkpoints_kept: int = 3
-    seed: int = 0
     tags: dict[str, Any] = msgspec.field(default_factory=dict[str, Any])
     vision: VisionSettings | None = None
 
@@ -322,7 +327,7 @@ class TrainingJob(JobMethod, frozen=True, kw_only=True):
         return format_finetuned(_PREFIX[self.mode], self.base_model, job_id, checkpoint=checkpoint)
 
 
-class FileJob(TrainingJob, frozen=True, kw_only=True):
+class FileJob(FileKeys, TrainingJob, frozen=True, kw_only=True):
     """Training on the rows of a file.
 
     batch_size: rows, or pairs, an optimizer step. steps, when set, decides, else epochs.
@@ -341,15 +346,11 @@ class FileJob(TrainingJob, frozen=True, kw_only=True):
     row_sequences: ClassVar[int] = 1
     untrained = UNTRAINED | {"training_file", "validation_file"}
 
-    schedule: Literal["constant", "linear", "cosine"] = "cosine"
-    min_lr_ratio: float = 0.1
-    warmup_ratio: float = 0.03
     training_file: str
     examples: int | None = None
     epochs: int = 1
     steps: int | None = None
     batch_size: int = 32
-    sequence_length: int = 2048
     validation_file: str | None = None
     validation_every: int = 100
     best_metric: Literal["validation_loss"] | None = None

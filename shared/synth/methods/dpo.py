@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
-import msgspec
+from pydantic import Field
 
 from synth.methods.base import FileJob, Mode
+from synth.tables.keys import JobSettings, PositiveFloat, keys
 
 
-class DpoSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """Direct Preference Optimization, in the names of the trainer's configuration.
+@keys
+class DpoKeys:
+    """Keys of `[hyperparameters]` that only DPO has."""
 
-    beta: how strongly the policy is held near its source model. label_smoothing: the share of pairs that are assumed to
-    be the wrong way round.
-    """
+    __slots__ = ()
 
-    beta: float = 0.1
-    label_smoothing: float = 0.0
+    beta: PositiveFloat = 0.1
+    """of DPO: how strongly the policy is held near the model that it began as"""
+    label_smoothing: Annotated[float, Field(ge=0, lt=0.5)] = 0.0
+    """of DPO: the share of the pairs that are taken to be labelled the wrong way round"""
+
+
+class DpoSettings(DpoKeys, JobSettings, frozen=True, kw_only=True):
+    """Direct Preference Optimization of a job."""
 
 
 class DpoJob(FileJob, frozen=True, kw_only=True, tag="sft"):

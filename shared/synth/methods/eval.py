@@ -6,10 +6,10 @@ from typing import Any
 
 from synth.methods.base import JobMethod, PlayedJob, RolloutCount, VisionSettings
 from synth.methods.rewards import RewardSettings
-from synth.methods.rollouts import RolloutSettings
+from synth.methods.rollouts import RepeatKeys, RolloutSettings
 
 
-class EvalJob(PlayedJob, JobMethod, frozen=True, kw_only=True, tag="eval"):
+class EvalJob(PlayedJob, RepeatKeys, JobMethod, frozen=True, kw_only=True, tag="eval"):
     """`rollouts_per_seed` rollouts of `model` on each seed. vision: None for a text model. rewards: of each rollout.
 
     label: as of `RlJob`.
@@ -23,8 +23,6 @@ class EvalJob(PlayedJob, JobMethod, frozen=True, kw_only=True, tag="eval"):
     model: str
     base_model: str
     seeds: list[int]
-    rollouts_per_seed: int = 1
-    success_threshold: float | None = None
     rollout: RolloutSettings
     tags: dict[str, Any]
     vision: VisionSettings | None = None

@@ -1,4 +1,6 @@
-"""The built-in losses of RL: one row each, which the job file's keys, its errors, its page and the trainer read.
+"""The built-in losses of RL, and the correction for tokens that another policy sampled.
+
+A loss is one row, which the job file's keys, its errors, its page and the trainer read.
 
 The function of a loss is `<name>_loss` in a file of `services/synth/trainer/learner/losses/`.
 """
@@ -6,6 +8,8 @@ The function of a loss is `<name>_loss` in a file of `services/synth/trainer/lea
 from __future__ import annotations
 
 from typing import Literal, NamedTuple, get_args
+
+from synth.tables.keys import JobSettings, NonNegative, Range, keys
 
 BuiltinLoss = Literal["gspo", "gspo_token", "grpo", "dppo", "cispo"]
 
@@ -60,3 +64,28 @@ def list_losses(*, per_token: bool = False) -> str:
 def list_defaults(end: Literal["clip_low", "clip_high"]) -> str:
     """Return the default of one end of the clip for each loss, with the quantity that it bounds."""
     return ", ".join(f"{row.name} {getattr(row, end):g} ({row.measure})" for row in _ROWS)
+
+
+@keys
+class CorrectionKeys:
+    """The sequences that `[training.correction]` rejects."""
+
+    __slots__ = ()
+
+    gates: bool = True
+    """whether sequences are rejected at all"""
+    on_policy: Range = (0.99, 1.01)
+    """the least and the largest mean ratio of tokens that the policy in training itself sampled, so that only numerics
+    differ"""
+    off_policy: Range = (0.5, 2.0)
+    """the same of tokens that an older policy sampled"""
+    gate_tokens: NonNegative = 64
+    """a mean over fewer tokens has a wider gate, by the root of gate_tokens / tokens, as it strays further by chance;
+    with 0 every sequence has the same gate"""
+    rejected: Literal["leave", "count"] = "count"
+    """count: the weight of a rejected sequence is lost, so the step is smaller; leave: its weight is shared among the
+    sequences that are kept"""
+
+
+class CorrectionSettings(CorrectionKeys, JobSettings, frozen=True, kw_only=True):
+    """The correction of a job."""

@@ -7,6 +7,7 @@ from typing import Literal
 import msgspec
 
 from synth.judging.settings import Judging
+from synth.tables.keys import JobSettings, NonNegativeFloat, keys
 
 
 class StepRewards(msgspec.Struct, frozen=True, kw_only=True):
@@ -25,12 +26,22 @@ class StepRewards(msgspec.Struct, frozen=True, kw_only=True):
     beta: float = 0.0
 
 
-class RewardWeights(msgspec.Struct, frozen=True, kw_only=True):
-    """reward = env · environment + event · Σ events + outcome · outcome. At least one of them is above 0."""
+@keys
+class WeightKeys:
+    """Keys of `[rubric.weights]`."""
 
-    env: float = 1.0
-    event: float = 0.0
-    outcome: float = 0.0
+    __slots__ = ()
+
+    env: NonNegativeFloat = 1.0
+    """of the environment's reward"""
+    event: NonNegativeFloat = 0.0
+    """of the scores of the turns, which are added up"""
+    outcome: NonNegativeFloat = 0.0
+    """of the score of the whole episode"""
+
+
+class RewardWeights(WeightKeys, JobSettings, frozen=True, kw_only=True):
+    """reward = env · environment + event · Σ events + outcome · outcome. At least one of them is above 0."""
 
 
 class RewardSettings(msgspec.Struct, frozen=True, kw_only=True):

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
+from pydantic import Field
 
 from synth.methods.base import UNTRAINED, Mode, NamedFile, Placement, PlayedJob, RolloutCount, TrainingJob
 from synth.methods.distillation import DistillationSettings
 from synth.methods.eval import count_evaluation
-from synth.methods.losses import LOSSES
+from synth.methods.losses import LOSSES, CorrectionSettings
 from synth.methods.rewards import RewardSettings
 from synth.methods.rollouts import EvaluationSettings, GradedRows, RolloutSettings
 from synth.methods.seeds import Seeds, draw
+from synth.methods.watch import WatchSettings
 from synth.models import format_finetuned
 from synth.plugins import is_plugin
+from synth.tables.keys import JobSettings, NonNegative, NonNegativeFloat, Positive, keys
 
 #: With refills, groups that an iteration may play, in batches (decision 26).
 MAX_DRAWN_BATCHES = 3
@@ -31,62 +34,68 @@ _BATCH_TOKEN, _TOKEN_ADVANTAGE = 4 + 4 + 4 + 1, 4
 Loss = str
 
 Overlong = Literal["train", "mask", "penalise"]
-LossReduction = Literal["sequence", "token", "prompt"]
 
 
-class GpuTopology(msgspec.Struct, frozen=True, kw_only=True):
+@keys
+class TopologyKeys:
+    """Keys of `[topology]`."""
+
+    __slots__ = ()
+
+    gpus_for_vllm: NonNegative | None = None
+    """GPUs that serve rollouts: as many as the cluster's operator gave to inference"""
+    gpus_for_training: NonNegative | None = None
+    """GPUs that train; default: all of the trainer's; the job ends if the trainer has fewer"""
+    gpus_for_ref: NonNegative | None = None
+    """GPUs that hold the reference model: it lives in the trainer"""
+
+
+class GpuTopology(TopologyKeys, JobSettings, frozen=True, kw_only=True):
     """How the GPUs of a node are divided; None if the job does not set it."""
 
-    gpus_for_vllm: int | None = None
-    gpus_for_training: int | None = None
-    gpus_for_ref: int | None = None
+
+@keys
+class RlKeys:
+    """Keys of `[training]` of RL."""
+
+    __slots__ = ()
+
+    batch_size: Positive = 8
+    """groups (seeds) an iteration"""
+    group_size: Annotated[int, Field(ge=2)] = 8
+    """rollouts of each seed: a rollout is judged against its own group, so two at least"""
+    minibatches: Positive = 4
+    """optimizer steps a batch; at most the batch_size x group_size rollouts of a batch, which also limit the default;
+    with 1 the ratio is always 1 and the clip never acts"""
+    loss_reduction: Literal["sequence", "token", "prompt"] = "sequence"
+    """the unit that has one weight in the loss, as in docs/losses.md: each rollout, of any length and any number of
+    branches (sequence), each sampled token (token), or each prompt with all its rollouts' tokens (prompt)"""
+    dual_clip: Annotated[float, Field(gt=1)] | None = None
+    """of grpo: the most times that a token with a negative advantage may count; default: off, 3 is usual"""
+    kl_beta: NonNegativeFloat = 0.0
+    """weight of the KL from the policy to the reference model; 0 is off, above it `[reference] placement` is needed"""
+    advantage_std: bool = True
+    """divide a group's advantages by its standard deviation; false is Dr. GRPO"""
+    overlong: Overlong = "train"
+    """how a rollout is trained whose last reply was cut off for its length: like any other (train); not, although its
+    reward counts among its group's (mask); or with a reward that is overlong_penalty lower (penalise)"""
+    dynamic_sampling: bool = False
+    """replace groups whose rewards are all the same by groups of further seeds, up to 3 x batch_size groups in all;
+    off, as it can cost three times the rollouts, and each iteration then sets 3 x batch_size seeds of `[data]` aside"""
+    async_level: Annotated[int, Field(ge=0, le=16)] = 1
+    """iterations collected ahead of training; 0 is strictly on-policy, 1 hides the shorter of the two"""
 
 
-class WatchSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """The collapse watch: see `synth.jobs.schema.watch.WatchSection`, whose keys these are. A threshold of 0 is off."""
-
-    action: Literal["warn", "pause", "stop"]
-    patience: int
-    window: int
-    entropy_low: float
-    entropy_high: float
-    unique_low: float
-    length_low: float
-    length_high: float
-    truncated_rise: float
-    no_signal: float
-    clip_gap: float
-    mismatch_kl: float
-    grad_norm_high: float
-    reward_drop: float
-    stale_share: float
-    judge_drift: float
-
-
-class CorrectionSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """The correction for the policy that sampled: see `synth.jobs.schema.correction.CorrectionSection`."""
-
-    gates: bool = True
-    on_policy: tuple[float, float] = (0.99, 1.01)
-    off_policy: tuple[float, float] = (0.5, 2.0)
-    gate_tokens: int = 64
-    rejected: Literal["leave", "count"] = "count"
-
-
-class RlJob(PlayedJob, TrainingJob, frozen=True, kw_only=True, tag="rl"):
+class RlJob(PlayedJob, RlKeys, TrainingJob, frozen=True, kw_only=True, tag="rl"):
     """RL. An iteration trains batch_size groups of group_size rollouts, in `minibatches` optimizer steps.
 
-    label: the job's name, if its sender gives none. async_level: iterations collected ahead. max_staleness: versions a
-    trained token may be behind. dynamic_sampling: groups without a signal are refilled. clip_low, clip_high: how far
-    the loss lets the policy go, in its own measure. dual_clip: of grpo, None is off. token_truncation: the cap on
-    π_old/μ of a token. correction: which sequences are rejected. loss_reduction: the unit that has one weight. kl_beta:
-    weight of the KL to the reference; reference: its placement, "none" if the weight is 0. advantage: a plugin, in
-    place of the group's own comparison. overlong: how rollouts whose last reply was cut off are trained;
-    overlong_penalty: the amount by which their reward is lowered if they are penalised, else 0. verify_every_k:
-    versions between two that are published with a canary; 0 is never. watch: None is off. solved_after: iterations in a
-    row in which every rollout earns the most, after which the job is done, or continues with the next seeds of
-    `curriculum`; 0 is never. rewards: how a rollout is rewarded. graded: None if a task app plays the rollouts.
-    distillation: None: no teacher.
+    label: the job's name, if its sender gives none. max_staleness: versions a trained token may be behind. clip_low,
+    clip_high: how far the loss lets the policy go, in its own measure. token_truncation: the cap on π_old/μ of a token.
+    reference: the placement of the reference model, "none" if kl_beta is 0. advantage: a plugin, in place of the
+    group's own comparison. overlong_penalty: 0 unless cut-off rollouts are penalised. verify_every_k: versions between
+    two that are published with a canary; 0 is never. watch: None is off. solved_after: iterations in a row in which
+    every rollout earns the most, after which the job is done, or continues with the next seeds of `curriculum`; 0 is
+    never. graded: None if a task app plays the rollouts. distillation: None: no teacher.
     """
 
     method = "rl"
@@ -104,25 +113,15 @@ class RlJob(PlayedJob, TrainingJob, frozen=True, kw_only=True, tag="rl"):
 
     label: str | None = None
     iterations: int
-    batch_size: int = 8
-    group_size: int = 8
-    minibatches: int = 4
     loss: Loss = "gspo"
     clip_low: float = LOSSES["gspo"].clip_low
     clip_high: float = LOSSES["gspo"].clip_high
-    dual_clip: float | None = None
     token_truncation: float = LOSSES["gspo"].token_truncation
     correction: CorrectionSettings = CorrectionSettings()
-    loss_reduction: LossReduction = "sequence"
-    kl_beta: float = 0.0
     reference: Placement = "none"
-    advantage_std: bool = True
     advantage: str | None = None
-    overlong: Overlong = "train"
     overlong_penalty: float = 0.0
-    async_level: int = 1
     max_staleness: int = 1
-    dynamic_sampling: bool = False
     verify_every_k: int = 1
     topology: GpuTopology = GpuTopology()
     rollout: RolloutSettings = RolloutSettings()
@@ -201,6 +200,14 @@ class RlJob(PlayedJob, TrainingJob, frozen=True, kw_only=True, tag="rl"):
     @property
     def first_seed(self) -> int:
         return self.seeds_of(1)[0]
+
+    @property
+    def app_seeds(self) -> Seeds | None:
+        return self.train_seeds if self.graded is None else None
+
+    @property
+    def evaluated_seeds(self) -> list[int] | None:
+        return self.evaluation.seeds if self.graded is None and self.evaluation is not None else None
 
     @property
     def evaluated_every(self) -> int:

@@ -6,6 +6,8 @@ from typing import Any, Literal
 
 import msgspec
 
+from synth.tables.keys import Fraction, JobSettings, Name, Names, NonNegative, Positive, PositiveFloat, keys
+
 
 class Sampling(msgspec.Struct, frozen=True, kw_only=True):
     """How replies are sampled. max_tokens: a call. top_p 1 and top_k 0 are off; thinking None: the app's choice."""
@@ -18,36 +20,77 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
     thinking_budget: int | None = None
 
 
-class RolloutSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """How a task app is driven; task_url is empty if the job has none.
+@keys
+class RolloutKeys:
+    """Keys of `[rollout]`, and of `[eval]`: how a task app plays a rollout."""
 
-    policy_config: the keys of the file beside the sampling, passed on unchanged. env_config: passed on unchanged; in
-    evaluations, the keys of evaluation_env_config replace its own. env_name: None leaves it to the task app.
-    max_concurrent_rollouts: over the whole cluster. rollout_timeout_s: seconds of a try. group_timeout_s: seconds after
-    which a group no longer waits for its running rollouts, counted from when all of them are under way; None waits for
-    all. max_retries: after errors of the environment; a failure of the policy earns failure_reward and is never retried
-    (decision 24). constrain_tools: whether a tool call that the app insists on is forced, by tokens that are not
-    trained (decision 25). trace_rate: the share of training rollouts that keep a trace. evaluations_traced: whether the
-    rollouts of evaluations keep theirs.
-    """
+    __slots__ = ()
+
+    env_name: Name | None = None
+    """the environment that the task app is to play; default: the app's own"""
+    policy_name: Name = "policy"
+    """the name of the policy, which is sent to the task app"""
+    max_turns: Positive = 1
+    """calls of the model in a rollout; if it is not set, `[training] max_turns`, else `policy_config.max_llm_calls`
+    decides"""
+    ops: Names = ("agent", "env")
+    """what one turn consists of"""
+    failure_reward: float = 0.0
+    """reward of a rollout in which the policy itself failed (no tool call, a reply cut off); never retried"""
+    rollout_timeout_s: PositiveFloat = 300.0
+    """seconds that the rollout may take, without the time in which its policy waits for the engine's queue, the device
+    or new weights; the reply that is being sampled ends then and is trained, and an app that does not answer even so is
+    an error of the environment"""
+    max_retries: NonNegative = 3
+    """how often a rollout is tried again after an error of the environment or of the connection"""
+
+
+@keys
+class RlRolloutKeys(RolloutKeys):
+    """Keys of `[rollout]` of RL."""
+
+    __slots__ = ()
+
+    group_timeout_s: PositiveFloat | None = None
+    """seconds after which a group no longer waits for its slow rollouts, counted from when all of them are under way:
+    it is trained with the finished ones if two or more have finished, and is dropped otherwise; default: off, as slow
+    rollouts are often the long ones"""
+    trace_rate: Fraction = 0.1
+    """the share of training rollouts whose trace is kept; evaluations and judged jobs keep every trace"""
+    max_concurrent_rollouts: Positive = 64
+    """the most concurrent rollouts at the task app, over the whole cluster; the run itself finds the best number up to
+    it"""
+
+    constrain_tools: bool = False
+    """whether a `tool_choice` that the task app forces is enforced: the tokens that force it are not trained"""
+
+
+@keys
+class RepeatKeys:
+    """Keys of `[evaluation]` and of `[eval]`: the rollouts of a seed."""
+
+    __slots__ = ()
+
+    rollouts_per_seed: Positive = 1
+    """rollouts of each seed, sampled independently; above 1, `mean@k` and `pass@k` are reported"""
+    success_threshold: float | None = None
+    """the least reward of the environment that `pass@k` counts as a success; default: 1 if `rollouts_per_seed` is above
+    1, else there is no `pass@k`"""
+
+
+class RolloutSettings(RlRolloutKeys, JobSettings, frozen=True, kw_only=True):
+    """How a task app is driven."""
 
     task_url: str = ""
-    env_name: str | None = None
-    policy_name: str = "policy"
-    max_turns: int = 1
-    ops: list[str] = msgspec.field(default_factory=lambda: ["agent", "env"])
-    env_config: dict[str, Any] = {}
-    policy_config: dict[str, Any] = {}
+    """the task app's address; empty if the job has none"""
+    env_config: dict[str, Any] = msgspec.field(default_factory=dict[str, Any])
+    """passed on unchanged; in evaluations, the keys of evaluation_env_config replace its own"""
+    policy_config: dict[str, Any] = msgspec.field(default_factory=dict[str, Any])
+    """the keys of the file beside the sampling, passed on unchanged"""
     sampling: Sampling = Sampling()
-    max_concurrent_rollouts: int = 64
-    failure_reward: float = 0.0
-    rollout_timeout_s: float = 300.0
-    max_retries: int = 3
-    group_timeout_s: float | None = None
-    constrain_tools: bool = False
-    trace_rate: float = 0.1
     evaluations_traced: bool = True
-    evaluation_env_config: dict[str, Any] = {}
+    """whether the rollouts of evaluations keep their traces"""
+    evaluation_env_config: dict[str, Any] = msgspec.field(default_factory=dict[str, Any])
 
     @property
     def sampled_tokens(self) -> int:
@@ -76,14 +119,8 @@ class GradedRows(msgspec.Struct, frozen=True, kw_only=True):
         return "validation_file" if mode == "eval" and self.validation_file is not None else "training_file"
 
 
-class EvaluationSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """Rollouts on fixed seeds before the first iteration, after every `every_n_iters` iterations, and at the end.
-
-    rollouts_per_seed: of each seed. success_threshold: the least reward that pass@k takes for a success; None: there is
-    no pass@k.
-    """
+class EvaluationSettings(RepeatKeys, JobSettings, frozen=True, kw_only=True):
+    """Rollouts on fixed seeds before the first iteration, after every `every_n_iters` iterations, and at the end."""
 
     every_n_iters: int
     seeds: list[int]
-    rollouts_per_seed: int = 1
-    success_threshold: float | None = None

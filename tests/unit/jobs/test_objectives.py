@@ -8,7 +8,8 @@ import pytest
 
 from synth.jobs.parse.toml import read_toml
 from synth.jobs.resolve.job import Overrides, ValidationReport, validate_job
-from synth.methods.rl import CorrectionSettings, RlJob
+from synth.methods.losses import CorrectionSettings
+from synth.methods.rl import RlJob
 from synth.models import Registry
 
 RL = """\

@@ -6,7 +6,8 @@ from typing import Any, TypeVar
 
 from synth.methods.base import LoraSettings, Parallelism, TrainingJob, VisionSettings
 from synth.methods.dpo import DpoJob, DpoSettings
-from synth.methods.rl import CorrectionSettings, RlJob
+from synth.methods.losses import CorrectionSettings
+from synth.methods.rl import RlJob
 from synth.methods.rollouts import EvaluationSettings
 from synth.methods.sft import SftJob
 from synth.trainer.machine import Machine

@@ -16,7 +16,7 @@ from typing import Literal
 
 from synth.errors import Problem
 from synth.events import TrainWarned
-from synth.methods.rl import WatchSettings
+from synth.methods.watch import WatchSettings
 from synth.trainer.collapse.judge_drift import JudgeDrift
 from synth.trainer.collapse.learning_signal import SOLVED, LearningSignal
 

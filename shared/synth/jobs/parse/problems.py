@@ -15,7 +15,7 @@ from pydantic_core import ErrorDetails
 
 from synth.errors import Problem
 from synth.jobs.parse.toml import Document, Path
-from synth.jobs.schema.sections import keys_of
+from synth.jobs.schema.sections import description_of, keys_of
 
 _SIMILARITY = 0.7
 _WORDS = {
@@ -26,6 +26,7 @@ _WORDS = {
     "string_type": "text in quotes",
     "bool_type": "true or false",
     "list_type": "a list",
+    "tuple_type": "a list",
     "dict_type": "a table",
     "model_type": "a table",
     "string_too_short": "text that is not empty",
@@ -133,7 +134,7 @@ def _description(config: type[BaseModel], path: Path) -> str | None:
         if current is None or not isinstance(part, str) or part not in keys_of(current):
             break
         info = keys_of(current)[part]
-        description = info.description
+        description = description_of(current, part)
         default = info.get_default(call_default_factory=True)
         if description and not info.is_required() and default not in (None, {}) and table_of(info.annotation) is None:
             description += f"; default {json.dumps(default)}"

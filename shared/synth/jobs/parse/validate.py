@@ -169,7 +169,9 @@ class _Repair:
                     continue
                 name = near
                 self.misspelt[(*path, near)] = (*path, key)
-            good[name] = self._value(value, table_of(known[name].annotation), (*path, key))
+            # A null of a JSON payload is the same as no key.
+            if value is not None:
+                good[name] = self._value(value, table_of(known[name].annotation), (*path, key))
         return good
 
     def _value(self, value: Any, model: type[BaseModel] | None, path: Path) -> Any:

@@ -100,7 +100,7 @@ class ResolveContext:
 
     def at(self, section: BaseModel, key: str) -> Path:
         """Return the place of a key of one of the file's tables."""
-        return (*self.place(section), key)
+        return (*self.place(section), type(section).model_fields[key].alias or key)
 
     def place(self, section: BaseModel) -> Path:
         """Return the place of one of the file's tables; the top for a table that the file does not have."""
@@ -126,7 +126,8 @@ class ResolveContext:
     def _dotted(self, section: BaseModel | None, name: str, *, field: str) -> str:
         """Return a key with its table, as `training.grad_clip`; without a table, with the field's own."""
         place = self.place(section) if section is not None else ()
-        return ".".join(map(str, (*(place or field.split(".")[:-1]), name)))
+        key = name if section is None else type(section).model_fields[name].alias or name
+        return ".".join(map(str, (*(place or field.split(".")[:-1]), key)))
 
     def problem(self, path: Path, what: str, *, expected: str = "", fix: str = "") -> None:
         """Report an error at a place, unless a value that was already reported causes it."""
@@ -186,13 +187,8 @@ class ResolveContext:
         self, kind: type[msgspec.Struct], section: BaseModel, prefix: str, *, leaving: Collection[str]
     ) -> dict[str, Any]:
         """Return the fields of settings whose key stands in a section, without some fields."""
-        defaults = {f.name: f.default for f in msgspec.structs.fields(kind)}
-        fields: dict[str, Any] = {}
-        for name, key in copied_fields(kind, type(section)).items():
-            if name not in leaving:
-                value = self.take(prefix + name, section, key)
-                fields[name] = tuple(value) if isinstance(defaults[name], tuple) else value
-        return fields
+        names = [name for name in copied_fields(kind, type(section)) if name not in leaving]
+        return {name: self.take(prefix + name, section, name) for name in names}
 
     def first(self, key: str, named: Sequence[tuple[BaseModel | None, str]], default: Any = None) -> Any:
         """Return the first value that is set among keys with one meaning; warn of later ones that differ.

@@ -21,7 +21,7 @@ from synth.jobs.resolve.task_app import (
 from synth.jobs.resolve.vision import IMAGE_WISHES, check_images, resolve_vision
 from synth.jobs.schema.eval import EvalConfig, EvalRolloutSection, EvalSection, FlatEvalConfig
 from synth.jobs.schema.rl import ModelSection
-from synth.jobs.schema.sections import PolicyConfigSection
+from synth.jobs.schema.sections import PolicyConfigSection, copied_fields
 from synth.methods.eval import EvalJob
 from synth.methods.rollouts import RolloutSettings, Sampling
 from synth.methods.seeds import Seeds
@@ -57,9 +57,10 @@ def resolve_eval(config: EvalConfig | FlatEvalConfig, context: ResolveContext) -
     ]
     concurrency = [(section, "concurrency"), (section, "parallel_episodes"), (beside, "max_concurrent_rollouts")]
 
-    either = ("policy_name", "ops", "failure_reward", "rollout_timeout_s", "max_retries", "constrain_tools")
+    either = {*copied_fields(RolloutSettings, EvalSection)} & {*copied_fields(RolloutSettings, EvalRolloutSection)}
+    either -= {"env_name", "max_turns", "env_config", "policy_config"}
     rollout = RolloutSettings(
-        **{key: context.first(f"rollout.{key}", [(section, key), (beside, key)]) for key in either},
+        **{key: context.first(f"rollout.{key}", [(section, key), (beside, key)]) for key in sorted(either)},
         task_url=context.task_url(url, context.at(url_table or section, url_key)),
         env_name=_env_name(section, beside, context),
         max_turns=context.first("rollout.max_turns", turns),

@@ -8,8 +8,8 @@ from synth.jobs.schema.correction import CorrectionSection
 from synth.jobs.schema.rl import RlConfig, TrainingSection
 from synth.jobs.schema.sections import default_of
 from synth.methods.base import Mode, Placement
-from synth.methods.losses import LOSSES, find_spec
-from synth.methods.rl import CorrectionSettings, Loss
+from synth.methods.losses import LOSSES, CorrectionSettings, find_spec
+from synth.methods.rl import Loss
 from synth.plugins import is_plugin
 
 #: A mean over hundreds of tokens stays nearer to 1 than one token does, by more than this factor either way.

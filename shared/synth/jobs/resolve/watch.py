@@ -5,8 +5,8 @@ from __future__ import annotations
 from synth.jobs.resolve.context import ResolveContext
 from synth.jobs.schema.rl import RlConfig
 from synth.jobs.schema.watch import WatchSection
-from synth.methods.rl import WatchSettings
 from synth.methods.seeds import Seeds
+from synth.methods.watch import WatchSettings
 
 
 def resolve_watch(section: WatchSection | None, context: ResolveContext) -> WatchSettings | None:

@@ -8,26 +8,12 @@ from pydantic import Field
 
 from synth.jobs.schema.rewards import JudgeSection, RubricSection
 from synth.jobs.schema.rl import ModelSection
-from synth.jobs.schema.sections import (
-    MAX_TOKENS,
-    OPS,
-    Fraction,
-    Free,
-    Name,
-    NonNegative,
-    NonNegativeFloat,
-    Ops,
-    PolicyConfigSection,
-    Positive,
-    PositiveFloat,
-    Section,
-    Seed,
-    SeedSet,
-    TagsSection,
-)
+from synth.jobs.schema.sections import MAX_TOKENS, Free, PolicyConfigSection, Section, SeedSet, TagsSection
+from synth.methods.rollouts import RepeatKeys, RolloutKeys
+from synth.tables.keys import Fraction, Name, NonNegativeFloat, Positive, PositiveFloat, Seed
 
 
-class EvalSection(Section):
+class EvalSection(RolloutKeys, RepeatKeys, Section, frozen=True):
     """`[eval]`: rollouts of one model over fixed seeds."""
 
     app_id: Name | None = None
@@ -42,25 +28,12 @@ class EvalSection(Section):
     """the number of seeds: the first ones of `seeds`, or without `seeds` those from `seed_start` on"""
     seed_start: Seed | None = 0
     """first seed, if `seeds` is not set"""
-    rollouts_per_seed: Positive = 1
-    """rollouts of each seed, sampled independently; above 1, `mean@k` and `pass@k` are reported"""
-    success_threshold: float | None = None
-    """the least reward of the environment that `pass@k` counts as a success; default: 1 if `rollouts_per_seed` is above
-    1, else there is no `pass@k`"""
     concurrency: Positive | None = 16
     """concurrent rollouts at the task app"""
     parallel_episodes: Positive | None = None
     """the same as `concurrency`, in older files"""
-    env_name: Name | None = None
-    """the environment that the task app is to play; default: `app_id`, else the app's own"""
-    policy_name: Name | None = "policy"
-    """the name of the policy, which is sent to the task app"""
-    max_turns: Positive | None = 1
-    """calls of the model in a rollout; if it is not set, `policy_config.max_llm_calls` decides"""
     max_llm_calls: Positive | None = None
     """the same as `max_turns`"""
-    ops: Ops | None = Field(default=OPS)
-    """what one turn consists of"""
     temperature: NonNegativeFloat | None = 1.0
     """of the sampling; at 1, the policy as it was trained (greedy flatters it)"""
     max_tokens: Positive | None = MAX_TOKENS
@@ -74,14 +47,6 @@ class EvalSection(Section):
     """passed to the environment as it is"""
     policy_config: PolicyConfigSection = PolicyConfigSection()
     """sampling, and what else the policy wants"""
-    failure_reward: float = 0.0
-    """reward of a rollout in which the policy itself failed"""
-    rollout_timeout_s: PositiveFloat = 300.0
-    """seconds that the rollout may take, without the time in which its policy waits for the engine's queue, the device
-    or new weights; the reply that is being sampled ends then and is trained, and an app that does not answer even so is
-    an error of the environment"""
-    max_retries: NonNegative = 3
-    """how often a rollout is tried again after an error of the environment or of the connection"""
     constrain_tools: bool = True
     """whether a `tool_choice` that the task app forces is enforced; RL enforces it only if its file sets this key"""
     split: Name | None = None
@@ -133,40 +98,24 @@ class EvalSection(Section):
     """to find the job by"""
 
 
-class TaskAppSection(Section):
+class TaskAppSection(Section, frozen=True):
     """`[task_app]`: the task app's address, in older files."""
 
     url: Name | None = None
     """the same as `task_app_url`"""
 
 
-class EvalRolloutSection(Section):
+class EvalRolloutSection(RolloutKeys, Section, frozen=True):
     """`[rollout]` as in an RL file: how a rollout is played. The keys of `[eval]` take precedence."""
 
-    env_name: Name | None = None
-    """the environment that the task app is to play"""
-    policy_name: Name | None = None
-    """the name of the policy, which is sent to the task app"""
-    max_turns: Positive | None = None
-    """calls of the model a rollout"""
-    ops: Ops | None = None
-    """what one turn consists of"""
+    constrain_tools: bool | None = None
+    """whether a `tool_choice` that the task app forces is enforced"""
     env_config: Free | None = None
     """passed to the environment as it is"""
     policy_config: PolicyConfigSection | None = None
     """sampling, and what else the policy wants; other than RL's, `top_p` and `top_k` are honoured"""
     max_concurrent_rollouts: Positive | None = None
     """the same as `[eval] concurrency`"""
-    failure_reward: float | None = None
-    """reward of a rollout in which the policy itself failed"""
-    rollout_timeout_s: PositiveFloat | None = None
-    """seconds that the rollout may take, without the time in which its policy waits for the engine's queue, the device
-    or new weights; the reply that is being sampled ends then and is trained, and an app that does not answer even so is
-    an error of the environment"""
-    max_retries: NonNegative | None = None
-    """how often a rollout is tried again after an error of the environment or of the connection"""
-    constrain_tools: bool | None = None
-    """whether a `tool_choice` that the task app forces is enforced"""
     use_vision: bool | None = None
     """whether observations carry an image: given to the task app as `policy.config.use_vision`"""
     image_only_mode: bool | None = None
@@ -188,7 +137,7 @@ class EvalRolloutSection(Section):
     """of training: the traces of evaluations are all kept"""
 
 
-class EvalTables(Section):
+class EvalTables(Section, frozen=True):
     """The tables that may stand beside the keys of an evaluation."""
 
     type: Literal["rl", "sft"] | None = None
@@ -209,11 +158,11 @@ class EvalTables(Section):
     """to find the job by"""
 
 
-class FlatEvalConfig(EvalSection, EvalTables):
+class FlatEvalConfig(EvalSection, EvalTables, frozen=True):
     """An evaluation whose keys stand at the top of the file."""
 
 
-class EvalConfig(EvalTables):
+class EvalConfig(EvalTables, frozen=True):
     """An evaluation job."""
 
     eval: EvalSection

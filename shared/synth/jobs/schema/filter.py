@@ -6,10 +6,11 @@ from typing import Literal
 
 from pydantic import Field
 
-from synth.jobs.schema.sections import Fraction, Name, NonNegative, Positive, Section, TagsSection
+from synth.jobs.schema.sections import Section, TagsSection
+from synth.tables.keys import Fraction, Name, NonNegative, Positive
 
 
-class FilterSection(Section):
+class FilterSection(Section, frozen=True):
     """`[filter]`: make a JSONL of rows with `messages` out of traces.
 
     The traces are the platform's (`job`, `jobs` or `traces`), or a trace database's of the published clients (`db`).
@@ -99,7 +100,7 @@ class FilterSection(Section):
     """whether rows keep their metadata: rollout, seed, reward, model, time"""
 
 
-class FilterSftSection(Section):
+class FilterSftSection(Section, frozen=True):
     """`[sft]`: how rows are cleaned, in older files."""
 
     max_sequence_length: Positive | None = None
@@ -114,7 +115,7 @@ class FilterSftSection(Section):
     """drop rows with an empty reply; a row without any other reply is always dropped"""
 
 
-class FilterSplitSection(Section):
+class FilterSplitSection(Section, frozen=True):
     """`[split]`: rows that are put aside for validation. The rows of a rollout stay together."""
 
     enabled: bool | None = None
@@ -131,7 +132,7 @@ class FilterSplitSection(Section):
     """the name of the validation file, beside the rows"""
 
 
-class FilterOutputSection(Section):
+class FilterOutputSection(Section, frozen=True):
     """`[output]`: further files beside the rows."""
 
     save_stats: bool | None = None
@@ -142,7 +143,7 @@ class FilterOutputSection(Section):
     """whether the ids of the rollouts whose rows are kept are listed with the counts"""
 
 
-class FilterConfig(Section):
+class FilterConfig(Section, frozen=True):
     """A filter."""
 
     filter: FilterSection = Field(default=FilterSection())

@@ -6,24 +6,22 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from synth.jobs.schema.sections import (
-    MAX_ELEMENTS,
-    Fraction,
-    Free,
-    Name,
-    NonNegativeFloat,
-    Positive,
-    PositiveFloat,
-    Section,
+from synth.jobs.schema.sections import Free, Section
+from synth.judging.settings import (
+    MAX_CONCURRENCY,
+    MAX_TIMEOUT_S,
+    MIN_TIMEOUT_S,
+    JudgeKeys,
+    JudgeLimitKeys,
+    KeyName,
 )
-from synth.judging.settings import MAX_ATTEMPTS, MAX_CONCURRENCY, MAX_TIMEOUT_S, MAX_VOTES, MIN_TIMEOUT_S
+from synth.methods.rewards import WeightKeys
+from synth.tables.keys import MAX_ELEMENTS, Fraction, Name, NonNegativeFloat
 
 CallSeconds = Annotated[float, Field(ge=MIN_TIMEOUT_S, le=MAX_TIMEOUT_S)]
-#: As `synthctl keys judge add` takes it.
-KeyName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
 
 
-class RewardsSection(Section):
+class RewardsSection(Section, frozen=True):
     """`[training.rewards]`: credit for single steps."""
 
     step_rewards_enabled: bool | None = None
@@ -51,18 +49,11 @@ class RewardsSection(Section):
     """return_to_go of turn t is the sum of turn_discount^(k - t) x reward of turn k, over k from t; default: 1"""
 
 
-class RubricWeightsSection(Section):
+class RubricWeightsSection(WeightKeys, Section, frozen=True):
     """`[rubric.weights]`: reward = env x environment + event x sum of events + outcome x outcome."""
 
-    env: NonNegativeFloat = 1.0
-    """of the environment's reward"""
-    event: NonNegativeFloat = 0.0
-    """of the scores of the turns, which are added up"""
-    outcome: NonNegativeFloat = 0.0
-    """of the score of the whole episode"""
 
-
-class JudgeOptionsSection(Section):
+class JudgeOptionsSection(Section, frozen=True):
     """`[judge.options]`: the judge's task."""
 
     event: bool | None = None
@@ -92,28 +83,11 @@ class JudgeOptionsSection(Section):
     """metadata of the client's own request; the cluster itself calls the judges, and sends it nowhere"""
 
 
-class JudgeModelSection(Section):
+class JudgeModelSection(JudgeKeys, Section, frozen=True):
     """One of `[[judge.judges]]`: a model that judges, beside others."""
 
-    model: Name
-    """the judge's model"""
-    provider: Name | None = None
-    """a provider of `SYNTH_JUDGE_PROVIDERS`, or "synth" for a model of this cluster"""
-    url: Name | None = None
-    """an OpenAI-compatible API of your own, `https://…/v1`, in place of a provider"""
-    key: KeyName | None = None
-    """the name of the organisation's stored key that opens `url`"""
-    temperature: NonNegativeFloat = 0.0
-    """of its sampling"""
-    max_tokens: Positive = 1024
-    """of one answer"""
-    votes: Annotated[int, Field(ge=1, le=MAX_VOTES)] = 1
-    """how many answers it gives to each rollout; its score is their median"""
-    weight: PositiveFloat = 1.0
-    """among the judges, whose scores are averaged"""
 
-
-class JudgeSection(Section):
+class JudgeSection(JudgeLimitKeys, Section, frozen=True):
     """`[judge]`: a model that scores rollouts."""
 
     enabled: bool | None = None
@@ -131,19 +105,9 @@ class JudgeSection(Section):
     ranking: bool = False
     """whether the rollouts of a group are put in an order by one call, for their outcome: from 0 for the last to 1 for
     the first"""
-    requests_per_second: PositiveFloat | None = None
-    """the most calls in any second, over the cluster; default: no limit but the provider's own"""
-    max_attempts: Annotated[int, Field(ge=1, le=MAX_ATTEMPTS)] = 3
-    """the most calls for one readable answer; a rollout without one is left out, and its group with it"""
-    max_calls: Positive | None = None
-    """the most calls of judges in the whole job; the job ends after them; default: no limit"""
-    max_cost: PositiveFloat | None = None
-    """the most that they may cost, by the prices in `SYNTH_JUDGE_PROVIDERS`; default: no limit"""
-    max_outage_s: PositiveFloat = 3600.0
-    """seconds that a rollout waits for unavailable judges before the job ends"""
 
 
-class RubricTrackSection(Section):
+class RubricTrackSection(Section, frozen=True):
     """`[rubric.event]` and `[rubric.outcome]`: the criteria of one track."""
 
     rubric_id: Name | None = None
@@ -152,7 +116,7 @@ class RubricTrackSection(Section):
     """tables of id (or key), description, weight and scale: bounded (0 to 1), binary (0 or 1) or count (0, 1, 2 …)"""
 
 
-class RubricSection(Section):
+class RubricSection(Section, frozen=True):
     """`[rubric]`: how the judge's scores enter the reward."""
 
     enabled: bool | None = None

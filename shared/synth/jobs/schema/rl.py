@@ -11,33 +11,28 @@ from synth.jobs.schema.distillation import DistillationSection
 from synth.jobs.schema.plugins import LossName, PluginName
 from synth.jobs.schema.rewards import JudgeSection, RewardsSection, RubricSection
 from synth.jobs.schema.sections import (
-    MAX_ELEMENTS,
-    OPS,
     AlgorithmSection,
     ComputeSection,
-    Fraction,
     Free,
     LoraSection,
-    Name,
-    NonNegative,
-    NonNegativeFloat,
     Ops,
     OptimizationSection,
     PolicyConfigSection,
     PolicySection,
-    Positive,
-    PositiveFloat,
     Section,
-    Seed,
     SeedSet,
     TagsSection,
     TopologySection,
 )
 from synth.jobs.schema.watch import WatchSection
 from synth.methods.losses import list_defaults, list_losses
+from synth.methods.optimization import OptimizationKeys
+from synth.methods.rl import RlKeys
+from synth.methods.rollouts import RepeatKeys, RlRolloutKeys
+from synth.tables.keys import MAX_ELEMENTS, Name, NonNegative, Positive, PositiveFloat, Seed
 
 
-class ServicesSection(Section):
+class ServicesSection(Section, frozen=True):
     """`[services]`: the services that the job calls."""
 
     task_url: Name | None = None
@@ -46,7 +41,7 @@ class ServicesSection(Section):
     """the address of a judge service; this cluster uses its own judge service instead"""
 
 
-class LimitPerPromptSection(Section):
+class LimitPerPromptSection(Section, frozen=True):
     """`[vllm.limit_mm_per_prompt]`: how much of each kind a prompt shows at most."""
 
     image: Positive | None = None
@@ -55,7 +50,7 @@ class LimitPerPromptSection(Section):
     """videos; none is ever shown"""
 
 
-class VllmSection(Section):
+class VllmSection(Section, frozen=True):
     """`[vllm]`: the serving engine's own settings."""
 
     tensor_parallel_size: Positive | None = None
@@ -66,7 +61,7 @@ class VllmSection(Section):
     """such as {image = 1}"""
 
 
-class ReferenceSection(Section):
+class ReferenceSection(Section, frozen=True):
     """`[reference]`: the frozen model that a KL term is measured against."""
 
     placement: Literal["none", "shared", "dedicated"] = "none"
@@ -82,7 +77,7 @@ class ReferenceSection(Section):
     """milliseconds between two checks of it"""
 
 
-class ModelSection(Section):
+class ModelSection(Section, frozen=True):
     """`[model]`: the trained model, and how much of it is trained."""
 
     base: Name | None = None
@@ -104,43 +99,17 @@ class ModelSection(Section):
     """whether full training leaves the vision tower unchanged and trains only its projector; default: true"""
 
 
-class RolloutSection(Section):
+class RolloutSection(RlRolloutKeys, Section, frozen=True):
     """`[rollout]`: how experience is collected."""
 
-    env_name: Name | None = None
-    """the environment that the task app is to play; default: the app's own"""
-    policy_name: Name = "policy"
-    """the name of the policy, which is sent to the task app"""
-    max_turns: Positive | None = 1
-    """calls of the model in a rollout; if it is not set, `[training] max_turns`, else `policy_config.max_llm_calls`
-    decides"""
     episodes_per_batch: Positive | None = None
     """a hint; an iteration has `[training] batch_size` x `group_size` rollouts"""
-    max_concurrent_rollouts: Positive = 64
-    """the most concurrent rollouts at the task app, over the whole cluster; the run itself finds the best number up to
-    it"""
     batches_per_step: Positive | None = 1
     """batches of batch_size groups that an iteration collects and trains on"""
-    ops: Ops | None = Field(default=OPS)
-    """what one turn consists of"""
     env_config: Free = Field(default={})
     """passed to the environment as it is"""
     policy_config: PolicyConfigSection = PolicyConfigSection()
     """sampling, and what else the policy wants"""
-    failure_reward: float = 0.0
-    """reward of a rollout in which the policy itself failed (no tool call, a reply cut off); never retried"""
-    rollout_timeout_s: PositiveFloat = 300.0
-    """seconds that the rollout may take, without the time in which its policy waits for the engine's queue, the device
-    or new weights; the reply that is being sampled ends then and is trained, and an app that does not answer even so is
-    an error of the environment"""
-    group_timeout_s: PositiveFloat | None = None
-    """seconds after which a group no longer waits for its slow rollouts, counted from when all of them are under way:
-    it is trained with the finished ones if two or more have finished, and is dropped otherwise; default: off, as slow
-    rollouts are often the long ones"""
-    max_retries: NonNegative = 3
-    """how often a rollout is tried again after an error of the environment or of the connection"""
-    constrain_tools: bool = False
-    """whether a `tool_choice` that the task app forces is enforced: the tokens that force it are not trained"""
     use_vision: bool | None = None
     """whether observations carry an image: given to the task app as `policy.config.use_vision`; default: true for a
     vision model"""
@@ -153,11 +122,9 @@ class RolloutSection(Section):
     the task app's answer, and its `mean_return` is the environment's"""
     rubric_rewards_only: bool | None = None
     """whether the environment's own reward is left out: `[rubric.weights] env` is 0"""
-    trace_rate: Fraction = 0.1
-    """the share of training rollouts whose trace is kept; evaluations and judged jobs keep every trace"""
 
 
-class EvaluationSection(Section):
+class EvaluationSection(RepeatKeys, Section, frozen=True):
     """`[evaluation]`: rollouts on fixed seeds that nothing is learned from."""
 
     instances: Positive | None = None
@@ -167,14 +134,9 @@ class EvaluationSection(Section):
     final policy at the end; 0 is never"""
     seeds: SeedSet | None = None
     """which seeds; from 1000000 on, which task apps keep apart from training"""
-    rollouts_per_seed: Positive = 1
-    """rollouts of each seed, sampled independently; above 1, `mean@k` and `pass@k` are reported"""
-    success_threshold: float | None = None
-    """the least reward of the environment that `pass@k` counts as a success; default: 1 if `rollouts_per_seed` is above
-    1, else there is no `pass@k`"""
 
 
-class WeightSyncSection(Section):
+class WeightSyncSection(Section, frozen=True):
     """`[training.weight_sync]`: how new weights reach the serving engine."""
 
     enable: Literal[True] | None = None
@@ -192,60 +154,36 @@ class WeightSyncSection(Section):
     """the same as `[training] weight_sync_interval`"""
 
 
-class TrainingSection(OptimizationSection, RewardsSection):
+class TrainingSection(RlKeys, OptimizationKeys, OptimizationSection, RewardsSection, frozen=True):
     """`[training]`: the optimization. One iteration = one batch of groups, and one new version of the policy."""
 
     num_epochs: Positive = 1
     """the job runs num_epochs x iterations_per_epoch iterations"""
     iterations_per_epoch: Positive | None = 10
     """the job runs num_epochs x iterations_per_epoch iterations"""
-    batch_size: Positive = 8
-    """groups (seeds) an iteration"""
-    group_size: Annotated[int, Field(ge=2)] = 8
-    """rollouts of each seed: a rollout is judged against its own group, so two at least"""
     max_turns: Positive | None = None
     """calls of the model in a rollout, if `[rollout] max_turns` is not set"""
-    minibatches: Positive = 4
-    """optimizer steps a batch; at most the batch_size x group_size rollouts of a batch, which also limit the default;
-    with 1 the ratio is always 1 and the clip never acts"""
     loss: LossName | None = Field(
         default="gspo",
         description=f"the policy-gradient loss, as in docs/losses.md: {list_losses()}, or a function that the operator "
         'has installed and allowed, as "package.module:function"; if it is not set, `[algorithm] variety` may name one '
         "of the built-in losses",
     )
-    loss_reduction: Literal["sequence", "token", "prompt"] = "sequence"
-    """the unit that has one weight in the loss, as in docs/losses.md: each rollout, of any length and any number of
-    branches (sequence), each sampled token (token), or each prompt with all its rollouts' tokens (prompt)"""
     clip_low: PositiveFloat | None = Field(
         default=None, description=f"how far down the loss lets the policy go; default: {list_defaults('clip_low')}"
     )
     clip_high: PositiveFloat | None = Field(
         default=None, description=f"how far up the loss lets the policy go; default: {list_defaults('clip_high')}"
     )
-    dual_clip: Annotated[float, Field(gt=1)] | None = None
-    """of grpo: the most times that a token with a negative advantage may count; default: off, 3 is usual"""
     token_truncation: PositiveFloat | None = None
     """how many times more a token may count because the policy that sampled it found it less likely than the one in
     training does; 2, for dppo 20"""
-    kl_beta: NonNegativeFloat = 0.0
-    """weight of the KL from the policy to the reference model; 0 is off, above it `[reference] placement` is needed"""
-    advantage_std: bool = True
-    """divide a group's advantages by its standard deviation; false is Dr. GRPO"""
     advantage: PluginName | None = None
     """a function that the operator has installed and allowed, as "package.module:function", in place of (reward - mean)
     / standard deviation: it is given the rewards of a group, and gives each rollout its advantage"""
-    overlong: Literal["train", "mask", "penalise"] = "train"
-    """how a rollout is trained whose last reply was cut off for its length: like any other (train); not, although its
-    reward counts among its group's (mask); or with a reward that is overlong_penalty lower (penalise)"""
     overlong_penalty: PositiveFloat | None = None
     """the reward that such a rollout loses with overlong = "penalise"; default: 1. The reported reward does not
     change"""
-    dynamic_sampling: bool = False
-    """replace groups whose rewards are all the same by groups of further seeds, up to 3 x batch_size groups in all;
-    off, as it can cost three times the rollouts, and each iteration then sets 3 x batch_size seeds of `[data]` aside"""
-    async_level: Annotated[int, Field(ge=0, le=16)] = 1
-    """iterations collected ahead of training; 0 is strictly on-policy, 1 hides the shorter of the two"""
     max_staleness: Annotated[int, Field(ge=0, le=32)] | None = None
     """versions by which a trained token may be behind: no rollout begins on an older policy, and no older token is
     trained; async_level"""
@@ -296,14 +234,14 @@ class TrainingSection(OptimizationSection, RewardsSection):
     """of a reply without an answer: given to the task app as `env.config.reward_negative_no_answer`"""
 
 
-class RlJobSection(Section):
+class RlJobSection(Section, frozen=True):
     """`[job]`: the rows that a grader's job plays."""
 
     data: Name | None = None
     """the id of an uploaded file of prompts, for `[grader]`: a seed is the number of a row, from 0"""
 
 
-class RlDataSection(Section):
+class RlDataSection(Section, frozen=True):
     """`[data]`: the seeds that are trained on."""
 
     validation_path: Name | None = None
@@ -326,7 +264,7 @@ class RlDataSection(Section):
     """rollouts an evaluation"""
 
 
-class RlConfig(Section):
+class RlConfig(Section, frozen=True):
     """An RL job."""
 
     type: Literal["rl"] | None = None

@@ -12,35 +12,48 @@ import functools
 from typing import Annotated, Any, Literal
 
 import msgspec
-from pydantic import BaseModel, ConfigDict, Field, PlainValidator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, PlainValidator, WithJsonSchema, model_validator
 from pydantic.fields import FieldInfo
 
+from synth.methods.base import LoraKeys
 from synth.methods.losses import BuiltinLoss, list_losses
+from synth.methods.rl import TopologyKeys
 from synth.methods.seeds import Seeds, parse_seeds
+from synth.tables.docstrings import attribute_docstrings
+from synth.tables.keys import (
+    Name,
+    Names,
+    NonNegativeFloat,
+    Positive,
+    PositiveFloat,
+)
 
 Free = dict[str, Any]
-#: Beyond it a number counts nothing that there is, and some library takes it for another.
-LARGEST = 2**31 - 1
-#: Likewise of floats: a time in seconds is thirty years then.
-LARGEST_FLOAT = 1e9
-#: Elements of a list, and characters of a name, an address or a path.
-MAX_ELEMENTS = 1000
-MAX_NAME = 4096
-Positive = Annotated[int, Field(ge=1, le=LARGEST)]
-NonNegative = Annotated[int, Field(ge=0, le=LARGEST)]
-Seed = Annotated[int, Field(ge=0, lt=2**63)]
-Fraction = Annotated[float, Field(ge=0, le=1)]
-PositiveFloat = Annotated[float, Field(gt=0, le=LARGEST_FLOAT)]
 #: AdamW moves each weight by about the rate: above 1 nothing is learned.
 LearningRate = Annotated[float, Field(gt=0, le=1)]
-NonNegativeFloat = Annotated[float, Field(ge=0, le=LARGEST_FLOAT)]
-Betas = Annotated[list[Annotated[float, Field(ge=0, lt=1)]], Field(min_length=2, max_length=2)]
-Name = Annotated[str, Field(min_length=1, max_length=MAX_NAME)]
-Names = Annotated[list[Name], Field(min_length=1, max_length=MAX_ELEMENTS)]
 Ops = Names
 # The schema's own idea of seeds is a function: a union of three shapes would give three errors for one mistake.
-SeedSet = Annotated[Seeds, PlainValidator(parse_seeds)]
-Scheduler = Literal["constant", "linear", "cosine"]
+SeedSet = Annotated[
+    Seeds,
+    PlainValidator(parse_seeds),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1, "uniqueItems": True},
+                {"type": "string", "pattern": r"^\s*\d+\s*-\s*\d+\s*$"},
+                {
+                    "type": "object",
+                    "properties": {
+                        "start": {"type": "integer", "minimum": 0},
+                        "count": {"type": "integer", "minimum": 1},
+                    },
+                    "required": ["count"],
+                    "additionalProperties": False,
+                },
+            ]
+        }
+    ),
+]
 
 #: Defaults that fields of several tables share.
 OPS = ["agent", "env"]
@@ -48,13 +61,12 @@ MAX_TOKENS = 512
 MAX_TAGS_BYTES = 16 << 10
 
 
-class Section(BaseModel):
+class Section(BaseModel, frozen=True):
     """One TOML table: exact types, no unknown keys, nothing that is not finite."""
 
     model_config = ConfigDict(
         extra="forbid",
         strict=True,
-        frozen=True,
         allow_inf_nan=False,
         use_attribute_docstrings=True,
         protected_namespaces=(),
@@ -67,25 +79,26 @@ def keys_of(table: type[BaseModel]) -> dict[str, FieldInfo]:
     return {info.alias or name: info for name, info in table.model_fields.items()}
 
 
-#: The keys of fields that have another name in a job.
-KEYS = {
-    "lr": "learning_rate",
-    "schedule": "lr_scheduler",
-    "clip_norm": "grad_clip",
-    "checkpoints_kept": "keep_checkpoints",
-}
+def copied_fields(settings: type[msgspec.Struct], table: type[BaseModel]) -> list[str]:
+    """Return the fields of a job's settings whose value stands in a table of the file."""
+    return [field for field in settings.__struct_fields__ if field in table.model_fields]
 
 
-def copied_fields(settings: type[msgspec.Struct], table: type[BaseModel]) -> dict[str, str]:
-    """Return the fields of a job's settings whose key, the value of each, stands in a table of the file."""
-    named = ((field, KEYS.get(field, field)) for field in settings.__struct_fields__)
-    return {field: key for field, key in named if key in table.model_fields}
+def description_of(table: type[BaseModel], key: str) -> str | None:
+    """Return the text of a table's key."""
+    name = next(name for name, info in table.model_fields.items() if (info.alias or name) == key)
+    return _descriptions(table).get(name)
 
 
-def copied_keys(settings: msgspec.Struct, table: type[BaseModel]) -> dict[str, Any]:
-    """Return the keys of a table that have the values of a job's settings, as JSON data."""
-    values = msgspec.json.decode(msgspec.json.encode(settings))
-    return {key: values[field] for field, key in copied_fields(type(settings), table).items()}
+@functools.cache
+def _descriptions(table: type[BaseModel]) -> dict[str, str]:
+    """Return the text below each field of a table, by field."""
+    texts: dict[str, str] = {}
+    for base in reversed(table.__mro__):
+        if base.__module__.startswith("synth.") and BaseModel not in base.__mro__:
+            texts |= attribute_docstrings(base)
+    own = {name: info.description for name, info in table.model_fields.items() if info.description is not None}
+    return texts | own
 
 
 def default_of(table: type[BaseModel], name: str) -> Any:
@@ -93,7 +106,7 @@ def default_of(table: type[BaseModel], name: str) -> Any:
     return table.model_fields[name].get_default(call_default_factory=True)
 
 
-class AlgorithmSection(Section):
+class AlgorithmSection(Section, frozen=True):
     """`[algorithm]`: which family of training; the kind of job is read from it first."""
 
     type: Literal["online", "offline"]
@@ -105,24 +118,18 @@ class AlgorithmSection(Section):
     )
 
 
-class TopologySection(Section):
+class TopologySection(TopologyKeys, Section, frozen=True):
     """`[topology]`, or `[compute.topology]`: how the GPUs of a node are shared out."""
 
     type: Literal["single_node_split"] = "single_node_split"
     """the only kind of split there is"""
-    gpus_for_vllm: NonNegative | None = None
-    """GPUs that serve rollouts: as many as the cluster's operator gave to inference"""
-    gpus_for_training: NonNegative | None = None
-    """GPUs that train; default: all of the trainer's; the job ends if the trainer has fewer"""
-    gpus_for_ref: NonNegative | None = None
-    """GPUs that hold the reference model: it lives in the trainer"""
     tensor_parallel: Positive | None = None
     """GPUs that one copy of the served model is spread over"""
     reference_placement: Literal["none", "shared", "dedicated"] | None = None
     """the placement of the reference model, as in `[reference]`"""
 
 
-class ComputeSection(Section):
+class ComputeSection(Section, frozen=True):
     """`[compute]`: the machines."""
 
     gpu_type: Name | None = None
@@ -135,20 +142,16 @@ class ComputeSection(Section):
     """the same fields as `[topology]`"""
 
 
-class LoraSection(Section):
+class LoraSection(LoraKeys, Section, frozen=True):
     """`[lora]`, or `[training.lora]`: the adapter."""
 
-    r: Positive = 16
-    """rank; 16 is enough for RL and for small SFT sets"""
-    alpha: Positive = 32
-    """scale: the update is multiplied by alpha / r"""
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.05
     """on the adapter's input, SFT only: RL and DPO force 0, or the policy would not begin as its own reference"""
     target_modules: Names | None = None
     """modules to adapt; default: the choice for the model's family ("all-linear" for text)"""
 
 
-class PolicySection(Section):
+class PolicySection(Section, frozen=True):
     """`[policy]`: another way to name the model and its sampling, for RL."""
 
     model_name: Name | None = None
@@ -232,36 +235,10 @@ class TagsSection(BaseModel):
         return self
 
 
-class OptimizationSection(Section):
-    """The keys of the optimization that every training job has."""
+class OptimizationSection(Section, frozen=True):
+    """The keys of the optimization that have another form in a job."""
 
     learning_rate: LearningRate | None = None
     """AdamW's; SFT: 1e-5 for full, 2e-4 for lora and qlora; RL and DPO: 1e-6 for full, 1e-5 for lora and qlora"""
-    lr_scheduler: Scheduler = "constant"
-    """after the warm-up; constant in RL, as the policy's data change under it anyhow"""
-    min_lr_ratio: Fraction = 0.0
-    """the end of linear and cosine, as a share of learning_rate"""
-    warmup_ratio: Fraction = 0.05
-    """share of all optimizer steps over which the rate rises from 0"""
-    betas: Betas = Field(default=[0.9, 0.95])
-    """AdamW's"""
-    weight_decay: NonNegativeFloat = 0.0
-    """AdamW's; 0 in RL, which moves weights too little to need it"""
-    grad_clip: PositiveFloat = 1.0
-    """largest norm of the gradient"""
     packing: bool = True
     """put sequences end to end rather than pad them"""
-    micro_batch_tokens: Positive = 8192
-    """tokens in one forward and backward pass: memory, not mathematics"""
-    optimizer: Literal["adamw", "adamw_8bit"] = "adamw"
-    """adamw has two moments of a trained weight in float32, 8 bytes; adamw_8bit in 8 bits by blocks, about 2:
-    docs/gpu.md"""
-    optimizer_offload: bool = False
-    """keep the moments in main memory, and bring them to the GPU for each update, some at a time"""
-    checkpoint_every: Positive | None = None
-    """steps (iterations in RL) between two resume points; default: 100 (1 in RL), more for a large model"""
-    keep_checkpoints: Positive = 3
-    """how many checkpoints stay to be served and evaluated: the last ones whose step was evaluated; without an
-    evaluation, the last of all"""
-    seed: Seed = 0
-    """of everything random: order of rows or seeds, initial adapter, dropout"""

@@ -7,26 +7,21 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from synth.jobs.schema.sections import (
-    MAX_ELEMENTS,
     AlgorithmSection,
     ComputeSection,
-    Fraction,
     Free,
     LoraSection,
-    Name,
-    Names,
-    NonNegative,
     OptimizationSection,
     PolicySection,
-    Positive,
-    PositiveFloat,
-    Scheduler,
     Section,
     TagsSection,
 )
+from synth.methods.dpo import DpoKeys
+from synth.methods.optimization import FileKeys
+from synth.tables.keys import MAX_ELEMENTS, Name, Names, NonNegative, Positive, PositiveFloat
 
 
-class JobSection(Section):
+class JobSection(Section, frozen=True):
     """`[job]`: the model and its dataset."""
 
     model: Name | None = None
@@ -45,7 +40,7 @@ class JobSection(Section):
     """a note for readers"""
 
 
-class SftDataSection(Section):
+class SftDataSection(Section, frozen=True):
     """`[data]`: further settings of the data."""
 
     topology: Free | None = None
@@ -54,7 +49,7 @@ class SftDataSection(Section):
     """rows that are only measured, a JSONL like the dataset"""
 
 
-class BestModelSection(Section):
+class BestModelSection(Section, frozen=True):
     """When the validation loss is measured, and which checkpoint becomes the result."""
 
     evaluation_strategy: Literal["no", "steps"] | None = "steps"
@@ -71,14 +66,14 @@ class BestModelSection(Section):
     """a loss is better when smaller"""
 
 
-class ValidationSection(BestModelSection):
+class ValidationSection(BestModelSection, frozen=True):
     """`[training.validation]`: the loss on rows that are not trained."""
 
     enabled: bool = True
     """whether the validation file is used"""
 
 
-class SftTrainingSection(Section):
+class SftTrainingSection(Section, frozen=True):
     """`[training]`: full fine-tune or adapter, and the validation."""
 
     mode: Literal["lora", "full_finetune", "sft_offline"] | None = None
@@ -91,7 +86,7 @@ class SftTrainingSection(Section):
     """the same as `[lora]`"""
 
 
-class ParallelismSection(BestModelSection):
+class ParallelismSection(BestModelSection, frozen=True):
     """`[hyperparameters.parallelism]`: how the model is spread; the keys of `[training.validation]` may stand here."""
 
     use_deepspeed: bool | None = None
@@ -114,7 +109,7 @@ class ParallelismSection(BestModelSection):
     """GPUs that the layers are dealt out to"""
 
 
-class HyperparametersSection(OptimizationSection, BestModelSection):
+class HyperparametersSection(FileKeys, DpoKeys, OptimizationSection, BestModelSection, frozen=True):
     """`[hyperparameters]`: the optimization. One step = one optimizer step. `[training.validation]` comes before it."""
 
     n_epochs: Positive | None = 1
@@ -134,20 +129,6 @@ class HyperparametersSection(OptimizationSection, BestModelSection):
     """the same as batch_size"""
     gradient_accumulation_steps: Positive | None = None
     """forward passes a step"""
-    sequence_length: Positive = 2048
-    """tokens a row, for DPO each side of a pair; longer ones are cut and counted"""
-    lr_scheduler: Scheduler = "cosine"
-    """after the warm-up"""
-    min_lr_ratio: Fraction = 0.1
-    """the end of linear and cosine, as a share of learning_rate"""
-    warmup_ratio: Fraction = 0.03
-    """share of all steps over which the rate rises from 0"""
-    warmup_steps: NonNegative | None = None
-    """the warm-up in steps; if it is set, warmup_ratio has no effect"""
-    beta: PositiveFloat | None = 0.1
-    """of DPO: how strongly the policy is held near the model that it began as"""
-    label_smoothing: Annotated[float, Field(ge=0, lt=0.5)] | None = 0.0
-    """of DPO: the share of the pairs that are taken to be labelled the wrong way round"""
     loss_type: Literal["sigmoid"] | None = "sigmoid"
     """of DPO: the paper's loss, the only one there is"""
     train_kind: Literal["peft", "fft"] | None = None
@@ -166,7 +147,7 @@ class HyperparametersSection(OptimizationSection, BestModelSection):
     """how the model is spread over GPUs"""
 
 
-class ModelImagesSection(Section):
+class ModelImagesSection(Section, frozen=True):
     """`[model]`: the images of a vision model; `[job] model` names the trained model."""
 
     supports_vision: bool | None = None
@@ -179,14 +160,14 @@ class ModelImagesSection(Section):
     """whether a full fine-tune leaves the vision tower unchanged and trains only its projector; default: true"""
 
 
-class ModelConfigSection(ModelImagesSection):
+class ModelConfigSection(ModelImagesSection, frozen=True):
     """`[model_config]`: the keys of `[model]`, and other keys about the model."""
 
     max_model_len: Positive | None = None
     """tokens of prompt and reply together, at most"""
 
 
-class SftConfig(Section):
+class SftConfig(Section, frozen=True):
     """An SFT or a DPO job."""
 
     type: Literal["sft"] | None = None

@@ -77,7 +77,7 @@ def test_a_rollout_is_sampled_as_its_jobs_file_says():
         env_name=None,
         policy_name="policy",
         max_turns=1,
-        ops=[],
+        ops=(),
         env_config={},
         policy_config={},
         sampling=sampling,

@@ -24,7 +24,7 @@ SETTINGS = RolloutSettings(
     env_name=None,
     policy_name="policy",
     max_turns=2,
-    ops=["agent", "env"],
+    ops=("agent", "env"),
     env_config={"size": 3},
     policy_config={},
     sampling=Sampling(temperature=1.0, max_tokens=8),

@@ -9,7 +9,7 @@ import pytest
 
 from synth.events import TrainWarned
 from synth.jobs.schema.watch import WatchSection
-from synth.methods.rl import WatchSettings
+from synth.methods.watch import WatchSettings
 from synth.trainer.collapse.learning_signal import NO_LEARNING_SIGNAL, SOLVED, STAGE
 from synth.trainer.collapse.rules import CollapseDetector
 

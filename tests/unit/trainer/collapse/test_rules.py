@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from synth.events import TrainWarned
 from synth.jobs.schema.watch import WatchSection
-from synth.methods.rl import WatchSettings
+from synth.methods.watch import WatchSettings
 from synth.trainer.collapse.rules import RULES, CollapseDetector
 
 DEFAULTS = msgspec.convert(WatchSection().model_dump(exclude={"enabled"}), WatchSettings)

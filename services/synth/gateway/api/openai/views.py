@@ -225,8 +225,9 @@ def _method(job: TrainedJob | None) -> dict[str, Any] | None:
     if job is None:
         return None
     settings: dict[str, Any] = {"hyperparameters": _hyperparameters(job)}
-    if isinstance(job, RlJob):
-        settings["grader"] = job.graded.grader if job.graded else _task_app(job.rollout)
+    if job.play is not None:
+        rows = job.graded_rows
+        settings["grader"] = rows.grader if rows is not None else _task_app(job.play)
     return {"type": method_of(job), method_of(job): settings}
 
 
@@ -276,19 +277,16 @@ def _file(role: str, resolved: TrainedJob | None) -> str | None:
 
 
 def _training_file(job: Job, resolved: TrainedJob | None) -> str:
-    match resolved:
-        case RlJob(graded=None, train_seeds=seeds):
-            return _seeds(seeds.listed or range(seeds.start, seeds.start + seeds.count))
-        case _:
-            return _file("training_file", resolved) or job.training_file or ""
+    seeds = resolved.app_seeds if resolved is not None else None
+    if seeds is not None:
+        return _seeds(seeds.listed or range(seeds.start, seeds.start + seeds.count))
+    return _file("training_file", resolved) or job.training_file or ""
 
 
 def _validation_file(job: Job, resolved: TrainedJob | None) -> str | None:
-    match resolved:
-        case RlJob(graded=None, evaluation=evaluation):
-            return _seeds(evaluation.seeds) if evaluation is not None else None
-        case _:
-            return _file("validation_file", resolved) or job.validation_file
+    if resolved is not None and resolved.app_seeds is not None:
+        return _seeds(resolved.evaluated_seeds) if resolved.evaluated_seeds is not None else None
+    return _file("validation_file", resolved) or job.validation_file
 
 
 def _seeds(seeds: list[int] | range) -> str:

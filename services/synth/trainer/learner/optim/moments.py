@@ -30,7 +30,7 @@ class UpdateRule:
     """One step of AdamW: learning rate, betas, weight decay."""
 
     lr: float
-    betas: tuple[float, float]
+    betas: tuple[float, ...]
     weight_decay: float
 
 
