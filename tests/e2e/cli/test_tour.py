@@ -35,7 +35,7 @@ NOT_PLAYED: dict[Words, str] = {
     ("orgs", "create"): "each look would be another organisation for good: tests/e2e/test_tenancy.py",
 }
 #: Output that is a text of its own, printed as it is: a file, or what a model says.
-VERBATIM: set[Words] = {("jobs", "config"), ("config", "init"), ("chat",), ("deploy", "logs")}
+VERBATIM: set[Words] = {("jobs", "config"), ("config", "init"), ("config", "schema"), ("chat",), ("deploy", "logs")}
 #: What a program can read in a column of a piped table.
 RAW: dict[str, Callable[[str], Any]] = {
     "created_at": datetime.fromisoformat,
@@ -151,6 +151,7 @@ def screens(p: Platform, url: str) -> list[Screen]:
         Screen(("config", "check"), (again, "--dataset", "math.jsonl")),
         Screen(("config", "explain"), (again, "--dataset", "math.jsonl"), whole=("hyperparameters.learning_rate",)),
         Screen(("config", "init"), ("sft",)),
+        Screen(("config", "schema")),
         Screen(("keys", "ls"), table=True),
         Screen(("import", "openai"), ("--from", "exported"), whole=("ftjob-export",), table=True),
         Screen(("keys", "rotate"), ("key_0",), code=6, whole=("key_0",)),

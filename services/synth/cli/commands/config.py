@@ -194,6 +194,17 @@ def init(
     output.hint(f"wrote {to}; look at it with: synthctl config check {to}{dataset}")
 
 
+@app.command("schema")
+def schema() -> None:
+    """Print the JSON schema of job files, for editors that complete and check keys.
+
+    `synthctl config schema > job.schema.json`; then `#:schema job.schema.json` is the first line of a job file.
+    """
+    from synth.jobs.json_schema import job_file_schema
+
+    output.print_json(job_file_schema())
+
+
 def _starting_model(ctx: typer.Context, named: str | None, models_dir: Path, *, vision: bool) -> ModelFacts | None:
     """Return the model of a new job file: the named one, else a base that the cluster has; None if unknown."""
     from synth.cli.checking.cluster import open_cluster
