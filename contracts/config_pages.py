@@ -24,6 +24,7 @@ from synth.jobs.schema.sft import SftConfig
 from synth.outbound.http_guard import GuardSettings
 from synth.runtime.settings import ServiceSettings
 from synth.tables.docstrings import attribute_docstrings
+from synth.tables.keys import LARGEST, LARGEST_FLOAT
 
 _CONFIGS_HEAD = """\
 # Job files
@@ -68,6 +69,8 @@ _KINDS: tuple[tuple[str, str, type[BaseModel]], ...] = (
     ("eval", "Evaluation", EvalConfig),
     ("filter", "Filter", FilterConfig),
 )
+#: Bounds that every number has.
+_NO_BOUNDS = (LARGEST, LARGEST_FLOAT, 2**63)
 _NOTES = {
     "filter": (
         "\nA filter turns traces into rows to train on: `synthctl filter FILE` ([traces.md](traces.md)). It is no job\n"
@@ -136,7 +139,7 @@ def _type(field: FieldInfo) -> str:
         f"{sign} {getattr(m, name):g}"
         for m in field.metadata
         for name, sign in (("gt", ">"), ("ge", "≥"), ("lt", "<"), ("le", "≤"))
-        if hasattr(m, name)
+        if hasattr(m, name) and getattr(m, name) not in _NO_BOUNDS
     ]
     return ", ".join([" or ".join(words), *bounds])
 

@@ -179,8 +179,9 @@ class _Repair:
             return value
         table = cast(dict[str, Any], value)
         if model is None or model.model_config.get("extra") != "forbid":
+            known = {} if model is None else keys_of(model)
             # A copy: wrong values are taken out of it later.
-            return dict(table)
+            return {key: value for key, value in table.items() if value is not None or key not in known}
         return self.table(table, model, path)
 
     def _unknown(self, key: str, model: type[BaseModel], path: Path, names: list[str]) -> str | None:

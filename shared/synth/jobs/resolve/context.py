@@ -163,7 +163,7 @@ class ResolveContext:
 
     def take(self, key: str, section: BaseModel, name: str, default: Any = None) -> Any:
         """Return a section's field, or `default` if it is not set. Its origin is the file only if the file sets it."""
-        value = value_of(section, name)
+        value = getattr(section, name)
         value = default if value is None else value
         self.keys[key] = self._dotted(section, name, field=key)
         if is_written(section, name):
@@ -356,14 +356,8 @@ class ResolveContext:
 
 
 def is_written(section: BaseModel, name: str) -> bool:
-    """Return whether the file gives this key a value; a null of a JSON payload is not a value."""
-    return name in section.model_fields_set and getattr(section, name) is not None
-
-
-def value_of(section: BaseModel, name: str) -> Any:
-    """Return a key's value; the field's default if the value is None."""
-    value = getattr(section, name)
-    return default_of(type(section), name) if value is None else value
+    """Return whether the file gives this key a value."""
+    return name in section.model_fields_set
 
 
 def passthrough(config: PolicyConfigSection) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from synth.jobs.resolve.context import ResolveContext, is_written, passthrough, value_of
+from synth.jobs.resolve.context import ResolveContext, is_written, passthrough
 from synth.jobs.resolve.rewards.settings import resolve_eval_rewards
 from synth.jobs.resolve.sampling import resolve_repeats, resolve_thinking, resolve_threshold, smallest_limit
 from synth.jobs.resolve.source import agreed_model
@@ -190,7 +190,7 @@ def _seeds(section: EvalSection, context: ResolveContext) -> list[int] | None:
             context.problem(path, "there are no seeds", expected='a list, "0-99", or {start = 0, count = 100}')
             return None
         context.take("seeds", section, "num_episodes")
-        seeds = Seeds(start=value_of(section, "seed_start"), count=episodes)
+        seeds = Seeds(start=section.seed_start, count=episodes)
     elif is_written(section, "seed_start"):
         context.warn(context.at(section, "seed_start"), f"has no effect: {context.document.label(path)} decides")
     if episodes is not None and episodes > len(seeds):

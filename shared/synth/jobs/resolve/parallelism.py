@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from synth.jobs.parse.toml import Path
-from synth.jobs.resolve.context import ResolveContext, value_of
+from synth.jobs.resolve.context import ResolveContext
 from synth.jobs.schema.rl import RlConfig
 from synth.jobs.schema.sections import TopologySection
 from synth.jobs.schema.sft import HyperparametersSection, ParallelismSection
@@ -22,7 +22,7 @@ def sft_parallelism(hyper: HyperparametersSection, context: ResolveContext) -> P
     """Return the parallelism that `[hyperparameters] world_size` and `[hyperparameters.parallelism]` set."""
     section = context.table(hyper.parallelism, ParallelismSection, _TABLE)
     for key, does in (("tensor_parallel_size", "divides layers"), ("pipeline_parallel_size", "deals layers out")):
-        size = value_of(section, key)
+        size = getattr(section, key)
         if size > 1:
             context.problem(
                 (*_TABLE, key),
@@ -81,7 +81,7 @@ def rl_parallelism(topology: GpuTopology, context: ResolveContext) -> Parallelis
 def rl_topology(config: RlConfig, context: ResolveContext) -> GpuTopology:
     """Return the split of a node's GPUs, by `[topology]` or `[compute.topology]`; report one that cannot run."""
     compute = config.compute
-    available = (compute.gpu_count or 0) * value_of(compute, "nodes") if compute else 0
+    available = (compute.gpu_count or 0) * compute.nodes if compute else 0
     sections = [section for section in (config.topology, compute.topology if compute else None) if section]
     for section in sections:
         path = context.place(section)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from synth.jobs.parse.toml import Path
-from synth.jobs.resolve.context import ResolveContext, is_written, passthrough, value_of
+from synth.jobs.resolve.context import ResolveContext, is_written, passthrough
 from synth.jobs.resolve.loss import (
     check_own_keys,
     resolve_advantage,
@@ -183,7 +183,7 @@ def _mode(config: RlConfig, context: ResolveContext) -> Mode:
 def _batch_size(config: RlConfig, context: ResolveContext) -> int:
     """Return the groups of an iteration: the sum over all the batches of a step."""
     groups: int = context.take("batch_size", config.training, "batch_size")
-    batches: int = value_of(config.rollout, "batches_per_step")
+    batches: int = config.rollout.batches_per_step
     if batches > 1:
         context.record_change("batch_size", groups * batches, f"batches_per_step = {batches} batches of {groups}")
     return groups * batches
@@ -193,7 +193,7 @@ def _minibatches(config: RlConfig, context: ResolveContext) -> int:
     """Return the optimizer steps of a batch: at most its rollouts, each of which has at least one sequence."""
     training = config.training
     minibatches: int = context.take("minibatches", training, "minibatches")
-    rollouts = training.batch_size * training.group_size * value_of(config.rollout, "batches_per_step")
+    rollouts = training.batch_size * training.group_size * config.rollout.batches_per_step
     if minibatches <= rollouts:
         return minibatches
     if is_written(training, "minibatches"):
@@ -211,7 +211,7 @@ def _minibatches(config: RlConfig, context: ResolveContext) -> int:
 
 def _iterations(config: RlConfig, context: ResolveContext) -> int:
     training = config.training
-    each: int = value_of(training, "iterations_per_epoch")
+    each: int = training.iterations_per_epoch
     if not is_written(training, "iterations_per_epoch"):
         iterations = training.num_epochs * each
         context.warn(("training",), f"does not say iterations_per_epoch: the job runs {iterations} iterations")

@@ -26,24 +26,24 @@ class EvalSection(RolloutKeys, RepeatKeys, Section, frozen=True):
     """which seeds, `rollouts_per_seed` rollouts each; a list, "0-99", or {start, count}"""
     num_episodes: Positive | None = None
     """the number of seeds: the first ones of `seeds`, or without `seeds` those from `seed_start` on"""
-    seed_start: Seed | None = 0
+    seed_start: Seed = 0
     """first seed, if `seeds` is not set"""
-    concurrency: Positive | None = 16
+    concurrency: Positive = 16
     """concurrent rollouts at the task app"""
     parallel_episodes: Positive | None = None
     """the same as `concurrency`, in older files"""
     max_llm_calls: Positive | None = None
     """the same as `max_turns`"""
-    temperature: NonNegativeFloat | None = 1.0
+    temperature: NonNegativeFloat = 1.0
     """of the sampling; at 1, the policy as it was trained (greedy flatters it)"""
-    max_tokens: Positive | None = MAX_TOKENS
+    max_tokens: Positive = MAX_TOKENS
     """the most sampled tokens in a call"""
     thinking_mode: Literal["think", "no_think"] | None = None
     """whether a thinking model thinks; a Thinking variant, which always does, takes no `no_think`, and an Instruct
     model, which never does, no `think`"""
     thinking_budget: Positive | None = None
     """the most tokens of thought, after which the model has to answer; the app may request fewer"""
-    env_config: Free | None = Field(default={})
+    env_config: Free = Field(default={})
     """passed to the environment as it is"""
     policy_config: PolicyConfigSection = PolicyConfigSection()
     """sampling, and what else the policy wants"""

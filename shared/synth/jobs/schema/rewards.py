@@ -75,9 +75,9 @@ class JudgeOptionsSection(Section, frozen=True):
     them"""
     weights: dict[str, NonNegativeFloat] | None = None
     """factors of the criteria's weights, by the first part of their ids; default: 1"""
-    max_concurrency: Annotated[int, Field(ge=1, le=MAX_CONCURRENCY)] | None = 8
+    max_concurrency: Annotated[int, Field(ge=1, le=MAX_CONCURRENCY)] = 8
     """concurrent calls of a judge, over the cluster"""
-    timeout_s: CallSeconds | None = 60.0
+    timeout_s: CallSeconds = 60.0
     """seconds a call; the same as `[judge] timeout_s`"""
     metadata: Free | None = None
     """metadata of the client's own request; the cluster itself calls the judges, and sends it nowhere"""

@@ -104,7 +104,7 @@ class RolloutSection(RlRolloutKeys, Section, frozen=True):
 
     episodes_per_batch: Positive | None = None
     """a hint; an iteration has `[training] batch_size` x `group_size` rollouts"""
-    batches_per_step: Positive | None = 1
+    batches_per_step: Positive = 1
     """batches of batch_size groups that an iteration collects and trains on"""
     env_config: Free = Field(default={})
     """passed to the environment as it is"""
@@ -159,11 +159,11 @@ class TrainingSection(RlKeys, OptimizationKeys, OptimizationSection, RewardsSect
 
     num_epochs: Positive = 1
     """the job runs num_epochs x iterations_per_epoch iterations"""
-    iterations_per_epoch: Positive | None = 10
+    iterations_per_epoch: Positive = 10
     """the job runs num_epochs x iterations_per_epoch iterations"""
     max_turns: Positive | None = None
     """calls of the model in a rollout, if `[rollout] max_turns` is not set"""
-    loss: LossName | None = Field(
+    loss: LossName = Field(
         default="gspo",
         description=f"the policy-gradient loss, as in docs/losses.md: {list_losses()}, or a function that the operator "
         'has installed and allowed, as "package.module:function"; if it is not set, `[algorithm] variety` may name one '
@@ -252,7 +252,7 @@ class RlDataSection(Section, frozen=True):
     curriculum: Annotated[list[SeedSet], Field(min_length=1, max_length=MAX_ELEMENTS)] | None = None
     """sets of harder seeds, each in any form of `seeds`: the next one follows when the present one is solved, as
     `[training] solved_after` defines"""
-    seed_start: Seed | None = 0
+    seed_start: Seed = 0
     """first of 100000 seeds, if `seeds` is not set"""
     split: Name | None = None
     """of the task app's dataset: given to it as `env.config.split`"""

@@ -136,7 +136,7 @@ class ComputeSection(Section, frozen=True):
     """such as "H100\""""
     gpu_count: Positive | None = None
     """GPUs a node"""
-    nodes: Positive | None = 1
+    nodes: Positive = 1
     """machines"""
     topology: TopologySection | None = None
     """the same fields as `[topology]`"""
@@ -191,13 +191,13 @@ class PolicyConfigSection(BaseModel):
         use_attribute_docstrings=True,
     )
 
-    temperature: NonNegativeFloat | None = 1.0
+    temperature: NonNegativeFloat = 1.0
     """of the sampling; at 1, the sampled distribution is the trained one"""
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = 1.0
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     """nucleus sampling; clamped to off (1) in RL: a truncated distribution is not the policy's"""
-    top_k: int | None = 0
+    top_k: int = 0
     """0 or -1 is off; clamped to off in RL, for the same reason"""
-    max_tokens: Positive | None = MAX_TOKENS
+    max_tokens: Positive = MAX_TOKENS
     """sampled tokens a call, at most"""
     max_completion_tokens: Positive | None = None
     """the same, under its newer name"""

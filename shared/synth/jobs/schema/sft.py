@@ -52,17 +52,17 @@ class SftDataSection(Section, frozen=True):
 class BestModelSection(Section, frozen=True):
     """When the validation loss is measured, and which checkpoint becomes the result."""
 
-    evaluation_strategy: Literal["no", "steps"] | None = "steps"
+    evaluation_strategy: Literal["no", "steps"] = "steps"
     """"steps", or "no" for never"""
-    eval_steps: NonNegative | None = 100
+    eval_steps: NonNegative = 100
     """optimizer steps between two validations; 0 means the default"""
-    save_best_model_at_end: bool | None = True
+    save_best_model_at_end: bool = True
     """whether the result is the best checkpoint rather than the last"""
     load_best_model_at_end: bool | None = None
     """the same as `save_best_model_at_end`"""
-    metric_for_best_model: Literal["val.loss"] | None = "val.loss"
+    metric_for_best_model: Literal["val.loss"] = "val.loss"
     """what best means"""
-    greater_is_better: Literal[False] | None = False
+    greater_is_better: Literal[False] = False
     """a loss is better when smaller"""
 
 
@@ -101,18 +101,18 @@ class ParallelismSection(BestModelSection, frozen=True):
     own setting holds"""
     fp16: bool | None = None
     """train in float16"""
-    activation_checkpointing: bool | None = False
+    activation_checkpointing: bool = False
     """compute activations twice rather than keep them"""
-    tensor_parallel_size: Positive | None = 1
+    tensor_parallel_size: Positive = 1
     """GPUs that each layer is spread over"""
-    pipeline_parallel_size: Positive | None = 1
+    pipeline_parallel_size: Positive = 1
     """GPUs that the layers are dealt out to"""
 
 
 class HyperparametersSection(FileKeys, DpoKeys, OptimizationSection, BestModelSection, frozen=True):
     """`[hyperparameters]`: the optimization. One step = one optimizer step. `[training.validation]` comes before it."""
 
-    n_epochs: Positive | None = 1
+    n_epochs: Positive = 1
     """passes over the dataset"""
     total_steps: Positive | None = None
     """optimizer steps; if it is set, n_epochs has no effect"""
@@ -122,14 +122,14 @@ class HyperparametersSection(FileKeys, DpoKeys, OptimizationSection, BestModelSe
     """the same as `total_steps`"""
     batch_size: Positive | None = None
     """rows a forward pass of each GPU of [compute]; see global_batch"""
-    global_batch: Positive | None = 32
+    global_batch: Positive = 32
     """rows (pairs for DPO) in an optimizer step; if it is not set, per_device_batch x gradient_accumulation_steps x the
     GPUs of [compute] (gpu_count x nodes) decide"""
     per_device_batch: Positive | None = None
     """the same as batch_size"""
     gradient_accumulation_steps: Positive | None = None
     """forward passes a step"""
-    loss_type: Literal["sigmoid"] | None = "sigmoid"
+    loss_type: Literal["sigmoid"] = "sigmoid"
     """of DPO: the paper's loss, the only one there is"""
     train_kind: Literal["peft", "fft"] | None = None
     """peft: an adapter; fft: every weight"""
