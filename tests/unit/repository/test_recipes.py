@@ -25,6 +25,7 @@ _RECIPES = {
     "A metric in `jobs watch`": "ppo_kl",
     "An endpoint with its command": r'"/?limits"|/api/limits|LimitList|client\.limits',
     "A model family": "(?i)olmo_?3",
+    "A key of the TOML": "weight_decay",
 }
 
 
