@@ -8,12 +8,21 @@ from pydantic import Field
 
 from synth.jobs.schema.rewards import JudgeSection, RubricSection
 from synth.jobs.schema.rl import ModelSection
-from synth.jobs.schema.sections import MAX_TOKENS, Free, PolicyConfigSection, Section, SeedSet, TagsSection
+from synth.jobs.schema.sections import (
+    MAX_TOKENS,
+    Free,
+    PolicyConfigSection,
+    RolloutSourcesSection,
+    Section,
+    SeedSet,
+    SightSection,
+    TagsSection,
+)
 from synth.methods.rollouts import RepeatKeys, RolloutKeys
 from synth.tables.keys import Fraction, Name, NonNegativeFloat, Positive, PositiveFloat, Seed
 
 
-class EvalSection(RolloutKeys, RepeatKeys, Section, frozen=True):
+class EvalSection(RolloutKeys, RepeatKeys, SightSection, frozen=True):
     """`[eval]`: rollouts of one model over fixed seeds."""
 
     app_id: Name | None = None
@@ -57,13 +66,8 @@ class EvalSection(RolloutKeys, RepeatKeys, Section, frozen=True):
     """whether the whole traces of all rollouts are kept; default: true"""
     provider: Name | None = None
     """of another service's models"""
-    use_vision: bool | None = None
-    """whether observations carry an image: given to the task app as `policy.config.use_vision`; default: true for a
-    vision model"""
     max_images_per_message: Positive | None = None
     """images that a message keeps, the first ones, for a vision model; default: 1, as in training"""
-    image_only_mode: bool | None = None
-    """whether observations carry no text: given to the task app as `policy.config.image_only_mode`"""
     max_steps: Positive | None = None
     """steps of the environment: given to the task app as `env.config.max_steps`"""
     max_steps_per_episode: Positive | None = None
@@ -105,7 +109,7 @@ class TaskAppSection(Section, frozen=True):
     """the same as `task_app_url`"""
 
 
-class EvalRolloutSection(RolloutKeys, Section, frozen=True):
+class EvalRolloutSection(RolloutKeys, RolloutSourcesSection, frozen=True):
     """`[rollout]` as in an RL file: how a rollout is played. The keys of `[eval]` take precedence."""
 
     constrain_tools: bool | None = None
@@ -116,17 +120,6 @@ class EvalRolloutSection(RolloutKeys, Section, frozen=True):
     """sampling, and what else the policy wants; other than RL's, `top_p` and `top_k` are honoured"""
     max_concurrent_rollouts: Positive | None = None
     """the same as `[eval] concurrency`"""
-    use_vision: bool | None = None
-    """whether observations carry an image: given to the task app as `policy.config.use_vision`"""
-    image_only_mode: bool | None = None
-    """whether observations carry no text: given to the task app as `policy.config.image_only_mode`"""
-    max_images_per_step: Positive | None = None
-    """images an observation: given to the task app as `policy.config.max_images_per_step`"""
-    task_app_origin_rewards_only: bool | None = None
-    """whether judges are left out: the scores of events and outcome are `metrics.events_score` and `outcome_score` of
-    the task app's answer, and its `mean_return` is the environment's"""
-    rubric_rewards_only: bool | None = None
-    """whether the environment's own reward is left out: `[rubric.weights] env` is 0"""
     episodes_per_batch: Positive | None = None
     """of training"""
     batches_per_step: Positive | None = None

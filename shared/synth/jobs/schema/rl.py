@@ -15,10 +15,12 @@ from synth.jobs.schema.sections import (
     ComputeSection,
     Free,
     LoraSection,
+    ModelImagesSection,
     Ops,
     OptimizationSection,
     PolicyConfigSection,
     PolicySection,
+    RolloutSourcesSection,
     Section,
     SeedSet,
     TagsSection,
@@ -77,7 +79,7 @@ class ReferenceSection(Section, frozen=True):
     """milliseconds between two checks of it"""
 
 
-class ModelSection(Section, frozen=True):
+class ModelSection(ModelImagesSection, frozen=True):
     """`[model]`: the trained model, and how much of it is trained."""
 
     base: Name | None = None
@@ -89,17 +91,9 @@ class ModelSection(Section, frozen=True):
     full"""
     label: str | None = None
     """the job's name, unless `submit --name` gives it one; without either, its file's"""
-    supports_vision: bool | None = None
-    """whether prompts may carry images; the value has to be true of the model"""
-    max_images_per_message: Positive | None = None
-    """images that a message keeps, the first ones, for a vision model; default: from the registry"""
-    vision_processor_id: str | None = None
-    """the model whose image processor prepares them; default: from the registry"""
-    freeze_vision_tower: bool | None = None
-    """whether full training leaves the vision tower unchanged and trains only its projector; default: true"""
 
 
-class RolloutSection(RlRolloutKeys, Section, frozen=True):
+class RolloutSection(RlRolloutKeys, RolloutSourcesSection, frozen=True):
     """`[rollout]`: how experience is collected."""
 
     episodes_per_batch: Positive | None = None
@@ -110,18 +104,6 @@ class RolloutSection(RlRolloutKeys, Section, frozen=True):
     """passed to the environment as it is"""
     policy_config: PolicyConfigSection = PolicyConfigSection()
     """sampling, and what else the policy wants"""
-    use_vision: bool | None = None
-    """whether observations carry an image: given to the task app as `policy.config.use_vision`; default: true for a
-    vision model"""
-    image_only_mode: bool | None = None
-    """whether observations carry no text: given to the task app as `policy.config.image_only_mode`"""
-    max_images_per_step: Positive | None = None
-    """images an observation: given to the task app as `policy.config.max_images_per_step`"""
-    task_app_origin_rewards_only: bool | None = None
-    """whether judges are left out: the scores of events and outcome are `metrics.events_score` and `outcome_score` of
-    the task app's answer, and its `mean_return` is the environment's"""
-    rubric_rewards_only: bool | None = None
-    """whether the environment's own reward is left out: `[rubric.weights] env` is 0"""
 
 
 class EvaluationSection(RepeatKeys, Section, frozen=True):

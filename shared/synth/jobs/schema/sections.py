@@ -235,6 +235,41 @@ class TagsSection(BaseModel):
         return self
 
 
+class SightSection(Section, frozen=True):
+    """What a task app shows to a vision model."""
+
+    use_vision: bool | None = None
+    """whether observations carry an image: given to the task app as `policy.config.use_vision`; default: true for a
+    vision model"""
+    image_only_mode: bool | None = None
+    """whether observations carry no text: given to the task app as `policy.config.image_only_mode`"""
+
+
+class RolloutSourcesSection(SightSection, frozen=True):
+    """What a rollout is shown, and who scores it."""
+
+    max_images_per_step: Positive | None = None
+    """images an observation: given to the task app as `policy.config.max_images_per_step`"""
+    task_app_origin_rewards_only: bool | None = None
+    """whether judges are left out: the scores of events and outcome are `metrics.events_score` and `outcome_score` of
+    the task app's answer, and its `mean_return` is the environment's"""
+    rubric_rewards_only: bool | None = None
+    """whether the environment's own reward is left out: `[rubric.weights] env` is 0"""
+
+
+class ModelImagesSection(Section, frozen=True):
+    """`[model]`: the images of a vision model."""
+
+    supports_vision: bool | None = None
+    """whether prompts or rows may carry images; the value has to be true of the model"""
+    max_images_per_message: Positive | None = None
+    """images that a message keeps, the first ones; default: from the registry"""
+    vision_processor_id: str | None = None
+    """the model whose image processor prepares them; default: from the registry"""
+    freeze_vision_tower: bool | None = None
+    """whether full training leaves the vision tower unchanged and trains only its projector; default: true"""
+
+
 class OptimizationSection(Section, frozen=True):
     """The keys of the optimization that have another form in a job."""
 

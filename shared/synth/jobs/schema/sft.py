@@ -11,6 +11,7 @@ from synth.jobs.schema.sections import (
     ComputeSection,
     Free,
     LoraSection,
+    ModelImagesSection,
     OptimizationSection,
     PolicySection,
     Section,
@@ -145,19 +146,6 @@ class HyperparametersSection(FileKeys, DpoKeys, OptimizationSection, BestModelSe
     """GPUs that train; default: all of the trainer's; the job ends if the trainer has fewer; no effect on CPU"""
     parallelism: ParallelismSection | None = None
     """how the model is spread over GPUs"""
-
-
-class ModelImagesSection(Section, frozen=True):
-    """`[model]`: the images of a vision model; `[job] model` names the trained model."""
-
-    supports_vision: bool | None = None
-    """whether rows may carry images; the value has to be true of the model"""
-    max_images_per_message: Positive | None = None
-    """images that a message keeps, the first ones; default: from the registry"""
-    vision_processor_id: str | None = None
-    """the model whose image processor prepares them; default: from the registry"""
-    freeze_vision_tower: bool | None = None
-    """whether a full fine-tune leaves the vision tower unchanged and trains only its projector; default: true"""
 
 
 class ModelConfigSection(ModelImagesSection, frozen=True):
