@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 from fastapi import Depends, Request
 
@@ -15,6 +16,7 @@ from synth.bus.kv.secrets import SecretStore
 from synth.bus.publish import Publisher
 from synth.errors import Transient
 from synth.events import FileUploaded, JobCreated
+from synth.events.catalogue import Event
 from synth.gateway.asked_transcripts import AskedTranscripts
 from synth.gateway.audit.requests import RequestAudit
 from synth.gateway.auth import ApiKeyCache
@@ -36,8 +38,7 @@ from synth.http_server.open_routes import AddressLimit
 from synth.models import Registry
 from synth.service import Service
 
-_JOB_ID = re.compile(r"job_[0-9a-z]{1,64}")
-_FILE_ID = re.compile(r"file_[0-9a-z]{1,64}")
+_Row = TypeVar("_Row")
 #: The timeout for another gateway's event: it is projected at once, or this gateway is far behind the log.
 _OTHERS_TIMEOUT_S = 1.0
 
@@ -74,15 +75,7 @@ class Gateway:
 
         Raises a 404, and `Transient` if the log has the job and the read model is far behind.
         """
-        row = self.read_model.job(org, id)
-        if row is None and _JOB_ID.fullmatch(id):
-            created = await read_last(self.bus, JobCreated, org, id)
-            if created is not None:
-                await self._wait_for_anothers(created.seq, "job", id)
-                row = self.read_model.job(org, id)
-        if row is None:
-            raise not_found("job", id)
-        return row
+        return await self._find("job", self.read_model.job, JobCreated, org, id)
 
     async def job_at(self, org: str, id: str, seq: int) -> JobRow:
         """Return the job after the read model has our own event `seq`, for the response to a write."""
@@ -104,21 +97,25 @@ class Gateway:
 
         Raises a 404, and `Transient` if the log has the file and the read model is far behind.
         """
-        row = self.read_model.file(org, id)
-        if row is None and _FILE_ID.fullmatch(id):
-            uploaded = await read_last(self.bus, FileUploaded, org, id)
-            if uploaded is not None:
-                await self._wait_for_anothers(uploaded.seq, "file", id)
-                row = self.read_model.file(org, id)
-        if row is None:
-            raise not_found("file", id)
-        return row
+        return await self._find("file", self.read_model.file, FileUploaded, org, id)
 
-    async def _wait_for_anothers(self, seq: int, what: str, id: str) -> None:
-        try:
-            await self.hub.wait_until_applied(seq, timeout=_OTHERS_TIMEOUT_S)
-        except TimeoutError as error:
-            raise Transient(f"this gateway is behind the event log, and has not read of {what} {id} yet") from error
+    async def _find(
+        self, what: str, read: Callable[[str, str], _Row | None], kind: type[Event], org: str, id: str
+    ) -> _Row:
+        """Read a row, also if its first event, of this kind, is in the log alone."""
+        row = read(org, id)
+        if row is None and re.fullmatch(f"{what}_[0-9a-z]{{1,64}}", id):
+            first = await read_last(self.bus, kind, org, id)
+            if first is not None:
+                try:
+                    await self.hub.wait_until_applied(first.seq, timeout=_OTHERS_TIMEOUT_S)
+                except TimeoutError as error:
+                    reason = f"this gateway is behind the event log, and has not read of {what} {id} yet"
+                    raise Transient(reason) from error
+                row = read(org, id)
+        if row is None:
+            raise not_found(what, id)
+        return row
 
 
 async def get_gateway(request: Request) -> Gateway:

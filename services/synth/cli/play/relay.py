@@ -127,22 +127,17 @@ def _handler_of(relay: ModelRelay) -> type[BaseHTTPRequestHandler]:
                 return
             status, answer = relay.complete(cast(Body, request))
             if status == 200 and request.get("stream"):
-                self._send_stream(as_stream(answer))
+                self._send_text(200, "".join(as_stream(answer)), "text/event-stream")
             else:
                 self._send(status, answer)
 
         def _send(self, status: int, answer: Body) -> None:
-            body = json.dumps(answer).encode()
-            self.send_response(status)
-            self.send_header("Content-Type", "application/json")
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
+            self._send_text(status, json.dumps(answer), "application/json")
 
-        def _send_stream(self, events: list[str]) -> None:
-            body = "".join(events).encode()
-            self.send_response(200)
-            self.send_header("Content-Type", "text/event-stream")
+        def _send_text(self, status: int, text: str, kind: str) -> None:
+            body = text.encode()
+            self.send_response(status)
+            self.send_header("Content-Type", kind)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
             self.wfile.write(body)

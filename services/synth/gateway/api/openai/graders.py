@@ -101,7 +101,8 @@ class ModelScores(msgspec.Struct, frozen=True, kw_only=True):
 @router.post("/fine_tuning/alpha/graders/validate", summary="Read a grader", responses=returns(ValidatedGrader))
 async def validate(body: ValidateRequest, caller: CurrentKey, gateway: GatewayDep) -> Response:
     """Validate a grader. A grader that is invalid, or not allowed here, returns 400 with every problem."""
-    return await _respond(gateway, caller, read_grader, body, gateway.settings.python_graders)
+    content = await _work(gateway, caller, read_grader, body, gateway.settings.python_graders)
+    return Response(content, media_type="application/json")
 
 
 @router.post("/fine_tuning/alpha/graders/run", summary="Grade a sample", responses=returns(GradedSample))
@@ -127,10 +128,6 @@ async def run(body: RunRequest, caller: CurrentKey, gateway: GatewayDep) -> Resp
     seconds = time.monotonic() - began
     content = await _work(gateway, caller, grade_sample, body, *limits, scores, failed, seconds)
     return Response(content, media_type="application/json")
-
-
-async def _respond(gateway: Gateway, caller: ApiKey, function: Callable[..., bytes], *args: Any) -> Response:
-    return Response(await _work(gateway, caller, function, *args), media_type="application/json")
 
 
 async def _work(gateway: Gateway, caller: ApiKey, function: Callable[..., bytes], *args: Any) -> bytes:

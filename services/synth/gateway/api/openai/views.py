@@ -13,11 +13,9 @@ from synth.gateway.api.openai.places import Method, name_fields
 from synth.gateway.presentation.vocabulary import STATUS
 from synth.gateway.read_model.projection import FileRow, JobRow
 from synth.jobs.lifecycle import State
-from synth.methods.dpo import DpoJob
 from synth.methods.job import TrainedJob
 from synth.methods.rl import RlJob
 from synth.methods.rollouts import RolloutSettings
-from synth.methods.sft import SftJob
 
 _METHODS: dict[str, Method] = {"sft": "supervised", "dpo": "dpo", "rl": "reinforcement"}
 _FILE_STATUS = {"processing": "uploaded", "ready": "processed", "failed": "error"}
@@ -204,18 +202,6 @@ def _error(job: Job, method: Method) -> JobError | None:
     )
 
 
-def _of_a_file(job: SftJob | DpoJob) -> dict[str, Any]:
-    """Return the hyperparameters of a supervised or DPO job."""
-    return {
-        **({"beta": job.dpo.beta} if job.dpo else {}),
-        # A number of steps takes precedence over the epochs.
-        "n_epochs": job.epochs if job.steps is None else "auto",
-        "batch_size": job.batch_size,
-        "learning_rate_multiplier": round(job.lr / job.learning_rates[job.mode], 6),
-        "lora_rank": job.lora.r if job.lora else None,
-    }
-
-
 def method_of(job: TrainedJob | None) -> Method:
     """Return this API's name for the job's training method."""
     return "supervised" if job is None else _METHODS[job.method]
@@ -232,16 +218,19 @@ def _method(job: TrainedJob | None) -> dict[str, Any] | None:
 
 
 def _hyperparameters(job: TrainedJob) -> dict[str, Any]:
-    return _of_rollouts(job) if isinstance(job, RlJob) else _of_a_file(job)
-
-
-def _of_rollouts(job: RlJob) -> dict[str, Any]:
-    evaluation = job.evaluation
-    return {
-        "n_epochs": max(1, round(job.iterations * job.batch_size / len(job.train_seeds))),
+    common = {
         "batch_size": job.batch_size,
         "learning_rate_multiplier": round(job.lr / job.learning_rates[job.mode], 6),
         "lora_rank": job.lora.r if job.lora else None,
+    }
+    if not isinstance(job, RlJob):
+        beta = {"beta": job.dpo.beta} if job.dpo else {}
+        # A number of steps takes precedence over the epochs.
+        return {**beta, "n_epochs": job.epochs if job.steps is None else "auto", **common}
+    evaluation = job.evaluation
+    return {
+        "n_epochs": max(1, round(job.iterations * job.batch_size / len(job.train_seeds))),
+        **common,
         "compute_multiplier": job.group_size / GROUP_SIZE,
         "eval_interval": evaluation.every_n_iters if evaluation else None,
         "eval_samples": len(evaluation.seeds) if evaluation else None,
