@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
-from dataclasses import KW_ONLY, dataclass
+from collections.abc import Callable, Collection
+from contextlib import nullcontext
 from datetime import UTC, datetime
 
 import msgspec
@@ -35,21 +35,6 @@ _WAITING = (State.CREATED, State.VALIDATED, State.VERIFIED)
 StateName = Callable[[State], str]
 
 
-@dataclass(frozen=True)
-class _CommandRefusal:
-    """The states in which a command is refused. fix_of_waiting: for a job that has not started yet."""
-
-    applies_to: Callable[[State], bool]
-    named: StateName
-    _: KW_ONLY
-    expected: str
-    fix_of_waiting: str = ""
-
-    def problem(self, id: str, state: State) -> Problem:
-        fix = self.fix_of_waiting if state in _WAITING else ""
-        return Problem(what=f"the job is {self.named(state)}", expected=self.expected, fix=fix, where=id)
-
-
 async def cancel_job(gateway: Gateway, caller: ApiKey, id: str, *, named: StateName = str) -> JobRow:
     """Withdraw a job without an owner, or request that its owner stop it, also again. A job that has ended is a 409."""
 
@@ -59,13 +44,13 @@ async def cancel_job(gateway: Gateway, caller: ApiKey, id: str, *, named: StateN
         kind = JobCancelRequested if history.state in _OWNED else JobWithdrawn
         return kind(requested_by=caller.key_id)
 
-    done = TERMINAL - {State.CANCELLED}
-    refusal = _CommandRefusal(lambda state: state in done, named, expected="a job that has not ended")
-    if (await gateway.job(caller.org, id)).job.state is State.CANCELLING:
-        # The first request still applies; further ones need room, so that they cannot fill the log.
-        with log_room(gateway, caller.org, _EVENT_BYTES):
-            return await _append_decision(gateway, caller, id, decide, refusal)
-    return await _append_decision(gateway, caller, id, decide, refusal)
+    fine = frozenset(State) - TERMINAL | {State.CANCELLED}
+    again = (await gateway.job(caller.org, id)).job.state is State.CANCELLING
+    # The first request still applies; further ones need room, so that they cannot fill the log.
+    with log_room(gateway, caller.org, _EVENT_BYTES) if again else nullcontext():
+        return await _append_decision(
+            gateway, caller, id, decide, fine=fine, named=named, expected="a job that has not ended"
+        )
 
 
 def _was_just_asked(history: JobHistory) -> bool:
@@ -79,14 +64,16 @@ async def pause_job(gateway: Gateway, caller: ApiKey, id: str, *, named: StateNa
     def decide(history: JobHistory) -> Event | None:
         return JobPauseRequested(requested_by=caller.key_id) if history.state is State.STARTED else None
 
-    fine = (State.STARTED, State.PAUSING, State.PAUSED)
-    refusal = _CommandRefusal(
-        lambda state: state not in fine,
-        named,
+    return await _append_decision(
+        gateway,
+        caller,
+        id,
+        decide,
+        fine={State.STARTED, State.PAUSING, State.PAUSED},
+        named=named,
         expected="a job that is running",
         fix_of_waiting="pause it once it runs; a job that waits holds no worker, and can be cancelled",
     )
-    return await _append_decision(gateway, caller, id, decide, refusal)
 
 
 async def resume_job(gateway: Gateway, caller: ApiKey, id: str, *, named: StateName = str) -> JobRow:
@@ -95,28 +82,21 @@ async def resume_job(gateway: Gateway, caller: ApiKey, id: str, *, named: StateN
     Returns the job that continues. A job that already continues is not changed; any other state is a 409. Raises a 429
     if the organisation's jobs may take no more GPU-seconds, or its events no more of the log.
     """
-    row = await gateway.job(caller.org, id)
-    if row.job.state is State.FAILED:
-        return await _continue_job(gateway, caller, row)
-    if row.job.state is State.PAUSED:
-        check_gpu_seconds(gateway, caller.org)
-        with log_room(gateway, caller.org, _EVENT_BYTES):
-            return await _append_resumed(gateway, caller, id, named)
-    return await _append_resumed(gateway, caller, id, named)
-
-
-async def _append_resumed(gateway: Gateway, caller: ApiKey, id: str, named: StateName) -> JobRow:
-    """Append `job.resumed` if the job is paused."""
 
     def decide(history: JobHistory) -> Event | None:
         return JobResumed(requested_by=caller.key_id) if history.state is State.PAUSED else None
 
-    def is_refused(state: State) -> bool:
-        return state not in (State.PAUSED, State.VERIFIED, State.STARTED)
-
-    return await _append_decision(
-        gateway, caller, id, decide, _CommandRefusal(is_refused, named, expected="a paused or failed job")
-    )
+    row = await gateway.job(caller.org, id)
+    if row.job.state is State.FAILED:
+        return await _continue_job(gateway, caller, row)
+    paused = row.job.state is State.PAUSED
+    if paused:
+        check_gpu_seconds(gateway, caller.org)
+    fine = {State.PAUSED, State.VERIFIED, State.STARTED}
+    with log_room(gateway, caller.org, _EVENT_BYTES) if paused else nullcontext():
+        return await _append_decision(
+            gateway, caller, id, decide, fine=fine, named=named, expected="a paused or failed job"
+        )
 
 
 async def _continue_job(gateway: Gateway, caller: ApiKey, failed: JobRow) -> JobRow:
@@ -154,11 +134,24 @@ async def _continue_job(gateway: Gateway, caller: ApiKey, failed: JobRow) -> Job
 
 
 async def _append_decision(
-    gateway: Gateway, caller: ApiKey, id: str, decide: Callable[[JobHistory], Event | None], refusal: _CommandRefusal
+    gateway: Gateway,
+    caller: ApiKey,
+    id: str,
+    decide: Callable[[JobHistory], Event | None],
+    *,
+    fine: Collection[State],
+    named: StateName,
+    expected: str,
+    fix_of_waiting: str = "",
 ) -> JobRow:
+    """Append the event of a command, if there is one to append. Raises a 409 in another state than the fine ones.
+
+    fix_of_waiting: for a job that has not started yet.
+    """
     await gateway.job(caller.org, id)
     history, seq = await append_decided(gateway.bus, caller.org, id, decide)
-    if seq is None and history.state is not None and refusal.applies_to(history.state):
-        problem = refusal.problem(id, history.state)
+    if seq is None and history.state is not None and history.state not in fine:
+        fix = fix_of_waiting if history.state in _WAITING else ""
+        problem = Problem(what=f"the job is {named(history.state)}", expected=expected, fix=fix, where=id)
         raise ApiError(409, problem.text(), problems=[problem])
     return await gateway.job_at(caller.org, id, seq or history.last_seq)

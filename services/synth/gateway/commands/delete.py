@@ -52,14 +52,7 @@ async def delete_job(gateway: Gateway, caller: ApiKey, id: str) -> None:
     """Delete a job that has ended, with its output. Repeating it changes nothing. Raises a 404, a 409."""
     if gateway.read_model.is_deleted(caller.org, id):
         return
-    row = await gateway.job(caller.org, id)
-    if row.job.state not in TERMINAL:
-        raise _refused(
-            f"the job is {row.job.state}",
-            expected="a job that has ended",
-            fix=f"wait for its end, or cancel it: synthctl jobs cancel {id}",
-            where=id,
-        )
+    await _check_ended(gateway, caller, id, what="the job", expected="a job", where=id)
     event = JobDeleted(requested_by=caller.key_id)
     seq = await _append_deletion(gateway, event, org=caller.org, key=id, id="deleted")
     await gateway.hub.wait_until_applied(seq)
@@ -82,22 +75,20 @@ async def delete_model(gateway: Gateway, caller: ApiKey, id: str) -> None:
     if result is None or result.model.job_id is None:
         raise not_found("model", id)
     job_id = result.model.job_id
-    row = await gateway.job(caller.org, job_id)
-    if row.job.state not in TERMINAL:
-        raise _refused(
-            f"the job that makes {id} is {row.job.state}",
-            expected="a model of a job that has ended",
-            fix=f"wait for its end, or cancel it: synthctl jobs cancel {job_id}",
-            where="model",
-        )
+    what = f"the job that makes {id}"
+    await _check_ended(gateway, caller, job_id, what=what, expected="a model of a job", where="model")
     event = ModelDeleted(model=id, tree=result.tree, requested_by=caller.key_id)
     seq = await gateway.publisher.once(event, org=caller.org, key=job_id, id=id)
     await gateway.hub.wait_until_applied(seq)
 
 
-def _refused(what: str, *, expected: str, fix: str, where: str) -> ApiError:
-    problem = Problem(what=what, expected=expected, fix=fix, where=where)
-    return ApiError(409, problem.text(), code="still_needed", problems=[problem])
+async def _check_ended(gateway: Gateway, caller: ApiKey, id: str, *, what: str, expected: str, where: str) -> None:
+    """Raise a 409 if the job has not ended, a 404 if there is none."""
+    state = (await gateway.job(caller.org, id)).job.state
+    if state not in TERMINAL:
+        fix = f"wait for its end, or cancel it: synthctl jobs cancel {id}"
+        problem = Problem(what=f"{what} is {state}", expected=f"{expected} that has ended", fix=fix, where=where)
+        raise ApiError(409, problem.text(), code="still_needed", problems=[problem])
 
 
 @dataclass

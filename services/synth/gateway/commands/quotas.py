@@ -65,13 +65,10 @@ async def list_limits(gateway: Gateway, org: str) -> list[Limit]:
 
 def check_jobs(gateway: Gateway, org: str) -> None:
     """Raise a 429 if the organisation may have no further job."""
-    limits, jobs = gateway.settings.limits_of(org), count_jobs(gateway.read_model, org)
+    jobs = count_jobs(gateway.read_model, org)
     fix = "wait until some have ended, cancel some, or have the operator raise the limit"
-    for count, quota, what, name in (
-        (jobs.queued, limits.jobs_queued, "jobs that nobody has started yet", "jobs_queued"),
-        (jobs.live, limits.jobs_live, "jobs that have not ended", "jobs_live"),
-    ):
-        _check_count(count, quota, name, what=what, fix=fix, retry_after=_JOB_RETRY_S)
+    _check_count(gateway, org, jobs.queued, "jobs_queued", fix=fix, retry_after=_JOB_RETRY_S)
+    _check_count(gateway, org, jobs.live, "jobs_live", fix=fix, retry_after=_JOB_RETRY_S)
 
 
 def check_gpu_seconds(gateway: Gateway, org: str) -> None:
@@ -85,7 +82,6 @@ def check_gpu_seconds(gateway: Gateway, org: str) -> None:
     if used >= limits.gpu_seconds:
         raise limit_reached(
             f"your organisation's jobs have taken {used:,.0f} GPU-seconds in {limits.gpu_days} days",
-            setting="SYNTH_ORG_GPU_SECONDS",
             quota=int(limits.gpu_seconds),
             policy="gpu_seconds",
             # After that time the first of these days does not count any more.
@@ -103,7 +99,6 @@ def check_file_bytes(gateway: Gateway, org: str, more: int) -> None:
     if stored + max(more, 1) > quota:
         raise limit_reached(
             f"your organisation's files have {stored:,} bytes, and this one {more:,} at least",
-            setting="SYNTH_ORG_FILE_BYTES",
             quota=quota,
             policy="file_bytes",
             retry_after=_KEPT_RETRY_S,
@@ -128,7 +123,6 @@ def log_room(gateway: Gateway, org: str, size: int, *, job: bool = False) -> Gen
             raise limit_reached(
                 f"your organisation's events take {used:,} bytes of the log, {unvalidated:,} jobs that are not "
                 f"validated yet and requests under way up to {expected:,} more, and this request up to {size:,}",
-                setting="SYNTH_ORG_LOG_BYTES",
                 quota=quota,
                 policy="log_bytes",
                 retry_after=_JOB_RETRY_S if expected else _KEPT_RETRY_S,
@@ -152,31 +146,32 @@ def _log_quota(gateway: Gateway, org: str) -> int | None:
 
 def check_files_pending(gateway: Gateway, org: str) -> None:
     """Raise a 429 if the organisation may have no further file that waits for its check."""
-    quota, count = gateway.settings.limits_of(org).files_pending, pending_files(gateway.read_model.db, org)
+    count = pending_files(gateway.read_model.db, org)
     fix = "wait until some have been checked, or have the operator raise the limit"
-    what = "files that are not checked yet"
-    _check_count(count, quota, "files_pending", what=what, fix=fix, retry_after=_JOB_RETRY_S)
+    _check_count(gateway, org, count, "files_pending", fix=fix, retry_after=_JOB_RETRY_S)
 
 
 def check_bus_keys(gateway: Gateway, org: str, count: int) -> None:
     """Raise a 429 if the organisation, which has `count` live bus keys, may have no more."""
     fix = "revoke those that are done with, or have the operator raise the limit"
-    _check_count(count, gateway.settings.limits_of(org).bus_keys, "bus_keys", what="live bus keys", fix=fix)
+    _check_count(gateway, org, count, "bus_keys", fix=fix)
 
 
 def check_keys(gateway: Gateway, org: str, count: int, *, kind: str) -> None:
     """Raise a 429 if the organisation, which has `count` keys of a kind, may have no more."""
     fix = "remove those that are done with, or have the operator raise the limit"
-    _check_count(count, gateway.settings.limits_of(org).keys, "keys", what=kind, fix=fix)
+    _check_count(gateway, org, count, "keys", fix=fix, what=kind)
 
 
-def _check_count(count: int, quota: int, name: str, *, what: str, fix: str, retry_after: int = _KEPT_RETRY_S) -> None:
-    """Raise a 429 if the count has reached the quota. name: the limit's name in its setting `SYNTH_ORG_…`."""
+def _check_count(
+    gateway: Gateway, org: str, count: int, name: str, *, fix: str, what: str = "", retry_after: int = _KEPT_RETRY_S
+) -> None:
+    """Raise a 429 if the count has reached the limit of this name. what: the counted items, if not those of `_WHAT`."""
+    quota: int = getattr(gateway.settings.limits_of(org), name)
     note_limit(name, Left(quota, quota - count - 1))
     if count >= quota:
         raise limit_reached(
-            f"your organisation has {count:,} {what}",
-            setting=f"SYNTH_ORG_{name.upper()}",
+            f"your organisation has {count:,} {what or _WHAT[name]}",
             quota=quota,
             policy=name,
             retry_after=retry_after,

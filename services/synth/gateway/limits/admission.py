@@ -23,10 +23,13 @@ _MAX_BUCKETS = 10_000
 
 
 def limit_reached(
-    what: str, *, setting: str, quota: int, policy: str, retry_after: int, fix: str = "", wait: bool = True
+    what: str, *, quota: int, policy: str, retry_after: int, setting: str = "", fix: str = "", wait: bool = True
 ) -> ApiError:
-    """Return the 429 of a limit. wait: whether waiting alone helps; else the published clients do not retry it."""
-    limit = f"at most {quota:,} ({setting})"
+    """Return the 429 of a limit. wait: whether waiting alone helps; else the published clients do not retry it.
+
+    setting: the variable that sets the limit; `SYNTH_ORG_…` with the name of the policy by default.
+    """
+    limit = f"at most {quota:,} ({setting or f'SYNTH_ORG_{policy.upper()}'})"
     problem = Problem(what=what, expected=limit, fix=fix or "wait, or have the operator raise the limit")
     headers = limit_headers({policy: Left(quota, 0, reset_s=retry_after)})
     if not wait:
