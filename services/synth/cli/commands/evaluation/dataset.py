@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,6 +17,7 @@ if TYPE_CHECKING:
     from synth.cli.comparison.models import ModelResult, Plan
     from synth.cli.comparison.scoring import Scorer
     from synth.cli.sampling.budget import Price
+    from synth.cli.sampling.endpoints import HostedModels, SamplingOptions
     from synth.client import Client
 
 Grader = Annotated[Path | None, typer.Option(metavar="FILE", help="A grader as JSON or TOML that scores replies.")]
@@ -58,28 +58,6 @@ Temperature = Annotated[
 MaxTokens = Annotated[int | None, typer.Option(min=1, help="Tokens of a reply, at most.")]
 
 
-@dataclass(frozen=True)
-class ComparisonOptions:
-    """The options of a comparison."""
-
-    models: list[str]
-    dataset: Path
-    out: Path
-    grader: Path | None = None
-    judge: Path | None = None
-    judge_model: str | None = None
-    base_url: str | None = None
-    trust_model_url: bool = False
-    api_patience: float = 300.0
-    reply_timeout: float = 600.0
-    temperature: float | None = None
-    max_tokens: int | None = None
-    samples: int = 1
-    concurrency: int = 8
-    limit: int | None = None
-    prices: tuple[str, ...] = ()
-
-
 def compare_models_command(
     ctx: typer.Context,
     models: Annotated[
@@ -117,61 +95,72 @@ def compare_models_command(
     """
     if len(models) < 2:
         raise UsageProblem("one model", expected="two models or more", fix="evaluate one: synthctl eval --dataset FILE")
+    from synth.cli.sampling.endpoints import HostedModels, SamplingOptions
+
     run_comparison(
         ctx,
-        ComparisonOptions(
-            models=models,
-            dataset=rows,
-            out=out,
-            grader=grader,
-            judge=judge,
-            judge_model=judge_model,
-            base_url=base_url,
-            trust_model_url=trust_model_url,
-            api_patience=api_patience,
-            reply_timeout=reply_timeout,
-            temperature=temperature,
-            max_tokens=max_tokens,
-            samples=samples,
-            concurrency=concurrency,
-            limit=limit,
-            prices=tuple(price or ()),
-        ),
-        fmt,
+        models=models,
+        dataset=rows,
+        out=out,
+        grader=grader,
+        judge=judge,
+        judge_model=judge_model,
+        hosted=HostedModels(base_url, trust_model_url, api_patience, reply_timeout),
+        sampling=SamplingOptions(temperature=temperature, max_tokens=max_tokens),
+        samples=samples,
+        concurrency=concurrency,
+        limit=limit,
+        price=price,
+        fmt=fmt,
     )
 
 
-def run_comparison(ctx: typer.Context, options: ComparisonOptions, fmt: Format) -> None:
+def run_comparison(
+    ctx: typer.Context,
+    *,
+    models: list[str],
+    dataset: Path,
+    out: Path,
+    grader: Path | None,
+    judge: Path | None,
+    judge_model: str | None = None,
+    hosted: HostedModels,
+    sampling: SamplingOptions,
+    samples: int,
+    concurrency: int,
+    limit: int | None,
+    price: list[str] | None,
+    fmt: Format,
+) -> None:
     """Sample, score, print the tables, and write the reports."""
     from synth.cli.comparison.models import Plan, compare_models
     from synth.cli.comparison.preference import Referee
     from synth.cli.comparison.report import write_report
     from synth.cli.comparison.table import MARKS
     from synth.cli.sampling.budget import read_prices
-    from synth.cli.sampling.endpoints import HostedModels, SamplingOptions, open_endpoints
+    from synth.cli.sampling.endpoints import open_endpoints
     from synth.cli.sampling.rows import PromptFile
 
-    if len(options.models) > len(MARKS):
-        raise UsageProblem(f"{len(options.models)} models", expected=f"at most {len(MARKS)}")
-    prices = read_prices(list(options.prices), options.models)
-    rows = PromptFile(options.dataset)
+    if len(models) > len(MARKS):
+        raise UsageProblem(f"{len(models)} models", expected=f"at most {len(MARKS)}")
+    prices = read_prices(price or [], models)
+    rows = PromptFile(dataset)
     cluster = find_cluster(ctx)
     client = None if isinstance(cluster, CliError) else cluster
     try:
-        scorer = open_scorer(options.grader, options.judge, cluster)
-        if options.judge_model is not None and isinstance(cluster, CliError):
+        scorer = open_scorer(grader, judge, cluster)
+        if judge_model is not None and isinstance(cluster, CliError):
             raise UsageProblem(f"a judge runs on a cluster: {cluster.problems[0].what}", where="--judge-model")
-        hosted = HostedModels(options.base_url, options.trust_model_url, options.api_patience, options.reply_timeout)
         plan = Plan(
             rows=rows,
-            endpoints=open_endpoints(options.models, cluster, load_config(ctx), hosted),
-            options=SamplingOptions(temperature=options.temperature, max_tokens=options.max_tokens),
+            endpoints=open_endpoints(models, cluster, load_config(ctx), hosted),
+            options=sampling,
             scorer=scorer,
-            folder=options.out,
-            referee=Referee(client, options.judge_model) if client and options.judge_model else None,
-            samples=options.samples,
-            concurrency=options.concurrency,
-            limit=options.limit,
+            folder=out,
+            referee=Referee(client, judge_model) if client and judge_model else None,
+            samples=samples,
+            concurrency=concurrency,
+            limit=limit,
         )
         with output.status("checking the rows") as progress:
             results = compare_models(plan, progress=progress)

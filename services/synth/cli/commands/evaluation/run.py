@@ -12,7 +12,6 @@ import typer
 from synth.cli.commands.evaluation.dataset import (
     ApiPatience,
     BaseUrl,
-    ComparisonOptions,
     Grader,
     Judge,
     Limit,
@@ -163,27 +162,26 @@ def evaluate(
     override_options(ctx, backend=backend, env_files=env_file)
     models = list(model or ())
     if dataset is not None:
+        from synth.cli.sampling.endpoints import HostedModels, SamplingOptions
+
         _refuse(ctx, _OF_TASK_APP, "has no effect on a dataset", "--dataset")
         if not models:
             raise UsageProblem("--model missing", fix="name one model or more: --model ID", where="--dataset")
-        options = ComparisonOptions(
+        return run_comparison(
+            ctx,
             models=models,
             dataset=dataset,
             out=out or Path("evaluation"),
             grader=grader,
             judge=judge,
-            base_url=base_url,
-            trust_model_url=trust_model_url,
-            api_patience=api_patience,
-            reply_timeout=reply_timeout,
-            temperature=temperature,
-            max_tokens=max_tokens,
+            hosted=HostedModels(base_url, trust_model_url, api_patience, reply_timeout),
+            sampling=SamplingOptions(temperature=temperature, max_tokens=max_tokens),
             samples=rollouts_per_seed or 1,
             concurrency=concurrency or 8,
             limit=limit,
-            prices=tuple(price or ()),
+            price=price,
+            fmt=fmt,
         )
-        return run_comparison(ctx, options, fmt)
     _refuse(ctx, _OF_DATASET, "has no effect without --dataset ROWS", "synthctl eval")
     if len(models) > 1:
         raise UsageProblem(f"{len(models)} models", expected="one --model; several with --dataset ROWS")
