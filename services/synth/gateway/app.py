@@ -22,7 +22,7 @@ from synth.bus.kv.secrets import SecretStore
 from synth.bus.publish import Publisher
 from synth.bus.server.account_key import AccountKey
 from synth.bus.server.topology import API_KEYS, DAMAGE, EVENTS
-from synth.errors import Permanent, Problem, Transient, UserError
+from synth.errors import Permanent, Transient, UserError
 from synth.gateway import errors
 from synth.gateway.api import openapi
 from synth.gateway.api.large_bodies import refuse_invalid_body
@@ -292,13 +292,11 @@ async def _check_first_key(bus: Connection, secrets: SecretStore, key: str, *, l
         return
     missing = "record of the bootstrap key" if record is None else f"organisation {record.org}, of the bootstrap key"
     raise UserError(
-        Problem(
-            what=f"the bucket {API_KEYS} has no {missing}, and this cluster has run before",
-            expected="the key of an organisation of this cluster; only an empty cluster makes a new one",
-            fix="restore the cluster from its backup into a new data folder (synthctl restore DIR --data NEW, or "
-            "synthd bus restore DIR), or set the key to one that the cluster knows (synthctl keys create makes one)",
-            where="SYNTH_BOOTSTRAP_API_KEY",
-        )
+        f"the bucket {API_KEYS} has no {missing}, and this cluster has run before",
+        expected="the key of an organisation of this cluster; only an empty cluster makes a new one",
+        fix="restore the cluster from its backup into a new data folder (synthctl restore DIR --data NEW, or "
+        "synthd bus restore DIR), or set the key to one that the cluster knows (synthctl keys create makes one)",
+        where="SYNTH_BOOTSTRAP_API_KEY",
     )
 
 

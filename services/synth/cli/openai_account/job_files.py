@@ -73,7 +73,7 @@ def _known(written: Json, kind: str) -> tuple[Json, Json]:
     model = _HYPERPARAMETERS.get(kind)
     if model is None:
         expected = ", ".join(_HYPERPARAMETERS)
-        raise UserError(Problem(what=f"the method {kind!r} is not known here", expected=expected, where="method.type"))
+        raise UserError(f"the method {kind!r} is not known here", expected=expected, where="method.type")
     fields = model.model_fields.keys() - {"lora_rank"}
     known = {name: value for name, value in written.items() if name in fields and value is not None}
     unused = {name: value for name, value in written.items() if name not in fields and value not in (None, "auto")}

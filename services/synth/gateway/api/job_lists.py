@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from synth.errors import Problem, UserError
+from synth.errors import UserError
 from synth.gateway.deps import Gateway
 from synth.gateway.read_model.filters import JobFilter
 from synth.gateway.read_model.projection import JobRow
@@ -26,12 +26,10 @@ async def find_jobs(
     settings = gateway.settings
     if wanted.repeated > settings.list_conditions:
         raise UserError(
-            Problem(
-                what=f"a filter of {wanted.repeated:,} tags, pairs of metadata, files and models",
-                expected=f"at most {settings.list_conditions} (SYNTH_LIST_CONDITIONS)",
-                fix="filter by fewer tags or pairs of metadata, and by the others in the answer",
-                where="query",
-            )
+            f"a filter of {wanted.repeated:,} tags, pairs of metadata, files and models",
+            expected=f"at most {settings.list_conditions} (SYNTH_LIST_CONDITIONS)",
+            fix="filter by fewer tags or pairs of metadata, and by the others in the answer",
+            where="query",
         )
     page = {"limit": limit + 1, "wanted": wanted, "before": before}
     try:
@@ -43,10 +41,8 @@ async def find_jobs(
             rows = await gateway.service.off_loop.thread(query, org=org, size=INLINE_BYTES + 1)
     except TimeoutError as error:
         raise UserError(
-            Problem(
-                what=f"the jobs were not found within {settings.list_timeout_s:g} s (SYNTH_LIST_TIMEOUT_S)",
-                fix="filter by created_after and created_before too, or by fewer conditions",
-                where="query",
-            )
+            f"the jobs were not found within {settings.list_timeout_s:g} s (SYNTH_LIST_TIMEOUT_S)",
+            fix="filter by created_after and created_before too, or by fewer conditions",
+            where="query",
         ) from error
     return rows[:limit], len(rows) > limit

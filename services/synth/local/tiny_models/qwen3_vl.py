@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from synth.errors import Problem, UserError
+from synth.errors import UserError
 from synth.local.tiny_models.qwen3 import INITIALIZER_RANGE, MadeModel, check_sizes, language_config, save_whole
 from synth.local.tiny_models.tokenizer import make_tokenizer
 
@@ -39,14 +39,12 @@ def make_tiny_qwen3_vl(
     check_sizes(out_dir, hidden=hidden, layers=layers, heads=heads, kv_heads=kv_heads, head_dim=head_dim)
     token = _PATCH * _MERGE
     if max_side < token:
-        raise UserError(Problem(what=f"max_side = {max_side}", expected=f"{token} or more", where="--max-side"))
+        raise UserError(f"max_side = {max_side}", expected=f"{token} or more", where="--max-side")
     if head_dim % 8 or hidden % (4 * heads):
         raise UserError(
-            Problem(
-                what=f"head_dim = {head_dim} and hidden = {hidden} cannot be divided among the axes of an image",
-                expected=f"a multiple of 8, and one of {4 * heads}",
-                where="--head-dim" if head_dim % 8 else "--hidden",
-            )
+            f"head_dim = {head_dim} and hidden = {hidden} cannot be divided among the axes of an image",
+            expected=f"a multiple of 8, and one of {4 * heads}",
+            where="--head-dim" if head_dim % 8 else "--hidden",
         )
     # These take seconds to import, and most commands of the CLI need neither.
     import torch

@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from synth.api.limits import MAX_CONFIG_BYTES, MAX_MODEL_ID, MAX_STEPS, MAX_URL
 from synth.api.schemas import Checkpoint, Deleted, Job, JobCheck, JobWithConfig, LoggedLine, Points, SubmittedJob
-from synth.errors import Problem, UserError
+from synth.errors import UserError
 from synth.events import JobCreated
 from synth.gateway.api.job_lists import find_jobs
 from synth.gateway.api.openapi import json_response, list_response, returns, returns_list
@@ -204,10 +204,10 @@ def _tags(wanted: list[str]) -> dict[str, str]:
     for text in wanted:
         name, equals, value = text.partition("=")
         if not equals or not name:
-            raise UserError(Problem(what=f"{text[:100]!r} is no tag", expected="name=value", where="query tag"))
+            raise UserError(f"{text[:100]!r} is no tag", expected="name=value", where="query tag")
         if tags.setdefault(name, value) != value:
             what = f"a job has one value of the tag {name[:100]!r}"
-            raise UserError(Problem(what=what, expected="each tag once", where="query tag"))
+            raise UserError(what, expected="each tag once", where="query tag")
     return tags
 
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, cast
 import msgspec
 
 from synth.api.limits import MAX_CONFIG_BYTES
-from synth.errors import Problem, UserError
+from synth.errors import UserError
 from synth.events import JobCreated
 from synth.jobs.parse.toml import read_toml
 
@@ -231,4 +231,4 @@ def _first(files: Any) -> str | None:
 
 
 def _bad_field(what: str, where: str, *, expected: str, fix: str = "") -> UserError:
-    return UserError(Problem(what=what, expected=expected, fix=fix, where=where))
+    return UserError(what, expected=expected, fix=fix, where=where)
