@@ -20,8 +20,9 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from contextvars import ContextVar
+from dataclasses import dataclass
 from functools import partial
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 import msgspec
 import structlog
@@ -43,11 +44,12 @@ from synth.bus.server.topology import (
     EVENTS,
     MAX_DELIVERIES,
     WORK,
+    event_readers,
     queue_name,
     retry_queue_name,
 )
 from synth.errors import NewerVersion, Permanent, Problem, Transient
-from synth.events.catalogue import CATALOGUE, Event, Reading, Role, spec_of
+from synth.events.catalogue import Event, Reading, Role, spec_of
 from synth.fairness.slots import FairSlots, Slot
 from synth.runtime import logs
 from synth.runtime.settings import ServiceSettings
@@ -68,7 +70,6 @@ _LEFT_S = 5.0
 
 Handler = Callable[[Recorded, _E], Awaitable[None]]
 GiveUp = Callable[[Recorded, Problem], Awaitable[None]]
-_Handle = Callable[[Suspect | None], Awaitable[None]]
 
 
 def make_broker(settings: ServiceSettings, service: str) -> BusBroker:
@@ -97,33 +98,14 @@ def on_event(
     spec = spec_of(event)
     if spec.reads.get(reader) is not Reading.QUEUE:
         raise Permanent(f"the catalogue does not let {reader} take {spec.type} from a queue")
-    queue = queue_name(reader, spec.type)
+    queue, retry_queue = queue_name(reader, spec.type), retry_queue_name(reader, spec.type)
     slots = FairSlots(concurrency, spare=spare)
-    retry_queue = retry_queue_name(reader, spec.type)
-    held, again = HeldDeliveries(queue), HeldDeliveries(queue, durable=retry_queue)
-
-    async def deliver(message: NatsMessage) -> None:
-        msg = message.raw_message
-        org = msg.subject.split(".", 3)[2]
-        await _begin(
-            bus, held, msg, org, slots, lambda suspect: _deliver(bus, held, suspect, msg, event, handler, give_up)
-        )
-
-    async def deliver_again(message: NatsMessage) -> None:
-        msg = message.raw_message
-        org = msg.subject.split(".", 4)[3]
-        await _begin(
-            bus,
-            again,
-            msg,
-            org,
-            slots,
-            lambda suspect: _deliver_again(bus, again, suspect, msg, event, handler, give_up),
-        )
-
-    def pull(
-        stream: str, subject: str, durable: str, title: str, take: Callable[[NatsMessage], Awaitable[None]]
-    ) -> None:
+    for stream, subject, durable, title in (
+        (WORK, f"work.retry.{queue}.>", retry_queue, f"{spec.type}:retry"),
+        (EVENTS, f"{spec.type}.>", queue, spec.type),
+    ):
+        held = HeldDeliveries(queue, durable=durable)
+        deliveries = _Deliveries(bus, held, slots, event, handler, give_up, are_retries=stream == WORK)
         broker.subscriber(
             subject,
             durable=durable,
@@ -133,10 +115,7 @@ def on_event(
             # The user of the service may hear no other inbox.
             inbox_prefix=f"{inbox_of(bus.service)}.".encode(),
             title=f"{reader.value}:{title}",
-        )(take)
-
-    pull(WORK, f"work.retry.{queue}.>", retry_queue, f"{spec.type}:retry", deliver_again)
-    pull(EVENTS, f"{spec.type}.>", queue, spec.type, deliver)
+        )(deliveries.begin)
 
 
 def release_slot() -> None:
@@ -150,52 +129,151 @@ def release_slot() -> None:
         place.release()
 
 
-async def _begin(bus: Connection, held: HeldDeliveries, msg: Msg, org: str, slots: FairSlots, handle: _Handle) -> None:
-    """Let a delivery wait for its slot and be handled, beside the pull loop, which goes on to the next one."""
-    if bus.newer.leaves(held.queue):
-        await _leave(msg)
-        # Holds the pull loop, so that it requests no more events of this queue.
-        await bus.newer.stay_away()
-        return
-    if not held.take(msg):
-        return
-    task = asyncio.create_task(_in_turn(bus, held, msg, org, slots, handle))
-    _begun.add(task)
-    _waiting.add(task)
-    task.add_done_callback(lambda _: held.let_go(msg))
-    task.add_done_callback(_on_end)
+@dataclass(frozen=True)
+class _Deliveries(Generic[_E]):
+    """The deliveries of one queue to one handler. are_retries: whether they are of dead letters that are retried."""
 
+    bus: Connection
+    held: HeldDeliveries
+    slots: FairSlots
+    kind: type[_E]
+    handler: Handler[_E]
+    give_up: GiveUp | None
+    are_retries: bool
 
-async def _in_turn(
-    bus: Connection, held: HeldDeliveries, msg: Msg, org: str, slots: FairSlots, handle: _Handle
-) -> None:
-    beat = asyncio.create_task(keep_alive(msg))
-    me = asyncio.current_task()
-    assert me is not None
-    started = False
-    try:
-        left_out = not slots.has_room(org) and len(msg.data) > _KEPT_BYTES
-        if left_out:
-            msg.data = b""
-        # The suspects' slot comes first: events that wait for it must not hold slots that others could use.
-        async with hold_place(bus, held.durable, msg, org) as suspect, slots.hold(org) as slot:
-            _waiting.discard(me)
-            started = True
-            if bus.newer.leaves(held.queue):
+    async def begin(self, message: NatsMessage) -> None:
+        """Let a delivery wait for its slot and be handled, beside the pull loop, which goes on to the next one."""
+        msg = message.raw_message
+        if self.bus.newer.leaves(self.held.queue):
+            await _leave(msg)
+            # Holds the pull loop, so that it requests no more events of this queue.
+            await self.bus.newer.stay_away()
+            return
+        if not self.held.take(msg):
+            return
+        task = asyncio.create_task(self._in_turn(msg))
+        _begun.add(task)
+        _waiting.add(task)
+        task.add_done_callback(lambda _: self.held.let_go(msg))
+        task.add_done_callback(_on_end)
+
+    async def _in_turn(self, msg: Msg) -> None:
+        beat = asyncio.create_task(keep_alive(msg))
+        me = asyncio.current_task()
+        assert me is not None
+        org = msg.subject.split(".")[3 if self.are_retries else 2]
+        started = False
+        try:
+            left_out = not self.slots.has_room(org) and len(msg.data) > _KEPT_BYTES
+            if left_out:
+                msg.data = b""
+            # The suspects' slot comes first: events that wait for it must not hold slots that others could use.
+            async with hold_place(self.bus, self.held.durable, msg, org) as suspect, self.slots.hold(org) as slot:
+                _waiting.discard(me)
+                started = True
+                if self.bus.newer.leaves(self.held.queue):
+                    await _leave(msg)
+                    return
+                if left_out and not await _read_again(self.bus, msg):
+                    return
+                _places.set((slot,) if suspect is None else (slot, suspect))
+                await (self._deliver_again if self.are_retries else self._deliver)(msg, suspect)
+        except asyncio.CancelledError:
+            if not started:
+                # The process ends: another one has it at once.
+                with suppress(NatsError):
+                    await msg.nak()
+            raise
+        finally:
+            beat.cancel()
+
+    async def _deliver(self, msg: Msg, suspect: Suspect | None) -> None:
+        if msg.subject.count(".") < 3:
+            # It names nobody who could be informed of its end.
+            await self._end(msg, None, "not a subject of ours")
+            return
+        await self._handle(msg, suspect, from_delivery(msg))
+
+    async def _deliver_again(self, msg: Msg, suspect: Suspect | None) -> None:
+        """Deliver the event of a retried dead letter; the event is read from the log, which still holds it."""
+        try:
+            again = msgspec.json.decode(msg.data, type=Redelivery)
+            result = await self.bus.js.get_msg(EVENTS, again.seq)
+        except (msgspec.DecodeError, RecursionError, NotFoundError) as error:
+            await self._end(msg, None, f"no event to deliver again: {error!r}")
+            return
+        except (NatsError, TimeoutError) as error:
+            log.warning("cannot read the event of a dead letter yet", error=repr(error))
+            await msg.nak(delay=1.0)
+            return
+        assert result.subject is not None
+        assert result.time is not None
+        event = from_parts(result.subject, result.data or b"", result.headers, seq=again.seq, time=result.time)
+        await self._handle(msg, suspect, event, letter=again.letter)
+
+    async def _handle(self, msg: Msg, suspect: Suspect | None, event: Recorded, *, letter: int = 0) -> None:
+        """letter: the dead letter that this is a retry of."""
+        end = partial(self._end, msg, event, letter=letter)
+        ids = {"job": event.key, "event": event.type, "seq": event.seq}
+        with structlog.contextvars.bound_contextvars(**ids), traced(event.traceparent):
+            try:
+                event = await self.bus.schemas.judge(event)
+                require_known(event)
+                lost = 0 if suspect is None else await suspect.begin()
+            except NewerVersion as error:
+                self.bus.newer.meet(self.held.queue, str(error))
                 await _leave(msg)
                 return
-            if left_out and not await _read_again(bus, msg):
+            except Transient as error:
+                log.warning("event sent back untried", reason=str(error))
+                await msg.nak(delay=error.delay)
                 return
-            _places.set((slot,) if suspect is None else (slot, suspect))
-            await handle(suspect)
-    except asyncio.CancelledError:
-        if not started:
-            # The process ends: another one has it at once.
-            with suppress(NatsError):
-                await msg.nak()
-        raise
-    finally:
-        beat.cancel()
+            decoded = event.event
+            if not isinstance(decoded, self.kind):
+                await end(why_unreadable(event))
+                return
+            if lost >= MAX_DELIVERIES:
+                await end(f"{lost} times in a row its process was lost while it was handled")
+                return
+            await self._try(msg, partial(self.handler, event, decoded), end)
+
+    async def _try(
+        self, msg: Msg, handle: Callable[[], Awaitable[None]], end: Callable[[str], Awaitable[None]]
+    ) -> None:
+        """Run the handler on an event, and end the delivery by its result. end: makes the event a dead letter."""
+        tries, deliveries = self.held.begin_try(msg), times_delivered(msg)
+        try:
+            await handle()
+            await msg.ack()
+            self.held.end(msg)
+        except Permanent as error:
+            await end(str(error))
+        except NewerVersion as error:
+            # The newer event is not this one, but another in the log that the handler reads.
+            self.bus.newer.meet(self.held.queue, str(error))
+            await _leave(msg)
+        except Exception as error:
+            # No error may lose the event: it comes back, and becomes a dead letter in the end.
+            if tries >= MAX_DELIVERIES:
+                await end(f"after {tries} deliveries: {error!r}")
+                return
+            delay = min(30.0, 0.2 * 2**tries)
+            if isinstance(error, Transient):
+                delay = error.delay or delay
+                log.warning("event sent back", reason=str(error), delay=delay, tries=tries, deliveries=deliveries)
+            else:
+                log.exception("handler failed, event sent back", delay=delay, tries=tries, deliveries=deliveries)
+            await msg.nak(delay=delay)
+
+    async def _end(self, msg: Msg, event: Recorded | None, reason: str, *, letter: int = 0) -> None:
+        bus, seq = self.bus, delivery_numbers(msg.reply)[0] if event is None else event.seq
+        letter = await publish_dead_letter(bus, *original_of(msg, event, letter), reason=reason, seq=seq, again=letter)
+        if event is not None and self.give_up is not None:
+            # Before the event leaves the queue: if this fails, it is delivered again, if there are deliveries left.
+            problem = internal_problem(reason, f"{bus.service}, dead letter {letter}")
+            await tell_who_waits(self.give_up(event, problem), msg.subject)
+        await bus.nc.publish(msg.reply, b"+TERM " + " ".join(reason.split())[:200].encode())
+        self.held.end(msg)
 
 
 async def _read_again(bus: Connection, msg: Msg) -> bool:
@@ -233,7 +311,7 @@ async def serve_events(
     broker: NatsBroker, bus: Connection, reader: Role, stop: asyncio.Event, started: asyncio.Event
 ) -> None:
     """Set `started` and deliver until `stop`, then let the running handlers end. Raises when a consumer is missing."""
-    types = [spec.type for spec in CATALOGUE.values() if spec.reads.get(reader) is Reading.QUEUE]
+    types = [type_ for role, type_ in event_readers() if role is reader]
     queues = [(EVENTS, queue_name(reader, type)) for type in types]
     queues += [(WORK, retry_queue_name(reader, type)) for type in types]
     # FastStream would make a durable that is missing, with settings that are not the topology's. Started again, it goes
@@ -255,144 +333,7 @@ async def serve_events(
             await broker.stop()
 
 
-async def _deliver(
-    bus: Connection,
-    held: HeldDeliveries,
-    suspect: Suspect | None,
-    msg: Msg,
-    kind: type[_E],
-    handler: Handler[_E],
-    give_up: GiveUp | None,
-) -> None:
-    if msg.subject.count(".") < 3:
-        # It names nobody who could be informed of its end.
-        await _end(bus, msg, None, "not a subject of ours", None)
-        return
-    await _handle(bus, held, suspect, msg, from_delivery(msg), kind, handler, give_up)
-
-
-async def _deliver_again(
-    bus: Connection,
-    held: HeldDeliveries,
-    suspect: Suspect | None,
-    msg: Msg,
-    kind: type[_E],
-    handler: Handler[_E],
-    give_up: GiveUp | None,
-) -> None:
-    """Deliver the event of a retried dead letter; the event is read from the log, which still holds it."""
-    try:
-        again = msgspec.json.decode(msg.data, type=Redelivery)
-        result = await bus.js.get_msg(EVENTS, again.seq)
-    except (msgspec.DecodeError, RecursionError, NotFoundError) as error:
-        await _end(bus, msg, None, f"no event to deliver again: {error!r}", None)
-        return
-    except (NatsError, TimeoutError) as error:
-        log.warning("cannot read the event of a dead letter yet", error=repr(error))
-        await msg.nak(delay=1.0)
-        return
-    assert result.subject is not None
-    assert result.time is not None
-    event = from_parts(result.subject, result.data or b"", result.headers, seq=again.seq, time=result.time)
-    await _handle(bus, held, suspect, msg, event, kind, handler, give_up, letter=again.letter)
-
-
-async def _handle(
-    bus: Connection,
-    held: HeldDeliveries,
-    suspect: Suspect | None,
-    msg: Msg,
-    event: Recorded,
-    kind: type[_E],
-    handler: Handler[_E],
-    give_up: GiveUp | None,
-    *,
-    letter: int = 0,
-) -> None:
-    """letter: the dead letter that this is a retry of."""
-
-    async def end(reason: str) -> None:
-        await _end(bus, msg, event, reason, give_up, letter=letter)
-        held.end(msg)
-
-    ids = {"job": event.key, "event": event.type, "seq": event.seq}
-    with structlog.contextvars.bound_contextvars(**ids), traced(event.traceparent):
-        try:
-            event = await bus.schemas.judge(event)
-            require_known(event)
-        except NewerVersion as error:
-            bus.newer.meet(held.queue, str(error))
-            await _leave(msg)
-            return
-        except Transient as error:
-            await _send_back_untried(msg, error)
-            return
-        decoded = event.event
-        if not isinstance(decoded, kind):
-            await end(why_unreadable(event))
-            return
-        try:
-            lost = 0 if suspect is None else await suspect.begin()
-        except Transient as error:
-            await _send_back_untried(msg, error)
-            return
-        if lost >= MAX_DELIVERIES:
-            await end(f"{lost} times in a row its process was lost while it was handled")
-            return
-        await _try(bus, held, msg, partial(handler, event, decoded), end)
-
-
-async def _try(
-    bus: Connection,
-    held: HeldDeliveries,
-    msg: Msg,
-    handle: Callable[[], Awaitable[None]],
-    end: Callable[[str], Awaitable[None]],
-) -> None:
-    """Run the handler on an event, and end the delivery according to its result. end: makes the event a dead letter."""
-    tries, deliveries = held.begin_try(msg), times_delivered(msg)
-    try:
-        await handle()
-        await msg.ack()
-        held.end(msg)
-    except Permanent as error:
-        await end(str(error))
-    except NewerVersion as error:
-        # The newer event is not this one, but another in the log that the handler reads.
-        bus.newer.meet(held.queue, str(error))
-        await _leave(msg)
-    except Exception as error:
-        # No error may lose the event: it comes back, and becomes a dead letter in the end.
-        if tries >= MAX_DELIVERIES:
-            await end(f"after {tries} deliveries: {error!r}")
-            return
-        delay = min(30.0, 0.2 * 2**tries)
-        if isinstance(error, Transient):
-            delay = error.delay or delay
-            log.warning("event sent back", reason=str(error), delay=delay, tries=tries, deliveries=deliveries)
-        else:
-            log.exception("handler failed, event sent back", delay=delay, tries=tries, deliveries=deliveries)
-        await msg.nak(delay=delay)
-
-
-async def _send_back_untried(msg: Msg, error: Transient) -> None:
-    log.warning("event sent back untried", reason=str(error))
-    await msg.nak(delay=error.delay)
-
-
 async def _leave(msg: Msg) -> None:
     """Give a delivery back for a newer process."""
     # Later than the next pull of a newer process: each loop of this one may meet it once more.
     await msg.nak(delay=_LEFT_S)
-
-
-async def _end(
-    bus: Connection, msg: Msg, event: Recorded | None, reason: str, give_up: GiveUp | None, *, letter: int = 0
-) -> None:
-    seq = delivery_numbers(msg.reply)[0] if event is None else event.seq
-    letter = await publish_dead_letter(bus, *original_of(msg, event, letter), reason=reason, seq=seq, again=letter)
-    if event is not None and give_up is not None:
-        # Before the event leaves the queue: if this fails, it is delivered again, as long as there are deliveries left.
-        problem = internal_problem(reason, f"{bus.service}, dead letter {letter}")
-        await tell_who_waits(give_up(event, problem), msg.subject)
-    await bus.nc.publish(msg.reply, b"+TERM " + " ".join(reason.split())[:200].encode())

@@ -26,12 +26,13 @@ from synth.bus.server.topology import (
     TASK_FAILURES,
     WORK,
     audit_subject,
+    event_readers,
     queue_name,
     retry_queue_name,
     roles_of,
     task_queue_name,
 )
-from synth.events.catalogue import CATALOGUE, Reading
+from synth.events.catalogue import CATALOGUE
 from synth.work import TASKS
 
 #: The subject on which the server requests a decision on a login that its configuration does not name.
@@ -57,12 +58,7 @@ _READS = {
 def permissions_of(service: str, pools: tuple[str, ...]) -> dict[str, Any]:
     """Return the permissions of a service's user for nats-server's configuration. pools: of the cluster's workers."""
     # Readers choose the names of their consumers, except names of queues: creating a queue again would change it.
-    queues = sorted(
-        queue_name(role, spec.type)
-        for spec in CATALOGUE.values()
-        for role, reading in spec.reads.items()
-        if reading is Reading.QUEUE
-    )
+    queues = sorted(queue_name(role, type_) for role, type_ in event_readers())
     denied = [f"$JS.API.CONSUMER.CREATE.{EVENTS}.{queue}" for queue in queues]
     if service == "gateway":
         # It looks up the feeds of subscribers, whose names are not known here; it may not look up the services' queues.
@@ -114,10 +110,9 @@ def _event_queues(service: str) -> list[tuple[str, str]]:
     roles = roles_of(service)
     return [
         queue
-        for spec in CATALOGUE.values()
-        for reader, reading in spec.reads.items()
-        if reader in roles and reading is Reading.QUEUE
-        for queue in ((EVENTS, queue_name(reader, spec.type)), (WORK, retry_queue_name(reader, spec.type)))
+        for reader, type_ in event_readers()
+        if reader in roles
+        for queue in ((EVENTS, queue_name(reader, type_)), (WORK, retry_queue_name(reader, type_)))
     ]
 
 

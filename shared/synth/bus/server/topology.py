@@ -99,6 +99,16 @@ def entities() -> list[str]:
     return sorted({name.split(".")[0] for name in CATALOGUE})
 
 
+def event_readers() -> list[tuple[Role, str]]:
+    """Return each service that takes an event from a queue, with the type of the event."""
+    return [
+        (role, spec.type)
+        for spec in CATALOGUE.values()
+        for role, reading in spec.reads.items()
+        if reading is Reading.QUEUE
+    ]
+
+
 def queue_name(reader: Role, event_type: str) -> str:
     """Return the durable through which a service's replicas share an event: `validator-job-created`."""
     return f"{reader.value}-{event_type.replace('.', '-')}"
@@ -203,26 +213,14 @@ def topology(
         ),
     ]
     consumers = [
-        Consumer(EVENTS, _durable(queue_name(reader, spec.type), f"{spec.type}.>", EVENTS_IN_FLIGHT))
-        for spec in CATALOGUE.values()
-        for reader, reading in spec.reads.items()
-        if reading is Reading.QUEUE
-    ] + [
         Consumer(WORK, _durable(task_queue_name(kind, pool), f"work.{kind}.{pool}.>", TASKS_IN_FLIGHT))
         for kind in TASKS
         for pool in pools
     ]
-    consumers += [
-        Consumer(
-            WORK,
-            _durable(
-                retry_queue_name(reader, spec.type), f"work.retry.{queue_name(reader, spec.type)}.>", EVENTS_IN_FLIGHT
-            ),
-        )
-        for spec in CATALOGUE.values()
-        for reader, reading in spec.reads.items()
-        if reading is Reading.QUEUE
-    ]
+    for reader, type_ in event_readers():
+        queue, retries = queue_name(reader, type_), retry_queue_name(reader, type_)
+        consumers.append(Consumer(EVENTS, _durable(queue, f"{type_}.>", EVENTS_IN_FLIGHT)))
+        consumers.append(Consumer(WORK, _durable(retries, f"work.retry.{queue}.>", EVENTS_IN_FLIGHT)))
     buckets = {
         REPLICAS: REPLICA_TTL_S,
         **dict.fromkeys(SECRET_BUCKETS, 0),
