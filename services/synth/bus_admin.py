@@ -11,7 +11,6 @@ from typing import Annotated, NamedTuple
 
 import typer
 from nats.errors import Error as NatsError
-from nats.js.errors import Error as JetStreamError
 from obstore.exceptions import BaseError
 from pydantic import Field, SecretStr
 
@@ -132,7 +131,7 @@ def _run(work: Callable[[_Parts], Awaitable[int | None]]) -> int:
         return asyncio.run(run())
     except SynthError as error:
         _report(f"error: {error}")
-    except (NatsError, JetStreamError, TimeoutError) as error:
+    except (NatsError, TimeoutError) as error:
         _report(f"error: the bus does not do it ({error!r}): check it with `synthd bus check`, then try again")
     except (BaseError, OSError) as error:
         _report(f"error: {error}")

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Iterator, Mapping
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import TypeVar
 
 import httpx
@@ -18,13 +20,16 @@ from synth.bus.history.job_log import JobHistory, append_decided, read_job
 from synth.bus.history.model_refs import find_model
 from synth.bus.kv.secrets import SecretStore
 from synth.bus.publish import enqueue
+from synth.bus.reading import read_patiently
 from synth.bus.recorded import Recorded
+from synth.bus.replay import follow
 from synth.bus.rpc import CheckJob, CheckVerdict, TaskAppReport, VerifyTaskApp
+from synth.bus.server.topology import EVENTS
 from synth.chat.template_source import RenderOptions
 from synth.datasets.refused import images_refused, prompts_refused, rows_refused
 from synth.errors import Permanent, Problem, Transient, UserError
-from synth.events import BlobRef, JobCreated, JobParked, JobRefused, JobResumed, JobValidated, JobVerified
-from synth.events.catalogue import Event
+from synth.events import BlobRef, JobCreated, JobParked, JobRefused, JobResumed, JobValidated, JobVerified, JobWithdrawn
+from synth.events.catalogue import Event, spec_of
 from synth.jobs.lifecycle import RESUMED, State
 from synth.methods.job import Job, job_from_data
 from synth.models import Registry
@@ -40,7 +45,6 @@ from synth.verifier.rendering import NotRenderedInTime, Rendering
 from synth.verifier.settings import VerifierSettings
 from synth.verifier.task_app import TaskAppCheck, VerifiedTaskApp
 from synth.verifier.tasks.due import first_tasks
-from synth.verifier.withdrawals import Withdrawals
 
 log = logs.get("verifier")
 
@@ -64,6 +68,36 @@ def _parked(history: JobHistory, problem: Problem, *, term: int) -> JobParked | 
     """Return the event that parks a job that has not started in this term; None if it continued or was resumed."""
     due = history.state is State.VERIFIED and history.term == term
     return JobParked(problem=problem) if due else None
+
+
+class Withdrawals:
+    """The jobs that this process verifies; verification stops for a job that is withdrawn."""
+
+    def __init__(self) -> None:
+        self._watched: dict[tuple[str, str], asyncio.Event] = {}
+
+    @contextmanager
+    def watch(self, org: str, job_id: str) -> Iterator[asyncio.Event]:
+        """Yield an event that is set when this job is withdrawn. Read the job's log after this, to miss nothing."""
+        withdrawn = self._watched.setdefault((org, job_id), asyncio.Event())
+        try:
+            yield withdrawn
+        finally:
+            self._watched.pop((org, job_id), None)
+
+    async def follow(self, bus: Connection) -> None:
+        """Follow every withdrawal of a job from now on, for ever."""
+        subject = f"{spec_of(JobWithdrawn).type}.>"
+        async with aclosing(follow(bus, [subject], after=await _end_of_log(bus), unreadable_too=True)) as facts:
+            async for fact in facts:
+                withdrawn = self._watched.get((fact.org, fact.key))
+                if withdrawn is not None:
+                    withdrawn.set()
+
+
+async def _end_of_log(bus: Connection) -> int:
+    # Jobs that are withdrawn before it answers are verified to their end, and then not appended to.
+    return (await read_patiently(partial(bus.js.stream_info, EVENTS), what="the end of the log")).state.last_seq
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,6 @@ from contextlib import asynccontextmanager
 
 from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
-from nats.js.errors import Error as JetStreamError
 from nats.js.errors import KeyNotFoundError, KeyWrongLastSequenceError
 
 from synth.bus.connection import Connection
@@ -52,7 +51,7 @@ class Suspect:
         self._counted = True
         try:
             return await self._count(self._key)
-        except (NatsError, JetStreamError, TimeoutError) as error:
+        except (NatsError, TimeoutError) as error:
             raise Transient(f"cannot count a try of {self._key}: {error!r}", delay=1.0) from error
 
     def release(self) -> None:
@@ -90,7 +89,7 @@ class Suspect:
         try:
             async with asyncio.timeout(_FORGET_S):
                 await (await self._bus.js.key_value(EVENT_TRIES)).delete(key)
-        except (NatsError, JetStreamError, TimeoutError) as error:
+        except (NatsError, TimeoutError) as error:
             # One try too many counts as lost, until the next one ends.
             log.warning("cannot take back that a try was lost", event=key, error=repr(error))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
@@ -15,6 +16,7 @@ log = logs.get("bus")
 _T = TypeVar("_T")
 #: Attempts of one read: each but the last met another break of the connection. Without a break, the error is raised.
 _ATTEMPTS = 3
+_AGAIN_S = 0.2
 
 
 async def read_across_reconnects(bus: Connection, read: Callable[[], Awaitable[_T]]) -> _T:
@@ -31,3 +33,16 @@ async def read_across_reconnects(bus: Connection, read: Callable[[], Awaitable[_
                 raise
             log.info("asked again: the connection broke before the answer came", error=repr(error), attempt=attempt)
     raise AssertionError("unreachable")
+
+
+async def read_patiently(read: Callable[[], Awaitable[_T]], *, what: str, **ids: object) -> _T:
+    """Await `read()`, again and again while the bus is away, which is logged once. what: of the bus that is read."""
+    is_away = False
+    while True:
+        try:
+            return await read()
+        except (NatsError, TimeoutError, OSError) as error:
+            if not is_away:
+                log.warning("the bus is away, and is read again", what=what, error=repr(error), **ids)
+            is_away = True
+            await asyncio.sleep(_AGAIN_S)

@@ -15,14 +15,14 @@ import json
 import secrets
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from functools import partial
 from typing import Any, cast
 
 from nats.aio.msg import Msg
-from nats.errors import Error as NatsError
-from nats.js.errors import NoStreamResponseError
 
 from synth.bus.access.client import BusClient
 from synth.bus.connection import Connection
+from synth.bus.reading import read_patiently
 from synth.bus.recorded import Recorded, delivery_numbers, from_delivery, require_known, require_readable
 from synth.bus.server.topology import EVENTS
 from synth.errors import Transient
@@ -162,15 +162,7 @@ class StreamFollower:
 
     async def open_patiently(self) -> int:
         """Open, and try again for as long as the bus is away."""
-        is_away = False
-        while True:
-            try:
-                return await self.open()
-            except (NatsError, NoStreamResponseError, OSError) as error:
-                if not is_away:
-                    log.warning("follow cannot open", error=repr(error), filters=self._filters)
-                is_away = True
-                await asyncio.sleep(_AGAIN_S)
+        return await read_patiently(self.open, what="a follower", filters=self._filters)
 
     async def _reopen(self, why: str) -> None:
         if why != "start":
@@ -309,16 +301,8 @@ async def _last_seq(nc: BusClient, filters: list[str], stream: str) -> int:
 
 async def _last_seq_of_one(nc: BusClient, subject: str, stream: str) -> int:
     question = json.dumps({"last_by_subj": subject}).encode()
-    is_away = False
-    while True:
-        try:
-            reply = await nc.request(f"{nc.api}.STREAM.MSG.GET.{stream}", question, timeout=_REQUEST_S)
-            break
-        except (NatsError, OSError) as error:
-            if not is_away:
-                log.warning("the leader does not say what is last", error=repr(error), stream=stream, subject=subject)
-            is_away = True
-            await asyncio.sleep(_AGAIN_S)
+    read = partial(nc.request, f"{nc.api}.STREAM.MSG.GET.{stream}", question, timeout=_REQUEST_S)
+    reply = await read_patiently(read, what="the end of a stream", stream=stream, subject=subject)
     answer = cast(dict[str, Any], json.loads(reply.data))
     if "error" not in answer:
         return int(answer["message"]["seq"])

@@ -4,21 +4,16 @@
 # pyright: reportUnknownMemberType=false
 from __future__ import annotations
 
-import asyncio
+from functools import partial
 
 import msgspec
-from nats.errors import Error as NatsError
-from nats.js.errors import Error as JetStreamError
 from nats.js.errors import KeyNotFoundError
 
 from synth.bus.connection import Connection
+from synth.bus.reading import read_patiently
 from synth.bus.server.topology import ERASURE, EVENTS
-from synth.runtime import logs
-
-log = logs.get("sweep")
 
 _KEY = "swept"
-_AGAIN_S = 1.0
 
 
 class SweptLog(msgspec.Struct, frozen=True, kw_only=True):
@@ -30,15 +25,7 @@ class SweptLog(msgspec.Struct, frozen=True, kw_only=True):
 
 async def read_swept_patiently(bus: Connection) -> SweptLog:
     """Return the position in this log, 0 without one; waits for a bus that is away."""
-    is_away = False
-    while True:
-        try:
-            return await _read(bus)
-        except (NatsError, JetStreamError, TimeoutError) as error:
-            if not is_away:
-                log.warning("the position of the erasures cannot be read now", error=repr(error))
-            is_away = True
-            await asyncio.sleep(_AGAIN_S)
+    return await read_patiently(partial(_read, bus), what="the position of the erasures")
 
 
 async def write_swept(bus: Connection, swept: SweptLog) -> None:

@@ -23,7 +23,6 @@ from typing import NoReturn
 import msgspec
 from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
-from nats.js.errors import Error as JetStreamError
 from nats.js.errors import ServiceUnavailableError
 from obstore.exceptions import BaseError
 
@@ -53,7 +52,7 @@ _AT_ONCE = 16
 _MOST = 1024
 #: The dead letters that gateways leave of deletions which a full log does not take.
 _LETTERS = [f"dead.gateway.{type_}.*.*" for type_ in sorted(TOMBSTONES)]
-_ERRORS = (SynthError, NatsError, JetStreamError, TimeoutError, OSError, BaseError, msgspec.DecodeError)
+_ERRORS = (SynthError, NatsError, TimeoutError, OSError, BaseError, msgspec.DecodeError)
 
 
 @dataclass

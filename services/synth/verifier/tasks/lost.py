@@ -16,7 +16,6 @@ from typing import NoReturn
 
 import msgspec
 from nats.errors import Error as NatsError
-from nats.js.errors import Error as JetStreamError
 from nats.js.errors import NotFoundError
 
 from synth.bus.connection import Connection
@@ -70,7 +69,7 @@ class LostTasks:
                 try:
                     await self.queue_again()
                     compared, due, warned = connection, time.monotonic() + self._settings.task_check_s, ""
-                except (SynthError, NatsError, JetStreamError, TimeoutError) as error:
+                except (SynthError, NatsError, TimeoutError) as error:
                     if repr(error) != warned:
                         log.warning("the queue cannot be compared with the log now", error=repr(error))
                     warned = repr(error)

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 import msgspec
 from nats.errors import Error as NatsError
-from nats.js.errors import Error as JetStreamError
 
 from synth.bus.connection import Connection
 from synth.bus.replay import StreamFollower
@@ -76,7 +75,7 @@ async def announce(bus: Connection, describe: Callable[[], Replica], changed: as
                 timeout=2,
                 stream=f"KV_{REPLICAS}",
             )
-        except (NatsError, JetStreamError, TimeoutError) as error:
+        except (NatsError, TimeoutError) as error:
             log.warning("cannot announce", error=repr(error))
         try:
             async with asyncio.timeout(HEARTBEAT_S):

@@ -118,10 +118,7 @@ class SecretStore(EnvironmentKeyStore):
     ) -> tuple[str, ApiKey]:
         """Make a key of this organisation; returns it, which happens once, and its record."""
         key = new_api_key()
-        record = _record(org, key, name=name, scopes=scopes, by=by, expires_at=expires_at)
-        await self._own(org, key)
-        await self._create(_place(org, record.digest), record)
-        return key, record
+        return await self._add(key, _record(org, key, name=name, scopes=scopes, by=by, expires_at=expires_at))
 
     async def add_url_key(
         self, org: OrgId, *, name: str, by: str, expires_at: datetime, model: str | None = None
@@ -129,10 +126,7 @@ class SecretStore(EnvironmentKeyStore):
         """Make a URL key of this organisation, for one model or for all; returns it, once, and its record."""
         key = new_url_key()
         record = _record(org, key, name=name, scopes=(Scope.INFERENCE,), by=by, expires_at=expires_at)
-        record = msgspec.structs.replace(record, url=True, model=model)
-        await self._own(org, key)
-        await self._create(_place(org, record.digest), record)
-        return key, record
+        return await self._add(key, msgspec.structs.replace(record, url=True, model=model))
 
     async def add_bus_key(
         self, org: OrgId, *, name: str, by: str, expires_at: datetime | None = None
@@ -140,10 +134,7 @@ class SecretStore(EnvironmentKeyStore):
         """Make a key for this organisation's events on the bus; returns it, once, and its record."""
         key = new_bus_key()
         record = _record(org, key, name=name, scopes=(Scope.READ,), by=by, expires_at=expires_at)
-        record = msgspec.structs.replace(record, bus=True)
-        await self._own(org, key)
-        await self._create(_place(org, record.digest), record)
-        return key, record
+        return await self._add(key, msgspec.structs.replace(record, bus=True))
 
     async def find_api_key(self, key: str) -> ApiKey | None:
         """Return the record of this key, which may be revoked or expired; None for an unknown key."""
@@ -184,6 +175,11 @@ class SecretStore(EnvironmentKeyStore):
             if msgspec.json.decode(message.data, type=ApiKey).key_id == id:
                 return await self._end(key_of(message.subject), ended)
         return None
+
+    async def _add(self, key: str, record: ApiKey) -> tuple[str, ApiKey]:
+        await self._own(record.org, key)
+        await self._create(_place(record.org, record.digest), record)
+        return key, record
 
     async def _own(self, org: OrgId, key: str) -> OrgId:
         """Store the owner of this key, unless it has one; returns the owner."""

@@ -18,7 +18,6 @@ from uuid import uuid4
 
 import msgspec
 from nats.errors import Error as NatsError
-from nats.js.errors import Error as JetStreamError
 from nats.js.errors import KeyNotFoundError, KeyWrongLastSequenceError
 
 from synth.bus.connection import Connection
@@ -59,7 +58,7 @@ class TaskFailures:
         """
         try:
             begun = await self._change(lambda begun: begun)
-        except (NatsError, JetStreamError, TimeoutError) as error:
+        except (NatsError, TimeoutError) as error:
             raise Transient(f"cannot read how {self._key} failed: {error!r}") from error
         self.before = sum(one.startswith(_OWN) for one in begun)
         return len(begun) - self.before
@@ -74,7 +73,7 @@ class TaskFailures:
         self._begun, self._alone = True, alone
         try:
             before = await self._change(lambda begun: [*begun, f"{_OWN}{self._id}" if alone else self._id])
-        except (NatsError, JetStreamError, TimeoutError) as error:
+        except (NatsError, TimeoutError) as error:
             raise Transient(f"cannot count that {self._key} begins: {error!r}") from error
         self.before = sum(one.startswith(_OWN) for one in before)
         return self.before
@@ -120,7 +119,7 @@ class TaskFailures:
         """Delete the count of a task that is over."""
         try:
             await (await self._bus.js.key_value(TASK_FAILURES)).delete(self._key)
-        except (NatsError, JetStreamError, TimeoutError) as error:
+        except (NatsError, TimeoutError) as error:
             # The entry expires when its time to live is over.
             log.warning("cannot forget the failures of a task", task=self._key, error=repr(error))
 
@@ -138,7 +137,7 @@ class TaskFailures:
         try:
             async with asyncio.timeout(_WRITE_S):
                 await self._change(change)
-        except (NatsError, JetStreamError, TimeoutError, Transient) as error:
+        except (NatsError, TimeoutError, Transient) as error:
             log.warning("cannot say that a task did not fail", task=self._key, error=repr(error))
             return False
         return True

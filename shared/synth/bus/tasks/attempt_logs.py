@@ -21,7 +21,6 @@ from threading import Lock
 
 import msgspec
 from nats.errors import Error as NatsError
-from nats.js.errors import Error as JetStreamError
 from obstore.exceptions import BaseError
 
 from synth.blobs import BlobStore
@@ -167,5 +166,5 @@ class AttemptLog:
                 event = _EVENTS[self.task.kind](blob=self._blob, bytes=size)
                 publisher = Publisher(self.logs.bus)
                 await publisher.once(event, org=self.task.org, key=self.task.job_id, id=self.name)
-        except (SynthError, NatsError, JetStreamError, OSError, BaseError, TimeoutError) as error:
+        except (SynthError, NatsError, OSError, BaseError, TimeoutError) as error:
             log.warning("a log is not announced", job=self.task.job_id, error=repr(error))

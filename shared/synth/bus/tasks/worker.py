@@ -27,7 +27,6 @@ from collections.abc import Awaitable, Callable
 import msgspec
 from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
-from nats.js.errors import Error as JetStreamError
 from nats.js.errors import NotFoundError
 
 from synth.bus.cancellation import cancel_until_ended
@@ -163,7 +162,7 @@ class TaskWorker:
                 await self._send_on(msg, _SEND_ON_S)
                 return []
             return await self._choice.choose(msg, own=self._held, room=self._capacity - len(self._held))
-        except (NatsError, JetStreamError, TimeoutError) as error:
+        except (NatsError, TimeoutError) as error:
             log.warning("cannot pull", kind=self._kind, error=repr(error))
             await self._require_queue()
             await asyncio.sleep(0.5)
@@ -175,7 +174,7 @@ class TaskWorker:
             self._ack_wait = (await self._bus.js.consumer_info(WORK, self._queue)).config.ack_wait or ACK_WAIT_S
         except NotFoundError as error:
             raise Permanent(f"the queue {self._queue} is gone; run `synthd bus init`") from error
-        except (NatsError, JetStreamError) as error:
+        except NatsError as error:
             log.warning("cannot look at the queue", kind=self._kind, error=repr(error))
 
     @property
@@ -357,7 +356,7 @@ class TaskWorker:
             return
         try:
             await lease.keep(self._bus.nc, timeout=HEARTBEAT_S)
-        except (NatsError, JetStreamError, TimeoutError) as error:
+        except (NatsError, TimeoutError) as error:
             log.warning("cannot say that a task is in progress", task=lease.task.subject, error=repr(error))
 
     async def _end(self, running: asyncio.Task[None], lease: Lease) -> None:
