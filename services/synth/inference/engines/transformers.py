@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from synth.errors import Permanent, SynthError, Transient
 from synth.inference.engines.limits import check_scorable, clamp_max_tokens, cut_off_delta
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+_T = TypeVar("_T")
 _CLOSE_TIMEOUT = 30.0
 
 
@@ -175,19 +176,8 @@ class TransformersEngine:
 
     async def score(self, token_ids: Sequence[int]) -> list[float]:
         check_scorable(len(token_ids), self._max_context)
-        ids, done = list(token_ids), Future[list[float]]()
-
-        def act() -> None:
-            if not done.set_running_or_notify_cancel():
-                return  # nobody waits for it any more
-            try:
-                done.set_result(self._batcher.score(ids))
-            except BaseException as error:
-                done.set_exception(Transient(f"the engine died: {type(error).__name__}: {error}"))
-                raise
-
-        self._post(_Command(act, lambda error: None if done.done() else done.set_exception(error)))
-        return await asyncio.wrap_future(done)
+        ids = list(token_ids)
+        return await self._run_in_thread(lambda: self._batcher.score(ids))
 
     async def update_weights(self, file: Path, version: int) -> WeightProof:
         from synth.inference.engines.live_weights import read_weights
@@ -219,11 +209,11 @@ class TransformersEngine:
     async def sleep(self) -> None:
         if not self._asleep:
             self._times.hold()
-            await self._call(self._fall_asleep)
+            await asyncio.shield(self._run_in_thread(self._fall_asleep))
 
     async def wake(self) -> None:
         if self._asleep:
-            await self._call(self._wake_up)
+            await asyncio.shield(self._run_in_thread(self._wake_up))
             self._times.release()
 
     async def close(self) -> None:
@@ -232,20 +222,21 @@ class TransformersEngine:
             self._wake.notify()
         await asyncio.to_thread(self._thread.join, _CLOSE_TIMEOUT)
 
-    async def _call(self, act: Callable[[], None]) -> None:
+    def _run_in_thread(self, act: Callable[[], _T]) -> asyncio.Future[_T]:
         """Run something in the engine's thread between two steps. An error of it ends the engine."""
-        done: Future[None] = Future()
+        done: Future[_T] = Future()
 
         def run() -> None:
+            if not done.set_running_or_notify_cancel():
+                return  # nobody waits for it any more
             try:
-                act()
+                done.set_result(act())
             except BaseException as error:
                 done.set_exception(Transient(f"the engine died: {type(error).__name__}: {error}"))
                 raise
-            done.set_result(None)
 
         self._post(_Command(run, lambda error: None if done.done() else done.set_exception(error)))
-        await asyncio.shield(asyncio.wrap_future(done))
+        return asyncio.wrap_future(done)
 
     def _fall_asleep(self) -> None:
         self._batcher.sleep()
