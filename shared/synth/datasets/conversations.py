@@ -25,24 +25,6 @@ _BYTE = re.compile(r"\(byte (\d+)\)")
 _CONSTANTS = (b"NaN", b"Infinity")
 
 
-class LineStats(msgspec.Struct, gc=False):
-    """The statistics of a good line. texts: of messages, tool calls and reasoning. has_images: whether it shows any.
-
-    pair: whether it is a preference pair. prompt: whether its last message is the user's. answered: whether any is of
-    an assistant. shape: the one that it came in, "" if it is the one that is trained on. columns: the names of its
-    annotations.
-    """
-
-    messages: int
-    texts: list[str]
-    has_images: bool
-    pair: bool = False
-    shape: str = ""
-    prompt: bool = False
-    answered: bool = True
-    columns: list[str] = []
-
-
 class LineFault(NamedTuple):
     """The fault of a line. path: the place in it, as `$.messages[0].role`. unread: columns that are not read."""
 
@@ -51,17 +33,14 @@ class LineFault(NamedTuple):
     unread: tuple[str, ...] = ()
 
 
-def read_line(line: bytes) -> LineStats | LineFault:
-    """Return the statistics of a line, or its fault."""
+def read_line(line: bytes) -> Row | LineFault:
+    """Return the row on a line, or its fault."""
     try:
-        row = _read(line)
+        return _read(line)
     except Unread as error:
         return LineFault(error.path, error.reason, tuple(error.names))
     except BadRow as error:
         return LineFault(error.path, error.reason)
-    return LineStats(
-        row.messages, row.texts, row.has_images, row.pair, row.shape, row.prompt, row.answered, row.columns
-    )
 
 
 def canonical_line(line: bytes) -> bytes:

@@ -59,8 +59,9 @@ class Unread(BadRow):
 class Row:
     """A row in the form that is trained on. shape: the one that it came in, "" if it is the same.
 
-    data: as JSON. texts: of its messages, tool calls and reasoning. columns: the names of its annotations, and of a
-    prompt's further fields. pair, prompt, answered, has_images, messages: as in `LineStats`.
+    data: as JSON. texts: of its messages, tool calls and reasoning. messages: how many. columns: the names of its
+    annotations, and of a prompt's further fields. has_images: whether it shows any. pair: whether it is a preference
+    pair. prompt: whether its last message is the user's. answered: whether any is of an assistant.
     """
 
     shape: str

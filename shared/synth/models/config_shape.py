@@ -11,7 +11,7 @@ from typing import Any, Literal
 import msgspec
 
 from synth.models.shape import ModelShape
-from synth.models.vision_shape import VisionConfig
+from synth.models.vision_shape import VisionShape
 
 
 class _Family(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,7 +81,7 @@ class _SeeingConfig(msgspec.Struct, kw_only=True):
     """The fields of a vision model's config.json that say its size."""
 
     text_config: _Config
-    vision_config: VisionConfig
+    vision_config: VisionShape
     tie_word_embeddings: bool = False
 
 
@@ -101,7 +101,7 @@ def read_shape(model_dir: Path) -> ModelShape | None:
         if kind in _SEEING:
             seeing = msgspec.json.decode(text, type=_SeeingConfig)
             shape = _language(seeing.text_config, _SEEING[kind], tied=seeing.tie_word_embeddings)
-            return None if shape is None else msgspec.structs.replace(shape, vision=seeing.vision_config.shape())
+            return None if shape is None else msgspec.structs.replace(shape, vision=seeing.vision_config)
         if kind in _FAMILIES:
             language = msgspec.json.decode(text, type=_Config)
             tied = language.tie_word_embeddings

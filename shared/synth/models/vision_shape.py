@@ -6,13 +6,23 @@ from collections.abc import Iterator
 
 import msgspec
 
+_CONFIG_NAMES = {
+    "hidden": "hidden_size",
+    "intermediate": "intermediate_size",
+    "heads": "num_heads",
+    "out": "out_hidden_size",
+    "merge": "spatial_merge_size",
+    "positions": "num_position_embeddings",
+    "deepstack_layers": "deepstack_visual_indexes",
+}
 
-class VisionShape(msgspec.Struct, frozen=True, kw_only=True):
-    """A vision tower with its projector: sizes as in `vision_config`.
 
-    hidden, out: widths of the tower, and of the language model that its features go to. patch_values: numbers in a
-    patch. merge: patches that become one token, on each axis. positions: learned ones. deepstack: layers whose features
-    go to the language model too, each by its own projector.
+class VisionShape(msgspec.Struct, frozen=True, kw_only=True, rename=_CONFIG_NAMES):
+    """A vision tower with its projector, as `vision_config` has their sizes.
+
+    hidden, out: widths of the tower, and of the language model that its features go to. merge: patches that become one
+    token, on each axis. positions: learned ones. deepstack_layers: layers whose features go to the language model too,
+    each by its own projector.
     """
 
     depth: int
@@ -20,10 +30,22 @@ class VisionShape(msgspec.Struct, frozen=True, kw_only=True):
     intermediate: int
     heads: int
     out: int
-    patch_values: int
+    patch_size: int
+    temporal_patch_size: int
+    in_channels: int = 3
     merge: int
     positions: int
-    deepstack: int
+    deepstack_layers: tuple[int, ...]
+
+    @property
+    def patch_values(self) -> int:
+        """Numbers in a patch."""
+        return self.in_channels * self.temporal_patch_size * self.patch_size**2
+
+    @property
+    def deepstack(self) -> int:
+        """How many layers have features that go to the language model too."""
+        return len(self.deepstack_layers)
 
     @property
     def patches_per_token(self) -> int:
@@ -106,36 +128,6 @@ class VisionShape(msgspec.Struct, frozen=True, kw_only=True):
         return self.tower_parameters + self.projector_parameters
 
 
-class VisionConfig(msgspec.Struct, kw_only=True):
-    """The fields of a `vision_config` that say its size."""
-
-    depth: int
-    hidden_size: int
-    intermediate_size: int
-    num_heads: int
-    out_hidden_size: int
-    patch_size: int
-    temporal_patch_size: int
-    spatial_merge_size: int
-    num_position_embeddings: int
-    deepstack_visual_indexes: list[int]
-    in_channels: int = 3
-
-    def shape(self) -> VisionShape:
-        """Return the described shape."""
-        return VisionShape(
-            depth=self.depth,
-            hidden=self.hidden_size,
-            intermediate=self.intermediate_size,
-            heads=self.num_heads,
-            out=self.out_hidden_size,
-            patch_values=self.in_channels * self.temporal_patch_size * self.patch_size**2,
-            merge=self.spatial_merge_size,
-            positions=self.num_position_embeddings,
-            deepstack=len(self.deepstack_visual_indexes),
-        )
-
-
 def hosted_vision(out: int, *, small: bool) -> VisionShape:
     """Return the tower of a hosted base. small: of 2B and 4B; the larger ones share another."""
     depth, hidden, intermediate = (24, 1024, 4096) if small else (27, 1152, 4304)
@@ -145,8 +137,9 @@ def hosted_vision(out: int, *, small: bool) -> VisionShape:
         intermediate=intermediate,
         heads=16,
         out=out,
-        patch_values=3 * 2 * 16**2,
+        patch_size=16,
+        temporal_patch_size=2,
         merge=2,
         positions=48**2,
-        deepstack=3,
+        deepstack_layers=(5, 11, 17) if small else (8, 16, 24),
     )

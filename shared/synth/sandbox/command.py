@@ -10,9 +10,9 @@ import socket
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal, Self
+from typing import Literal, Self, cast
 
 import msgspec
 
@@ -121,7 +121,7 @@ class SandboxedProcess:
             "folder": str(folder),
             "read": read,
             "devices": list(DEVICES),
-            "bounds": _bounds(limits),
+            "bounds": cast(Bounds, asdict(limits)),
             "namespaces": mode == "bubblewrap",
         }
         try:
@@ -257,18 +257,6 @@ async def why_not(mode: Mode) -> str:
     except (SandboxRefused, OSError, Transient) as error:
         return str(error)
     return "" if result.code == 0 else result.errors.decode(errors="replace").strip() or f"exit code {result.code}"
-
-
-def _bounds(limits: Limits) -> Bounds:
-    return {
-        "seconds": limits.seconds,
-        "cpu_s": limits.cpu_s,
-        "map_bytes": limits.map_bytes,
-        "memory_bytes": limits.memory_bytes,
-        "processes": limits.processes,
-        "disk_bytes": limits.disk_bytes,
-        "open_files": limits.open_files,
-    }
 
 
 async def _read(stream: asyncio.StreamReader, most: int, process: SandboxedProcess) -> bytes:

@@ -14,7 +14,8 @@ from transformers import AutoTokenizer
 
 from synth.chat.messages import Conversation, TrainingRow, template_messages
 from synth.chat.template import ChatTemplate
-from synth.datasets.conversations import LineStats, read_line
+from synth.datasets.conversations import read_line
+from synth.datasets.rows import Row
 from synth.inference.api.requests import decode_request
 from synth.inference.api.sampling_plan import build_conversation
 from synth.inference.chat.prompts import ChatFormat, TokenHistory
@@ -255,7 +256,7 @@ def test_what_a_template_does_not_show_is_refused_in_a_file(name: str):
 def test_the_text_that_files_count_is_the_text_that_is_rendered(name: str):
     row = CONVERSATIONS[name]
     checked = read_line(line_of(row))
-    assert isinstance(checked, LineStats), checked
+    assert isinstance(checked, Row), checked
     counted = "".join(checked.texts)
     messages = msgspec.json.decode(line_of(row), type=TrainingRow).messages
     for message, shown in zip(messages, template_messages(messages, thinks=False), strict=True):

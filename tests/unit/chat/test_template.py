@@ -13,7 +13,8 @@ from transformers import AutoTokenizer
 from synth.chat.json_text import MAX_NESTING
 from synth.chat.messages import Conversation, Message, TrainingRow
 from synth.chat.template import ChatTemplate
-from synth.datasets.conversations import LineFault, LineStats, read_line
+from synth.datasets.conversations import LineFault, read_line
+from synth.datasets.rows import Row
 from synth.errors import UserError
 from tests.unit.chat.templates import PLAIN, THINKING, save_tokenizer
 
@@ -107,7 +108,7 @@ def test_what_files_accept_is_never_too_deep_to_be_rendered(tokenizer: Any):
         "tools": [{"name": "f", "parameters": {"a": nested(MAX_NESTING // 2 - 5)}}],
     }
     line = json.dumps(row).encode()
-    assert isinstance(read_line(line), LineStats)
+    assert isinstance(read_line(line), Row)
     template.encode(template.prompt(msgspec.json.decode(line, type=TrainingRow).conversation()))
     deep = {"a": nested(MAX_NESTING)}
     for message, tools in (

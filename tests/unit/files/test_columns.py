@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from synth.chat.messages import PreferenceRow, TrainingRow
 from synth.datasets.check import FileCheck
 from synth.datasets.columns import ANNOTATIONS
-from synth.datasets.conversations import LineStats, canonical_line, read_line
+from synth.datasets.conversations import canonical_line, read_line
+from synth.datasets.rows import Row
 from synth.datasets.sources import read_pieces, without_columns
 from synth.events import FileReady, FileRejected
 
@@ -91,7 +92,7 @@ def trained(row: dict[str, Any]) -> Any:
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: "+".join(row))
 def test_each_row_is_a_good_one(row: dict[str, Any]):
     found = read_line(json.dumps(row).encode())
-    assert isinstance(found, LineStats), found
+    assert isinstance(found, Row), found
 
 
 @given(st.sampled_from(ROWS), NAMES, VALUES, st.data())
@@ -107,7 +108,7 @@ def test_a_key_that_is_added_anywhere_is_used_or_refused_or_counted(
         return
     target[name] = value
     found = read_line(json.dumps(more).encode())
-    if not isinstance(found, LineStats):
+    if not isinstance(found, Row):
         assert found.path.startswith("$")
         return
     if not place and name in found.columns:
@@ -133,14 +134,14 @@ def test_a_key_that_is_moved_elsewhere_is_used_or_refused_or_counted(row: dict[s
         return
     target[name] = origin.pop(name)
     found = read_line(json.dumps(moved).encode())
-    if not isinstance(found, LineStats):
+    if not isinstance(found, Row):
         return
     without = copy.deepcopy(moved)
     target = without
     for step in to:
         target = target[step]
     del target[name]
-    if (not to and name in found.columns) or not isinstance(read_line(json.dumps(without).encode()), LineStats):
+    if (not to and name in found.columns) or not isinstance(read_line(json.dumps(without).encode()), Row):
         return
     assert trained(moved) != trained(without), f"{name!r} at {to} vanished"
 
@@ -158,7 +159,7 @@ def test_a_key_that_is_moved_elsewhere_is_used_or_refused_or_counted(row: dict[s
 )
 def test_a_key_of_a_message_that_is_not_read_is_named(key: str, path: str):
     found = read_line(json.dumps({"messages": [USER, {**SAID, key: {"a": 1}}]}).encode())
-    assert not isinstance(found, LineStats)
+    assert not isinstance(found, Row)
     assert found.path == path
     assert f"`{key}`" in found.reason
 
@@ -167,7 +168,7 @@ def test_a_key_without_a_value_is_no_key():
     dumped = {"refusal": None, "annotations": [], "audio": None, "function_call": None, "tool_calls": None}
     row = {"messages": [USER, {**SAID, **dumped}], "videos": [], "label": None, "Tools": ""}
     found = read_line(json.dumps(row).encode())
-    assert isinstance(found, LineStats), found
+    assert isinstance(found, Row), found
     assert found.columns == []
 
 

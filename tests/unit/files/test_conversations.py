@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from synth.datasets.check import FileCheck
-from synth.datasets.conversations import LineFault, LineStats, read_line
+from synth.datasets.conversations import LineFault, read_line
+from synth.datasets.rows import Row
 from synth.datasets.token_estimate import tokens_in
 from synth.events import FileReady
 from synth.files.image_rows import draft_row
@@ -51,7 +52,7 @@ def chat(*, role: str = "assistant", also: dict[str, Any] | None = None, **messa
 @given(st.binary())
 def test_any_bytes_are_a_row_or_a_problem(line: bytes):
     found = read_line(line)
-    assert isinstance(found, LineStats) or all(found[:2])
+    assert isinstance(found, Row) or all(found[:2])
 
 
 @given(ROW)
@@ -101,7 +102,7 @@ def test_any_file_has_a_verdict(pieces: list[bytes]):
 )
 def test_every_shape_of_the_clients_is_taken(line: bytes, text: str):
     found = read_line(line)
-    assert isinstance(found, LineStats), found
+    assert isinstance(found, Row), found
     assert "".join(found.texts[1:]) == text
     assert not found.has_images
 

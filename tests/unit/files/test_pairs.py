@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from synth.chat.messages import PreferenceRow
-from synth.datasets.conversations import LineStats, canonical_line, read_line
+from synth.datasets.conversations import canonical_line, read_line
+from synth.datasets.rows import Row
 from synth.files.image_rows import draft_row
 from tests.unit.files.test_conversations import CONTENT, MESSAGE
 
@@ -81,12 +82,12 @@ TOOLS = [{"type": "function", "function": {"name": "f"}}]
 def test_every_shape_becomes_the_one_that_is_trained_on(row: dict[str, Any], shape: str, trained: dict[str, Any]):
     line = json.dumps(row).encode()
     found = read_line(line)
-    assert isinstance(found, LineStats), found
+    assert isinstance(found, Row), found
     assert (found.pair, found.shape) == (True, shape)
     written = json.loads(canonical_line(line))
     assert written == trained
     again = read_line(json.dumps(written).encode())
-    assert isinstance(again, LineStats)
+    assert isinstance(again, Row)
     assert again.shape == ""
 
 

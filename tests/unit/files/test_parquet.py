@@ -13,8 +13,9 @@ import pytest
 from pyarrow import parquet
 
 from synth.cli.checking.dataset import check_dataset
-from synth.datasets.conversations import LineStats, read_line
+from synth.datasets.conversations import read_line
 from synth.datasets.parquet import ParquetUnreadable, parquet_lines
+from synth.datasets.rows import Row
 from synth.datasets.sources import read_pieces, source_files
 from synth.errors import UserError
 from tests.image_server import PNG
@@ -54,7 +55,7 @@ def rows_of(path: Path) -> list[dict[str, Any]]:
 def test_rows_come_back_as_they_went_in(tmp_path: Path, rows: list[dict[str, Any]]):
     found = rows_of(write(tmp_path / "a.parquet", rows))
     assert found == rows
-    assert all(isinstance(read_line(json.dumps(row).encode()), LineStats) for row in found)
+    assert all(isinstance(read_line(json.dumps(row).encode()), Row) for row in found)
 
 
 def test_an_image_is_a_data_uri(tmp_path: Path):

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from synth.datasets.check import FileCheck
-from synth.datasets.conversations import LineFault, LineStats, canonical_line, read_line
+from synth.datasets.conversations import LineFault, canonical_line, read_line
+from synth.datasets.rows import Row
 from synth.events import FileReady, FileRejected
 
 USER, SAID = {"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}
@@ -39,13 +40,13 @@ SHAPES: dict[str, dict[str, Any]] = {
 EVERY_SHAPE = pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 
 
-def read(row: Any) -> LineStats | LineFault:
+def read(row: Any) -> Row | LineFault:
     return read_line(json.dumps(row).encode())
 
 
 def trained(row: Any) -> dict[str, Any]:
     found = read(row)
-    assert isinstance(found, LineStats), found
+    assert isinstance(found, Row), found
     return json.loads(canonical_line(json.dumps(row).encode()))
 
 
@@ -117,7 +118,7 @@ def test_tools_that_are_none_are_refused(shape: dict[str, Any], given: dict[str,
 @pytest.mark.parametrize("given", [{"images": ["https://a"]}, {"image": "https://a"}, {"images": "https://a"}])
 def test_images_without_marks_stand_beside_the_conversation(shape: dict[str, Any], given: dict[str, Any]):
     found = read({**shape, **given})
-    assert isinstance(found, LineStats), found
+    assert isinstance(found, Row), found
     assert found.has_images
     assert trained({**shape, **given})["images"] in (["https://a"], "https://a")
 
@@ -194,7 +195,7 @@ def test_two_spellings_that_differ_are_refused(message: dict[str, Any], path: st
 
 def test_several_calls_are_refused_where_a_request_allowed_one():
     row = {"messages": [USER, {"role": "assistant", "tool_calls": [CALL, CALL]}]}
-    assert isinstance(read({**row, "parallel_tool_calls": True}), LineStats)
+    assert isinstance(read({**row, "parallel_tool_calls": True}), Row)
     found = read({**row, "parallel_tool_calls": False})
     assert isinstance(found, LineFault)
     assert found.path == "$.messages[1].tool_calls"
@@ -233,12 +234,12 @@ def test_a_broken_line_has_one_clear_error(line: bytes, reason: str):
 def test_quotes_before_colons_are_no_keys():
     text = '": "a": {"a": 1, "a": 2}'
     found = read({"messages": [{"role": "user", "content": text}, {**SAID, "content": {":": text}}]})
-    assert isinstance(found, LineStats), found
+    assert isinstance(found, Row), found
 
 
 def test_ten_thousand_tools_are_a_row():
     tools = [{"type": "function", "function": {**FUNCTION, "name": f"f{k}"}} for k in range(10_000)]
-    assert isinstance(read({"messages": [USER, SAID], "tools": tools}), LineStats)
+    assert isinstance(read({"messages": [USER, SAID], "tools": tools}), Row)
     assert isinstance(found := read({"messages": [USER, SAID], "tools": [*tools, {}]}), LineFault)
     assert found.path == "$.tools[10000]"
 
@@ -247,7 +248,7 @@ def test_five_megabytes_of_base64_with_line_breaks_are_one_image():
     body = "\n".join(["iVBORw0KGgoAAAANSUhEUgAA" * 3] * 70_000)
     part = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{body}"}}
     found = read({"messages": [{"role": "user", "content": [part]}, SAID]})
-    assert isinstance(found, LineStats)
+    assert isinstance(found, Row)
     assert (found.has_images, sum(map(len, found.texts))) == (True, 1)
 
 

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from synth.chat.messages import TrainingRow
 from synth.datasets.check import FileCheck
-from synth.datasets.conversations import LineStats, canonical_line, read_line
+from synth.datasets.conversations import canonical_line, read_line
+from synth.datasets.rows import Row
 from synth.events import FileReady
 from synth.files.image_rows import draft_row
 from tests.unit.files.test_conversations import CONTENT, JSON, MESSAGE
@@ -80,12 +81,12 @@ CALL = {"from": "function_call", "value": '{"name": "f", "arguments": {"x": 1}}'
 def test_a_row_becomes_the_conversation_that_it_is(row: dict[str, Any], shape: str, trained: dict[str, Any]):
     line = json.dumps(row).encode()
     found = read_line(line)
-    assert isinstance(found, LineStats), found
+    assert isinstance(found, Row), found
     assert (found.shape, found.pair, found.messages) == (shape, False, len(trained["messages"]))
     written = canonical_line(line)
     assert json.loads(written) == trained
     again = read_line(written)
-    assert isinstance(again, LineStats)
+    assert isinstance(again, Row)
     assert again.shape == ""
     assert again.texts == [text.removeprefix("<image>") for text in found.texts]
 

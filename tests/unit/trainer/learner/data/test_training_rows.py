@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from synth.datasets.conversations import LineStats, read_line
+from synth.datasets.conversations import read_line
+from synth.datasets.rows import Row
 from synth.trainer.errors import TrainingFailed
 from synth.trainer.learner.data.sft_dataset import encode_rows, load_tokenizer
 from tests.unit.trainer.sft_rows import training_rows
@@ -49,7 +50,7 @@ def row(**message: Any) -> dict[str, Any]:
 )
 def test_what_the_files_service_accepts_is_trained_on(model_dir: Path, reply: dict[str, Any], trained: str):
     given = row(**reply)
-    assert isinstance(read_line(json.dumps(given).encode()), LineStats)
+    assert isinstance(read_line(json.dumps(given).encode()), Row)
     tokenizer = load_tokenizer(model_dir)
     tokenizer.chat_template = THINKING
     sequences = encode_rows(training_rows([given]), tokenizer, sequence_length=512).sequences
