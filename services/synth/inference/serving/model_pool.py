@@ -14,7 +14,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 
 from synth.errors import Transient
@@ -105,6 +105,7 @@ class _PooledModel:
         return self.trained_by == org or self.leases[org] > 0
 
 
+@dataclass(eq=False)
 class ModelPool:
     """The loaded models of one inference process, at most `max_models`.
 
@@ -112,24 +113,15 @@ class ModelPool:
     load. clock: returns seconds from any starting point.
     """
 
-    def __init__(
-        self,
-        find_files: FindFiles,
-        engine_factory: EngineFactory,
-        *,
-        max_models: int,
-        spare: int = 0,
-        load_timeout: float,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._find_files = find_files
-        self._engine_factory = engine_factory
-        self._max_models = max_models
-        self._spare = spare
-        self._load_timeout = load_timeout
-        self._models: dict[str, _PooledModel] = {}
-        self._clock = clock
-        self._lock = asyncio.Lock()
+    find_files: FindFiles
+    engine_factory: EngineFactory
+    _: KW_ONLY
+    max_models: int
+    spare: int = 0
+    load_timeout: float
+    clock: Callable[[], float] = time.monotonic
+    _models: dict[str, _PooledModel] = field(default_factory=dict[str, _PooledModel])
+    _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     def names(self) -> list[str]:
         """Return the names of the loaded models, training policies included."""
@@ -149,7 +141,7 @@ class ModelPool:
         async with self._lock:
             model = await self._get_alive(name)
             if model is None:
-                model = await self._start_loading(name, lambda: self._engine_factory(files), org, training=True)
+                model = await self._start_loading(name, lambda: self.engine_factory(files), org, training=True)
         return await self._loaded(name, model)
 
     async def release(self, name: str) -> None:
@@ -184,16 +176,16 @@ class ModelPool:
                         name, lambda: self._find_and_load(name), org, training=False, pinned_from=pinned_from
                     )
         model.leases[org] += 1
-        model.last_used = self._clock()
+        model.last_used = self.clock()
         try:
             yield await self._loaded(name, model)
         finally:
             model.leases[org] -= 1
-            model.last_used = self._clock()
+            model.last_used = self.clock()
 
     async def unload_idle(self, seconds: float) -> list[str]:
         """Unload the models that are not trained and that no request used for so many seconds; returns their names."""
-        since = self._clock() - seconds
+        since = self.clock() - seconds
         idle = [(name, model) for name, model in self._models.items() if model.evictable and model.last_used <= since]
         for name, model in idle:
             # Closing the previous model took a while: a request may use this one by now.
@@ -206,7 +198,7 @@ class ModelPool:
         await asyncio.gather(*(self._unload(name, model) for name, model in list(self._models.items())))
 
     async def _find_and_load(self, name: str) -> ServedModel:
-        return await self._engine_factory(await self._find_files(name))
+        return await self.engine_factory(await self.find_files(name))
 
     async def _start_loading(
         self,
@@ -221,22 +213,22 @@ class ModelPool:
         if pinned_from is None:
             self._require_share(name, org, list(rivals.values()))
         # A training policy has room for one pinned version beside it; an idle earlier version is unloaded.
-        if len(rivals) >= (self._max_models if pinned_from is None else 1):
+        if len(rivals) >= (self.max_models if pinned_from is None else 1):
             idle = [(p.last_used, n) for n, p in rivals.items() if p.evictable]
             if not idle:
-                places = f"all {self._max_models} places for a model (SYNTH_MAX_MODELS) are"
+                places = f"all {self.max_models} places for a model (SYNTH_MAX_MODELS) are"
                 taken = places if pinned_from is None else "another version is"
                 raise Transient(f"{taken} in use; {name!r} has to wait", delay=5)
             _, oldest = min(idle)
             await self._unload(oldest, self._models[oldest])
 
         async def bounded() -> ServedModel:
-            seconds = asyncio.timeout(self._load_timeout)
+            seconds = asyncio.timeout(self.load_timeout)
             try:
                 async with seconds:
                     return await load()
             except TimeoutError as error:
-                late = f"{name!r} did not load in {self._load_timeout:g} s (SYNTH_LOAD_TIMEOUT_S)"
+                late = f"{name!r} did not load in {self.load_timeout:g} s (SYNTH_LOAD_TIMEOUT_S)"
                 # A hub or a store may have timed out by itself.
                 why = late if seconds.expired() else f"{name!r} cannot be loaded now: {error!r}"
                 raise Transient(why, delay=30) from error
@@ -249,10 +241,10 @@ class ModelPool:
 
     def _require_share(self, name: str, org: str, placed: list[_PooledModel]) -> None:
         """Raise `Transient` if only spare places are free and the organisation holds a place."""
-        free = self._max_models - sum(not model.evictable for model in placed)
-        if 0 < free <= self._spare and any(model.is_held_by(org) for model in placed):
+        free = self.max_models - sum(not model.evictable for model in placed)
+        if 0 < free <= self.spare and any(model.is_held_by(org) for model in placed):
             raise Transient(
-                f"{name!r} has to wait: the last of {self._max_models} places for a model (SYNTH_MAX_MODELS) is for an "
+                f"{name!r} has to wait: the last of {self.max_models} places for a model (SYNTH_MAX_MODELS) is for an "
                 "organisation that holds none",
                 delay=5,
             )

@@ -12,6 +12,7 @@ import contextlib
 import math
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 
 from nats.errors import Error as NatsError
@@ -20,7 +21,7 @@ from synth.blobs import BlobCorrupt, BlobMissing, BlobStore
 from synth.bus.connection import Connection
 from synth.bus.history.model_leases import leased_trees
 from synth.bus.publish import Fence, Publisher
-from synth.errors import Problem, SynthError
+from synth.errors import SynthError
 from synth.events import (
     BlobExpired,
     BlobRef,
@@ -46,39 +47,35 @@ log = logs.get("announcer")
 KeepSteps = Callable[[list[int]], set[int]]
 
 
+@dataclass(eq=False)
 class Announcer:
-    """Publishes the events of an attempt, each after the blobs that it names."""
+    """Publishes the events of an attempt, each after the blobs that it names.
 
-    def __init__(
-        self,
-        bus: Connection,
-        blobs: BlobStore,
-        fence: Fence,
-        announced: AttemptHistory,
-        *,
-        total: int,
-        model_at: Callable[[int, BlobRef], ModelRef],
-        watch: CollapseWatch | None,
-        provisional: ProvisionalSteps,
-    ) -> None:
-        """total: steps of the job. model_at: returns the served model of a step, given the tree of its checkpoint.
+    total: steps of the job. model_at: returns the served model of a step, given the tree of its checkpoint. watch: None
+    if the job has no collapse watch. provisional: publishes the steps that wait for their checkpoint.
+    """
 
-        watch: None if the job has no collapse watch. provisional: publishes the steps that wait for their checkpoint.
-        """
-        self._model_at = model_at
-        self._bus = bus
-        self._publisher = Publisher(bus)
-        self._blobs = blobs
-        self._fence = fence
-        self._announced = announced
-        self._total = total
-        self._watch = watch
-        self._provisional = provisional
-        self._queued: list[TrainStep] = []
-        self._expiring = asyncio.Lock()
-        self._published_step = 0
-        self._step_published = asyncio.Condition()
-        self._prefix = f"jobs/{fence.job_id}/attempt-{fence.attempt}"
+    bus: Connection
+    blobs: BlobStore
+    fence: Fence
+    announced: AttemptHistory
+    _: KW_ONLY
+    total: int
+    model_at: Callable[[int, BlobRef], ModelRef]
+    watch: CollapseWatch | None
+    provisional: ProvisionalSteps
+    _queued: list[TrainStep] = field(default_factory=list[TrainStep])
+    _expiring: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _published_step: int = 0
+    _step_published: asyncio.Condition = field(default_factory=asyncio.Condition)
+
+    @property
+    def _publisher(self) -> Publisher:
+        return Publisher(self.bus)
+
+    @property
+    def _prefix(self) -> str:
+        return f"jobs/{self.fence.job_id}/attempt-{self.fence.attempt}"
 
     async def announce_resume(self, ready: Ready, reports: dict[int, dict[str, float]]) -> None:
         """Announce the resume from a checkpoint, with its proof, and then the steps that were never announced.
@@ -87,12 +84,12 @@ class Announcer:
         """
         event = TrainResumed(
             step=ready.step,
-            attempt=self._fence.attempt,
+            attempt=self.fence.attempt,
             loss_then=ready.loss_then,
             loss_now=ready.loss_now,
             same_fingerprint=ready.same_fingerprint,
         )
-        await self._publisher.fenced(event, fence=self._fence, id=str(self._fence.attempt))
+        await self._publisher.fenced(event, fence=self.fence, id=str(self.fence.attempt))
         self._published_step = ready.step
         for step, values in sorted(reports.items()):
             self._queue_step(step, values)
@@ -100,14 +97,14 @@ class Announcer:
 
     async def delete_expired_blobs(self) -> None:
         """Delete the blobs of the last `blob.expired`: its attempt may have died before it had deleted them."""
-        await self._delete_but_leased(self._announced.expired_last, trees=self._announced.expired_last)
+        await self._delete_but_leased(self.announced.expired_last, trees=self.announced.expired_last)
 
     async def request_rollouts(self, event: RolloutRequested) -> None:
         """Publish a request of rollouts, unless it was published before."""
         key = (event.mode, event.iteration)
-        if key not in self._announced.requested:
-            await self._publisher.fenced(event, fence=self._fence, id=f"{event.mode}:{event.iteration}")
-            self._announced.add_request(event)
+        if key not in self.announced.requested:
+            await self._publisher.fenced(event, fence=self.fence, id=f"{event.mode}:{event.iteration}")
+            self.announced.add_request(event)
 
     async def announce_step(self, stepped: Stepped, values: dict[str, float], *, kind: str) -> None:
         """Announce the weights of a step, which itself is announced with the checkpoint that covers it.
@@ -118,16 +115,16 @@ class Announcer:
         if stepped.weights is not None:
             key = f"{self._prefix}/policy-{k}.safetensors"
             sha256 = stepped.weights_sha256
-            ref = await self._blobs.put_file(key, Path(stepped.weights), move=True, sha256=sha256)
+            ref = await self.blobs.put_file(key, Path(stepped.weights), move=True, sha256=sha256)
             event = PolicyPublished(
-                version=k, attempt=self._fence.attempt, kind=kind, weights=ref, canary=stepped.canary
+                version=k, attempt=self.fence.attempt, kind=kind, weights=ref, canary=stepped.canary
             )
-            await self._publisher.fenced(event, fence=self._fence, id=f"{self._fence.attempt}:{k}")
-            self._announced.weights[self._fence.attempt, k] = ref
+            await self._publisher.fenced(event, fence=self.fence, id=f"{self.fence.attempt}:{k}")
+            self.announced.weights[self.fence.attempt, k] = ref
             values["seconds_publish"] = time.time() - stepped.trained_at
         event = self._queue_step(k, values)
         if event is not None:
-            self._provisional.add(k, event.values)
+            self.provisional.add(k, event.values)
         async with self._step_published:
             self._published_step = k
             self._step_published.notify_all()
@@ -137,42 +134,42 @@ class Announcer:
 
         Raises `JobFailure` if its weights no longer exist.
         """
-        version, attempt = continues.version, self._fence.attempt
-        if any(known >= version for _, known in self._announced.weights):
+        version, attempt = continues.version, self.fence.attempt
+        if any(known >= version for _, known in self.announced.weights):
             return
-        policy = await read_policy(self._bus, self._fence.org, continues)
+        policy = await read_policy(self.bus, self.fence.org, continues)
         if policy is None:
             what = f"the weights that {continues.job} served after step {continues.step} have expired"
             fix = f"train from its checkpoint: [model] source = {continues.model!r}"
-            raise JobFailure("not_continued", Problem(what=what, fix=fix))
-        file = await self._blobs.fetch(policy.weights, work_dir / f"continued-{version}.safetensors")
-        ref = await self._blobs.put_file(f"{self._prefix}/policy-{version}.safetensors", file)
+            raise JobFailure("not_continued", what, fix=fix)
+        file = await self.blobs.fetch(policy.weights, work_dir / f"continued-{version}.safetensors")
+        ref = await self.blobs.put_file(f"{self._prefix}/policy-{version}.safetensors", file)
         event = PolicyPublished(version=version, attempt=attempt, kind=policy.kind, weights=ref, canary=policy.canary)
-        await self._publisher.fenced(event, fence=self._fence, id=f"{attempt}:{version}")
-        self._announced.weights[attempt, version] = ref
+        await self._publisher.fenced(event, fence=self.fence, id=f"{attempt}:{version}")
+        self.announced.weights[attempt, version] = ref
 
     async def publish_model(self, ref: ModelRef, *, kind: str, step: int) -> None:
         """Publish the finished model."""
         event = ModelPublished(model=ref, kind=kind, step=step)
-        await self._publisher.fenced(event, fence=self._fence, id="model")
+        await self._publisher.fenced(event, fence=self.fence, id="model")
 
     async def store_model(self, directory: Path) -> BlobRef:
         """Store the files of the finished model."""
-        tree, _ = await self._blobs.put_tree(f"{self._prefix}/model", directory, move=True)
+        tree, _ = await self.blobs.put_tree(f"{self._prefix}/model", directory, move=True)
         return tree
 
     async def expire_weights(self, *, keep_versions: int, pinned: set[int]) -> None:
         """Delete weights that are older than the last `keep_versions`. pinned: versions that an evaluation reads."""
-        newest = max((version for _, version in self._announced.weights), default=0)
-        latest = {version: attempt for attempt, version in sorted(self._announced.weights)}
+        newest = max((version for _, version in self.announced.weights), default=0)
+        latest = {version: attempt for attempt, version in sorted(self.announced.weights)}
         old = [
             (attempt, version)
-            for attempt, version in self._announced.weights
+            for attempt, version in self.announced.weights
             if version not in pinned and (version <= newest - keep_versions or attempt < latest[version])
         ]
-        await self._expire([self._announced.weights[key].uri for key in old])
+        await self._expire([self.announced.weights[key].uri for key in old])
         for key in old:
-            del self._announced.weights[key]
+            del self.announced.weights[key]
 
     async def store_checkpoint(self, written: Saved, *, keep: KeepSteps) -> None:
         """Store and announce a checkpoint and every step that it covers; delete the checkpoints that it supersedes.
@@ -184,34 +181,34 @@ class Announcer:
         async with self._step_published:
             await self._step_published.wait_for(lambda: self._published_step >= written.step)
         step, prefix = written.step, f"{self._prefix}/checkpoint-{written.step}"
-        tree, manifest = await self._blobs.put_tree(prefix, Path(written.folder), move=True, sha256=written.sha256)
+        tree, manifest = await self.blobs.put_tree(prefix, Path(written.folder), move=True, sha256=written.sha256)
         saved = CheckpointSaved(
             step=step,
             version=step,
-            attempt=self._fence.attempt,
+            attempt=self.fence.attempt,
             tree=tree,
             size=manifest.size,
-            model=self._model_at(step, tree),
+            model=self.model_at(step, tree),
         )
-        await self._publisher.fenced(saved, fence=self._fence, id=f"{self._fence.attempt}:{step}")
-        self._announced.checkpoints.append(saved)
+        await self._publisher.fenced(saved, fence=self.fence, id=f"{self.fence.attempt}:{step}")
+        self.announced.checkpoints.append(saved)
         await self._announce_queued_steps(up_to=step)
         await self._expire_checkpoints(keep)
 
     async def _expire_checkpoints(self, keep: KeepSteps) -> None:
-        kept = keep([c.step for c in self._announced.checkpoints])
-        old = [c for c in self._announced.checkpoints if c.step not in kept]
+        kept = keep([c.step for c in self.announced.checkpoints])
+        old = [c for c in self.announced.checkpoints if c.step not in kept]
         leased = await self._leased([c.tree.uri for c in old])
         old = [c for c in old if c.tree.uri not in leased]
         uris: list[str] = []
         for checkpoint in old:
             # An earlier attempt announced that it expired, and may have died while it deleted it.
             with contextlib.suppress(BlobMissing, BlobCorrupt):
-                manifest = await self._blobs.manifest(checkpoint.tree)
+                manifest = await self.blobs.manifest(checkpoint.tree)
                 uris += [ref.uri for ref in manifest.files.values()] + [checkpoint.tree.uri]
         expired = [c.tree.uri for c in old]
         await self._expire(uris, trees=expired)
-        self._announced.checkpoints = [c for c in self._announced.checkpoints if c.tree.uri not in expired]
+        self.announced.checkpoints = [c for c in self.announced.checkpoints if c.tree.uri not in expired]
 
     async def _expire(self, uris: list[str], *, trees: Sequence[str] = ()) -> None:
         """Announce the blobs that expire. trees: the manifests among them."""
@@ -220,44 +217,44 @@ class Announcer:
         # A resume deletes the blobs that the last of these events names again, so only one is published at a time.
         async with self._expiring:
             event = BlobExpired(uris=uris)
-            await self._publisher.fenced(event, fence=self._fence, id=f"{self._fence.attempt}:{uris[0]}")
+            await self._publisher.fenced(event, fence=self.fence, id=f"{self.fence.attempt}:{uris[0]}")
             await self._delete_but_leased(uris, trees=trees)
 
     async def _delete_but_leased(self, uris: list[str], *, trees: Sequence[str]) -> None:
         """Delete blobs that have expired, but for trees that were leased just before: who leased one has found it."""
         leased = await self._leased(trees)
-        spared = leased | {uri for tree in leased for uri in await self._blobs.files_of_tree(tree)}
-        await self._blobs.delete([uri for uri in uris if uri not in spared])
+        spared = leased | {uri for tree in leased for uri in await self.blobs.files_of_tree(tree)}
+        await self.blobs.delete([uri for uri in uris if uri not in spared])
 
     async def _leased(self, trees: Sequence[str]) -> set[str]:
         """Return the trees that other jobs need, or all of them if the leases cannot be read, so that none expires."""
         if not trees:
             return set()
         try:
-            return await leased_trees(self._bus, self._fence.org, self._fence.job_id, trees)
+            return await leased_trees(self.bus, self.fence.org, self.fence.job_id, trees)
         except (SynthError, NatsError, OSError) as error:
             # The attempt continues: the next checkpoint deletes the trees that are kept now.
-            log.warning("nothing expires, as leases cannot be read", job=self._fence.job_id, error=repr(error))
+            log.warning("nothing expires, as leases cannot be read", job=self.fence.job_id, error=repr(error))
             return set(trees)
 
     def _queue_step(self, step: int, values: dict[str, float]) -> TrainStep | None:
         """Queue the event of a step until its checkpoint is saved. Returns None if the step is already in the log."""
-        if step <= self._announced.last_step:
+        if step <= self.announced.last_step:
             return None
         # JSON has no NaN: a value that is not finite would make the whole event unreadable.
         finite = {name: value for name, value in values.items() if math.isfinite(value)}
-        event = TrainStep(step=step, of=self._total, attempt=self._fence.attempt, values=finite)
+        event = TrainStep(step=step, of=self.total, attempt=self.fence.attempt, values=finite)
         self._queued.append(event)
-        if self._watch is not None:
-            self._watch.add_step(event)
+        if self.watch is not None:
+            self.watch.add_step(event)
         return event
 
     async def _announce_queued_steps(self, *, up_to: int) -> None:
         covered = [event for event in self._queued if event.step <= up_to]
         for event in covered:
-            await self._publisher.fenced(event, fence=self._fence, id=str(event.step))
-            self._announced.last_step = event.step
-            if self._watch is not None:
-                await self._watch.announce(event.step)
+            await self._publisher.fenced(event, fence=self.fence, id=str(event.step))
+            self.announced.last_step = event.step
+            if self.watch is not None:
+                await self.watch.announce(event.step)
         self._queued = [event for event in self._queued if event.step > up_to]
-        self._provisional.clear(up_to=up_to)
+        self.provisional.clear(up_to=up_to)

@@ -9,8 +9,11 @@ from synth.estimates.verdict import Verdict
 class JobFailure(Exception):
     """The job cannot succeed, however often it is tried: the owner ends it with this code, problem and verdict."""
 
-    def __init__(self, code: str, problem: Problem, *, verdict: Verdict | None = None) -> None:
-        super().__init__(problem.text())
+    def __init__(
+        self, code: str, problem: str | Problem, *, expected: str = "", fix: str = "", verdict: Verdict | None = None
+    ) -> None:
+        """problem: as a text, which has the further parts of a `Problem`; or one."""
+        self.problem = Problem(what=problem, expected=expected, fix=fix) if isinstance(problem, str) else problem
+        super().__init__(self.problem.text())
         self.code = code
-        self.problem = problem
         self.verdict = verdict

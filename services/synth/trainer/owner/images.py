@@ -14,7 +14,7 @@ import msgspec
 
 from synth.blobs import BlobCorrupt, BlobMissing, BlobStore, blob_key
 from synth.chat.messages import TrainingMessage, TrainingRow
-from synth.errors import Problem, UserError
+from synth.errors import UserError
 from synth.events import BlobRef
 from synth.trainer.owner.errors import JobFailure
 from synth.trainer.row_images import digest_of, shown_blobs
@@ -117,7 +117,7 @@ def dataset_images(dataset: Path, *, most: int) -> list[str]:
                 row = _rows.decode(line)
                 uris |= dict.fromkeys(shown_blobs([*row.messages, *row.chosen, *row.rejected], most=most))
             except UserError as error:
-                raise JobFailure("bad_dataset", Problem(what=f"row {number}: {error}")) from error
+                raise JobFailure("bad_dataset", f"row {number}: {error}") from error
             except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
                 continue
     return list(uris)
@@ -138,9 +138,7 @@ def _link(blob: Path, target: Path, uri: str) -> str:
 def _unusable(uri: str, why: str) -> JobFailure:
     return JobFailure(
         "bad_image",
-        Problem(
-            what=f"the image {uri} {why}",
-            expected="every image of the dataset and of the rollouts in the blob store",
-            fix="upload the file again, or run the job again",
-        ),
+        f"the image {uri} {why}",
+        expected="every image of the dataset and of the rollouts in the blob store",
+        fix="upload the file again, or run the job again",
     )

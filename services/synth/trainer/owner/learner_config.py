@@ -91,9 +91,7 @@ async def fetch_checkpoint(attempt: Attempt) -> Path | None:
         announced.go_on_from(saved)
         return folder
     what = f"no checkpoint of the job is whole: {'; '.join(damage)}"
-    raise JobFailure(
-        "bad_checkpoint", Problem(what=what, fix="restore the blob store from a backup, and resume the job")
-    )
+    raise JobFailure("bad_checkpoint", what, fix="restore the blob store from a backup, and resume the job")
 
 
 def _turn(attempt: Attempt) -> TurnConfig | None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from synth.bus.publish import Publisher
-from synth.errors import Problem, Transient
+from synth.errors import Transient
 from synth.estimates.verdict import Verdict
 from synth.events import (
     BlobRef,
@@ -388,6 +388,6 @@ async def _recv(learner: LearnerProcess, silence: Callable[[str], float], *kinds
     if isinstance(message, Failed) and message.code == CHECKPOINT_FAILED:
         raise LearnerStopped(f"a checkpoint could not be written: {message.detail}")
     if isinstance(message, Failed):
-        raise JobFailure(message.code, Problem(what=message.detail))
+        raise JobFailure(message.code, message.detail)
     assert isinstance(message, kinds)
     return message

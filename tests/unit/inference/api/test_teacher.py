@@ -16,7 +16,7 @@ from synth.inference.api.app import build_api
 from synth.inference.chat.prompts import ChatFormat
 from synth.inference.engines.transformers import TransformersEngine
 from synth.inference.recording.recorder import Recorder
-from synth.inference.serving.teacher import check_same_tokenizer
+from synth.inference.serving.router import check_same_tokenizer
 from synth.inference.tokenizers import load_tokenizer
 from synth.keys import read_cid
 from synth.local.tiny_models.qwen3 import make_tiny_qwen3
