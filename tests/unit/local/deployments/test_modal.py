@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from modal_proto import api_pb2
 
+from tests.forked_cli import forked_cli
 from tests.unit.cli.test_command_line import CLEAN
 from tests.unit.cli.test_serve import ONE
 from tests.unit.local.deployments.modal_server import TOKEN, URL, ModalServer, modal_server
@@ -62,18 +63,16 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def run(folder: Path, modal: ModalServer, *arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
+def environment(folder: Path, modal: ModalServer, **env: str) -> dict[str, str]:
     names = ("MODAL_SERVER_URL", "MODAL_TOKEN_ID", "MODAL_TOKEN_SECRET", "MODAL_CONFIG_PATH", "BACKEND_BASE_URL")
     values = (modal.url, *TOKEN, str(folder / "modal.toml"), "http://127.0.0.1:9")
-    # No time-out of its own: Modal's SDK tries for a minute to reach a server.
-    return subprocess.run(
-        [sys.executable, "-m", "synth.cli", "deploy", *arguments],
-        cwd=folder,
-        env=CLEAN | dict(zip(names, values, strict=True)) | {"XDG_CONFIG_HOME": str(folder / "config")} | env,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    return CLEAN | dict(zip(names, values, strict=True)) | {"XDG_CONFIG_HOME": str(folder / "config")} | env
+
+
+def run(folder: Path, modal: ModalServer, *arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
+    # Modal's SDK tries for a minute to reach a server.
+    command = ["deploy", *arguments]
+    return forked_cli().run(command, folder=folder, environment=environment(folder, modal, **env), timeout=120)
 
 
 def deploy(folder: Path, modal: ModalServer, *flags: str, **env: str) -> subprocess.CompletedProcess[str]:
@@ -230,7 +229,15 @@ def test_without_the_sdk_it_says_how_to_install_it(folder: Path, modal: ModalSer
     """A hook stands for an environment without the package: it cannot be taken out of this one."""
     (folder / "hook").mkdir()
     (folder / "hook" / "sitecustomize.py").write_text(WITHOUT_MODAL)
-    done = deploy(folder, modal, PYTHONPATH=f"{folder / 'hook'}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    hooked = f"{folder / 'hook'}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
+    done = subprocess.run(
+        [sys.executable, "-m", "synth.cli", "deploy", "one", "--to", "modal"],
+        cwd=folder,
+        env=environment(folder, modal, PYTHONPATH=hooked),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     refused(done, 2, "Modal's SDK is not installed here", "pip install modal")
     assert modal.calls == []
 
