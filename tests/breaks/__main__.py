@@ -26,12 +26,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.breaks", description=__doc__)
     parser.add_argument("only", nargs="*", help="words of the names of the breaks to run; all of them by default")
     parser.add_argument("--tree", type=Path, default=ROOT, help="the checkout to copy and break")
+    parser.add_argument("--trust", action="store_true", help="do not run the tests without a break first")
     arguments = parser.parse_args()
     tree: Path = arguments.tree.resolve()
     chosen = [b for b in BREAKS if not arguments.only or any(word in b.name for word in arguments.only)]
     with tempfile.TemporaryDirectory(prefix="breaks-") as folder:
         copy = _copy(tree, Path(folder) / "tree")
-        _require_green(copy, chosen)
+        if not arguments.trust:
+            _require_green(copy, chosen)
         missed = [b.name for b in chosen if not _is_caught(copy, b)]
     Console().print(f"{len(chosen) - len(missed)} of {len(chosen)} breaks caught")
     sys.exit(1 if missed else 0)

@@ -13,11 +13,13 @@ from typing import Any
 
 import pytest
 
+from tests.forked_cli import forked_cli
 from tests.unit.cli.backend import Answer, Request, backend_that
 from tests.unit.cli.test_command_line import CLEAN
 
 ROWS = b'{"messages": [{"role": "user", "content": "a\xe2\x80\xa8b"}, {"role": "assistant", "content": "c"}]}\n' * 1000
 FILE = {"id": "file_1", "object": "file", "purpose": "fine-tune", "bytes": 1, "created_at": "2026-01-01T00:00:00Z"}
+NO_BACKEND = {"BACKEND_BASE_URL": "http://127.0.0.1:9", "SYNTH_API_KEY": "k"}
 READY = FILE | {"filename": "x", "status": "ready", "rows": 1000, "sha256": "0"}
 
 
@@ -93,7 +95,6 @@ def test_the_copy_of_a_pipe_does_not_stay(folder: Path, tmp_path_factory: pytest
         ("nothing.jsonl", "there is no such file"),
         ("socket", "it is a socket"),
         ("/dev/zero", "it is a device"),
-        ("<(true)", "the file is empty"),
         ("folder", "the folder holds no rows"),
         ("rows.jsonl/x", "cannot be read (Not a directory)"),
     ],
@@ -108,9 +109,16 @@ def test_what_is_no_dataset_is_named(folder: Path, path: str, problem: str):
             bound.bind("socket")
         finally:
             os.chdir(here)
-        done = run(f"synthctl files upload {path}", folder, BACKEND_BASE_URL="http://127.0.0.1:9", SYNTH_API_KEY="k")
+        environment = CLEAN | NO_BACKEND
+        done = forked_cli().run(["files", "upload", path], folder=folder, environment=environment, timeout=60)
     assert done.returncode == 2, done.stderr
-    assert problem in done.stderr.decode()
+    assert problem in done.stderr
+
+
+def test_a_pipe_without_a_row_is_empty(folder: Path):
+    done = run("synthctl files upload <(true)", folder, **NO_BACKEND)
+    assert done.returncode == 2, done.stderr
+    assert b"the file is empty" in done.stderr
 
 
 @pytest.mark.parametrize("job", ["<(cat sft.toml)", "- < sft.toml", "/dev/stdin < sft.toml", "/dev/fd/3 3< sft.toml"])

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import fcntl
+import os
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -27,9 +29,17 @@ def reference(model_dir: Path) -> Any:
 
 @pytest.fixture(scope="session")
 def memorised_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("memorised-qwen3")
-    save_tiny_model(path)
-    teach(path)
+    base = tmp_path_factory.getbasetemp()
+    # The folder of a worker of xdist is beside the others'.
+    shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+    path = shared / "memorised-qwen3"
+    with open(shared / "memorised-qwen3.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not path.exists():
+            partial = tmp_path_factory.mktemp("partial") / path.name
+            save_tiny_model(partial)
+            teach(partial)
+            partial.rename(path)
     return path
 
 

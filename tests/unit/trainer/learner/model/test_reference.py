@@ -39,13 +39,14 @@ def rounded(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture
-def adapter(model_dir: Path, tmp_path: Path) -> Path:
-    """An adapter that a job starts from."""
+@pytest.fixture(scope="module")
+def adapter(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An adapter that jobs start from."""
     trainer = trainer_for(model_dir, mode="lora", kl_beta=0.0, reference="none")
     trained(trainer, range(1, 3))
-    trainer.policy.write_model(tmp_path / "adapter")
-    return tmp_path / "adapter"
+    folder = tmp_path_factory.mktemp("adapters") / "adapter"
+    trainer.policy.write_model(folder)
+    return folder
 
 
 @pytest.mark.parametrize(
