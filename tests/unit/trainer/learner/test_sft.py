@@ -121,3 +121,11 @@ def test_the_learning_rate_warms_up_and_ends_at_its_floor(schedule: str, end: fl
     assert lrs[:5] == pytest.approx([0.2, 0.4, 0.6, 0.8, 1.0])
     assert lrs[-1] == pytest.approx(end)
     assert (np.diff(lrs[4:]) <= 0).all()
+
+
+@pytest.mark.parametrize(("schedule", "half"), [("constant", 1.0), ("linear", 0.55), ("cosine", 0.55)])
+def test_the_learning_rate_is_half_way_down_in_the_middle_of_the_steps_after_the_warm_up(
+    schedule: str, half: float
+) -> None:
+    job = sft_job(lr=1.0, schedule=schedule, min_lr_ratio=0.1, warmup_steps=10)
+    assert [learning_rate(job, step, 110) for step in (10, 60)] == pytest.approx([1.0, half])

@@ -42,6 +42,24 @@ def test_bins_are_full_and_their_attention_is_balanced() -> None:
     assert max(cost) < 1.5 * min(cost)
 
 
+@pytest.mark.parametrize("packing", ["packed", "padded"])
+def test_each_trained_token_is_predicted_from_the_one_before_it(packing: Packing) -> None:
+    sequences = Sequences(
+        np.array([10, 11, 12, 20, 21], np.int32), np.array([0, 1, 0, 1, 1], np.float32), np.array([0, 3, 5])
+    )
+    micro = collate(sequences, [0, 1], packing=packing)
+    # The first token of a sequence is predicted from nothing, and 12 has no weight.
+    assert micro.source_N.tolist() == [1, 4]
+    assert micro.target_N.tolist() == [11, 21]
+    assert micro.input_ids_BL.flatten()[micro.predict_N].tolist() == [10, 20]
+    assert micro.cu_seqlens.tolist() == [0, 1, 2]
+    if packing == "packed":
+        assert micro.position_ids_BL is not None
+        assert micro.position_ids_BL.tolist() == [[0, 1, 2, 0, 1]]
+    else:
+        assert micro.input_ids_BL.tolist() == [[10, 11, 12], [20, 21, 0]]
+
+
 def _sequences(seed: int = 0) -> Sequences:
     batch = random_batch(1, seed=seed)
     return Sequences(batch.tokens, batch.loss_mask.astype(np.float32), batch.cu_seqlens)
