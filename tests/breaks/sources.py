@@ -21,3 +21,9 @@ def place_of(text: str, modules: Mapping[Path, str]) -> Path:
         where = ", ".join(path.name for path in places) or "no module"
         raise LookupError(f"{where} has this text; expected one place; change tests/breaks/table.py: {text}")
     return places[0]
+
+
+def has_test(root: Path, test: str) -> bool:
+    """Return whether a file of tests exists, with the function that follows `::`, if any."""
+    path, _, function = test.partition("::")
+    return (root / path).exists() and (not function or f"def {function}(" in (root / path).read_text())

@@ -10,7 +10,7 @@ class Break:
     """A defect in one line.
 
     name: the guarantee that it removes. text: of one line, or a part of it; it occurs once in the product.
-    becomes: its replacement. tests: files of tests, of which one must fail.
+    becomes: its replacement. tests: files or functions of tests, of which one must fail.
     """
 
     name: str
@@ -95,20 +95,20 @@ BREAKS = (
         "a command in the sandbox has at most its memory",
         "if memory is not None and resident_bytes(pids, limit=memory) > memory:",
         "if memory is None:",
-        ("tests/unit/sandbox/test_escapes.py",),
+        ("tests/unit/sandbox/test_escapes.py::test_what_is_over_a_limit_is_ended_with_all_its_processes",),
     ),
     # The log.
     Break(
         "an earlier owner appends nothing",
         "headers = {EXPECTED: str(fence.seq), EXPECTED_SUBJECT: fence.subject} | _ttl(ttl)",
         "headers = _ttl(ttl)",
-        ("tests/service/bus/test_job_log.py",),
+        ("tests/service/bus/test_job_log.py::test_a_zombie_attempt_cannot_commit",),
     ),
     Break(
         "a retried append has the id of the first one",
         '{MSG_ID: f"{subject}:{id}", SCHEMA: str(spec_of(event).version)',
         '{MSG_ID: f"{subject}:{time.time()}", SCHEMA: str(spec_of(event).version)',
-        ("tests/service/bus/test_job_log.py",),
+        ("tests/service/bus/test_job_log.py::test_the_same_publish_twice_is_one_event",),
     ),
     Break(
         "a cancelled job has ended",
@@ -157,7 +157,7 @@ BREAKS = (
         "too old a sequence is not trained",
         "return np.maximum.reduceat(lag_T, batch.cu_seqlens[:-1]) <= self.job.max_staleness",
         "return np.maximum.reduceat(lag_T, batch.cu_seqlens[:-1]) <= self.job.max_staleness + 1",
-        (f"{_LEARNER}/test_rl.py",),
+        (f"{_LEARNER}/test_rl.py::test_a_sequence_that_is_too_stale_is_counted_and_not_trained",),
     ),
     # Training.
     Break(
@@ -188,19 +188,28 @@ BREAKS = (
         "positions begin again with each packed sequence",
         'positions = np.concatenate([np.arange(n) for n in lengths]) if packing == "packed" else None',
         'positions = np.arange(width) if packing == "packed" else None',
-        (f"{_LEARNER}/data/test_packing.py",),
+        (
+            f"{_LEARNER}/data/test_packing.py::test_each_trained_token_is_predicted_from_the_one_before_it",
+            f"{_LEARNER}/data/test_packing.py",
+        ),
     ),
     Break(
         "a token is predicted from the one before it",
         "predicts.append(trained - start - 1 + offset)",
         "predicts.append(trained - start + offset)",
-        (f"{_LEARNER}/data/test_packing.py",),
+        (
+            f"{_LEARNER}/data/test_packing.py::test_each_trained_token_is_predicted_from_the_one_before_it",
+            f"{_LEARNER}/data/test_packing.py",
+        ),
     ),
     Break(
         "only weighted tokens are trained",
         "return start + 1 + np.flatnonzero(self.weights[start + 1 : end])",
         "return np.arange(start + 1, end)",
-        (f"{_LEARNER}/data/test_packing.py",),
+        (
+            f"{_LEARNER}/data/test_packing.py::test_each_trained_token_is_predicted_from_the_one_before_it",
+            f"{_LEARNER}/data/test_packing.py",
+        ),
     ),
     Break(
         "a merged adapter is scaled by its rank",
@@ -218,7 +227,7 @@ BREAKS = (
         "a resumed run has the optimizer's moments",
         "self._moments[name].load(kind, value)",
         "self._moments[name].load(kind, value * 0)",
-        (f"{_LEARNER}/optim/test_optimizers.py",),
+        (f"{_LEARNER}/optim/test_optimizers.py::test_a_run_that_resumes_has_the_bytes_of_one_that_went_through",),
     ),
     Break(
         "a resumed run has the state of torch's generator",
@@ -230,6 +239,10 @@ BREAKS = (
         "warm-up ends where the decay begins",
         "progress = (step - warmup) / max(1, total - warmup)",
         "progress = step / max(1, total)",
-        (f"{_LEARNER}/test_sft.py",),
+        (
+            f"{_LEARNER}/test_sft.py::"
+            "test_the_learning_rate_is_half_way_down_in_the_middle_of_the_steps_after_the_warm_up",
+            f"{_LEARNER}/test_sft.py",
+        ),
     ),
 )

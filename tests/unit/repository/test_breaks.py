@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.breaks.sources import ROOT, place_of, read_sources
+from tests.breaks.sources import ROOT, has_test, place_of, read_sources
 from tests.breaks.table import BREAKS
 
 
@@ -24,7 +24,7 @@ def test_each_break_has_a_name_of_its_own_and_unit_tests_before_slower_ones():
     assert len({each.name for each in BREAKS}) == len(BREAKS)
     for each in BREAKS:
         assert each.tests
-        assert [test for test in each.tests if not (ROOT / test).exists()] == [], each.name
+        assert [test for test in each.tests if not has_test(ROOT, test)] == [], each.name
         assert list(each.tests) == sorted(each.tests, key=lambda test: not test.startswith("tests/unit/")), each.name
 
 
