@@ -153,12 +153,11 @@ def python_files(*folders: str) -> list[Path]:
 @cache
 def prose_of(file: Path) -> str:
     """The docstrings and comments of a Python file."""
-    comments = [
-        token.string.lstrip("#: ")
-        for token in tokenize.generate_tokens(io.StringIO(file.read_text()).readline)
-        if token.type == tokenize.COMMENT
-    ]
-    return "\n".join([*(str(text.value) for text in _docstrings(_tree(file))), *comments])
+    text = file.read_text()
+    # Python's own tokenizer takes as long as everything else here.
+    tokens = tokenize.generate_tokens(io.StringIO(text).readline) if "#" in text else ()
+    comments = [token.string.lstrip("#: ") for token in tokens if token.type == tokenize.COMMENT]
+    return "\n".join([*(str(docstring.value) for docstring in _docstrings(_tree(file))), *comments])
 
 
 def _docstrings(tree: ast.Module) -> Iterator[ast.Constant]:

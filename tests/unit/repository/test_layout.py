@@ -30,10 +30,6 @@ def repository(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_this_repository_keeps_to_the_layout():
-    assert layout.violations() == []
-
-
 def test_a_repository_that_keeps_to_the_rules_has_no_violations(repository: Path):
     assert layout.violations(repository) == []
 
