@@ -39,7 +39,7 @@ CAUSAL_TYPES = frozenset(_CAUSAL.split())
 _RESCALED = ("final_logit_softcapping", "logit_scale", "logits_scaling", "lm_head_multiplier")
 
 #: Keys of a config that say how many experts a layer has.
-_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
+_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 
 
 def has_experts(config: dict[str, Any]) -> bool:

@@ -10,9 +10,13 @@ from torch import Tensor
 
 from synth.weights.durable import atomic_folder
 from synth.weights.policy_file import WeightsError, merge_lora
+from synth.weights.published_names import published_parts
 from synth.weights.tensor_file import load_tensors, save_tensors
 
 __all__ = ["WeightsError", "write_merged_model"]
+
+#: Of each name in an adapter's file, by peft.
+_PREFIX = "base_model.model."
 
 
 def write_merged_model(base: Path, adapter: Path, target: Path) -> None:
@@ -32,4 +36,26 @@ def write_merged_model(base: Path, adapter: Path, target: Path) -> None:
         for file in base.iterdir():
             if file.is_file() and not file.name.endswith((".safetensors", ".safetensors.index.json")):
                 shutil.copy(file, partial / file.name)
-        save_tensors(partial / "model.safetensors", merge_lora(weights, deltas, config), header={"format": "pt"})
+        merged = merge_lora(weights, _in_names_of(base, weights, deltas), config)
+        save_tensors(partial / "model.safetensors", merged, header={"format": "pt"})
+
+
+def _in_names_of(base: Path, weights: dict[str, Tensor], adapter: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return an adapter with the names that the layers have in the files of its base.
+
+    A few types name a layer otherwise in memory, such as the shared experts of hy_v3.
+    """
+    stems = {name: name.removeprefix(_PREFIX).partition(".lora_")[0] for name in adapter}
+    if all(f"{stem}.weight" in weights for stem in stems.values()):
+        return adapter
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(base, local_files_only=True))
+    parts = published_parts(model, {name: tensor.shape for name, tensor in model.state_dict().items()})
+    names = {name: of_file[0][0].removesuffix(".weight") for name, of_file in parts.items() if of_file}
+    return {
+        f"{_PREFIX}{names.get(f'{stem}.weight', stem)}{name.removeprefix(_PREFIX + stem)}": adapter[name]
+        for name, stem in stems.items()
+    }

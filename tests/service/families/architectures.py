@@ -168,6 +168,11 @@ def save_architecture(path: Path, architecture: Architecture, **sizes: Any) -> N
     tokenizer.save_pretrained(path)
 
 
+def save_tokenizer(path: Path, architecture: Architecture) -> None:
+    """Write its tokenizer and template alone."""
+    _tokenizer(architecture).save_pretrained(path)
+
+
 def save_config(path: Path, architecture: Architecture, **sizes: Any) -> None:
     """Write the config.json of such a folder alone."""
     _config(architecture, **sizes).save_pretrained(path)

@@ -85,8 +85,9 @@ def test_a_family_that_is_unknown_is_named(tmp_path: Path) -> None:
         registry.find("model")
 
 
-def test_a_model_with_experts_is_told_from_a_dense_one(tmp_path: Path) -> None:
-    assert folder(tmp_path, {}, model_type="gpt_oss", num_local_experts=32).find("model").experts
+@pytest.mark.parametrize(("kind", "key"), [("gpt_oss", "num_local_experts"), ("ernie4_5_moe", "moe_num_experts")])
+def test_a_model_with_experts_is_told_from_a_dense_one(kind: str, key: str, tmp_path: Path) -> None:
+    assert folder(tmp_path, {}, model_type=kind, **{key: 32}).find("model").experts
     assert Registry().find("Qwen/Qwen3-30B-A3B").experts
     assert not Registry().find("Qwen/Qwen3-8B").experts
 

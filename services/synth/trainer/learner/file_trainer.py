@@ -186,8 +186,8 @@ class FileTrainer(ABC, Generic[DataT, JobT]):
     def collate(self, sequences: Sequences, indices: list[int], *, dummy: bool) -> MicroBatch:
         """Return a micro-batch of these sequences."""
         policy = self.policy
-        packing = self.job.packing
-        return collate(sequences, indices, packing=packing, device=policy.device, images=policy.images, dummy=dummy)
+        layout = policy.layout
+        return collate(sequences, indices, packing=layout, device=policy.device, images=policy.images, dummy=dummy)
 
 
 def train_file(

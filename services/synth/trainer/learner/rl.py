@@ -228,14 +228,14 @@ class RlTrainer:
             plan = plan_micro_batches(
                 sequences.lengths(indices),
                 budget=self.job.micro_batch_tokens,
-                packing=self.job.packing,
+                packing=self.policy.layout,
                 num_ranks=process_group.size,
             )
             micro_batches = [
                 collate(
                     sequences,
                     micro_batch_indices,
-                    packing=self.job.packing,
+                    packing=self.policy.layout,
                     device=self.policy.device,
                     images=self.policy.images,
                     dummy=dummy,

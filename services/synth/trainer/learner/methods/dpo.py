@@ -131,7 +131,7 @@ class DpoTrainer(FileTrainer[PairDataset[SequenceSource], DpoJob]):
         self, data: PairDataset[SequenceSource], pairs: list[int], progress: Callable[[int, int], None]
     ) -> Iterator[_PairBatch]:
         """Yield the micro-batches of this rank, and report progress after each."""
-        group, packing = self.policy.process_group, self.job.packing
+        group, packing = self.policy.process_group, self.policy.layout
         plan = plan_micro_batches(
             {p: self._tokens(data, p) for p in pairs},
             budget=self.job.micro_batch_tokens,
@@ -149,7 +149,7 @@ class DpoTrainer(FileTrainer[PairDataset[SequenceSource], DpoJob]):
     def _tokens(self, data: PairDataset[SequenceSource], pair: int) -> int:
         """Return the tokens that a pair takes in a forward, padding included."""
         lengths = data.sequences.lengths(data.sequences_of([pair])).values()
-        return sum(lengths) if self.job.packing == "packed" else max(lengths) * len(lengths)
+        return sum(lengths) if self.policy.layout == "packed" else max(lengths) * len(lengths)
 
 
 @contextlib.contextmanager

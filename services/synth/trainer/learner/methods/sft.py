@@ -31,7 +31,7 @@ class SftTrainer(FileTrainer[SftDataset[SequenceSource], SftJob]):
         plan = plan_micro_batches(
             sequences.lengths(rows),
             budget=self.job.micro_batch_tokens,
-            packing=self.job.packing,
+            packing=self.policy.layout,
             num_ranks=group.size,
         )
         micro_batches = group.shard_micro_batches(plan)

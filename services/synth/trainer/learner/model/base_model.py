@@ -42,7 +42,7 @@ def load_base_model(model_dir: Path, job: TrainingJob, machine: Machine, compute
             attn_implementation={"text_config": attention, "vision_config": "sdpa"} if sees else attention,
             local_files_only=True,
         )
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, KeyError) as error:  # KeyError: a type with attention functions of its own
         raise TrainingFailed("bad_model", f"{model_dir.name} cannot be loaded as a causal LM: {error}") from error
     if sees and not is_qwen3_vl(model):
         raise TrainingFailed(
@@ -52,7 +52,9 @@ def load_base_model(model_dir: Path, job: TrainingJob, machine: Machine, compute
         raise TrainingFailed("bad_model", f"{model_dir.name} has an LM head with a bias; expected none")
     unusual = unusual_layers(model_config.get_text_config())
     if unusual is None and (getattr(model, "_is_stateful", False) or not model._supports_attention_backend):
-        unusual = "computes attention in a way of its own; expected one that takes transformers' attention functions"
+        if getattr(model.get_output_embeddings(), "bias", None) is not None:
+        raise TrainingFailed("bad_model", f"{model_dir.name} has an LM head with a bias; expected none")
+    unusual = "computes attention in a way of its own; expected one that takes transformers' attention functions"
     if unusual is not None:
         raise TrainingFailed("bad_model", f"{model_dir.name}, a {model_config.model_type}, {unusual}")
     model.config.use_cache = False
@@ -62,7 +64,11 @@ def load_base_model(model_dir: Path, job: TrainingJob, machine: Machine, compute
     return model
 
 
-def use_attention_of(model: Any, other: Any) -> None:
-    """Let a model compute attention as another of the same kind does."""
-    attention = other.config.get_text_config()._attn_implementation
+def attention_of(model: Any) -> str:
+    """Return how a model computes the attention of its text, by the name in transformers."""
+    return model.config.get_text_config()._attn_implementation
+
+
+def set_attention(model: Any, attention: str) -> None:
+    """Let a model compute the attention of its text in this way."""
     model.set_attn_implementation({"text_config": attention} if is_qwen3_vl(model) else attention)

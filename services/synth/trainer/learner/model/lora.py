@@ -10,11 +10,16 @@ from torch import Tensor, nn
 
 from synth.images.qwen3_vl import is_qwen3_vl
 from synth.methods.base import LoraSettings
+from synth.models.architectures import has_experts
 from synth.models.table import LORA_TARGETS, MM_PROJECTOR, PROJECTOR
 from synth.trainer.errors import TrainingFailed
+from synth.trainer.learner.model.qlora import Nf4Linear
 from synth.trainer.machine import Machine
 from synth.weights.policy_file import merge_lora
 from synth.weights.tensor_file import load_tensors
+
+#: Names of the modules that divide tokens among experts, which an adapter on every linear layer leaves out.
+_ROUTERS = frozenset({"router", "gate", "shared_expert_gate"})
 
 
 def merge_adapter(model: Any, adapter_dir: Path) -> None:
@@ -83,12 +88,14 @@ def _lora_target_modules(model: Any, lora: LoraSettings) -> set[str]:
     from synth.weights.peft_compat import LoraConfig, check_target_module_exists
 
     head = model.get_output_embeddings()
-    linear = {n: m for n, m in model.named_modules() if isinstance(m, nn.Linear)}
+    # A subclass may return more than a tensor, as the router of phimoe does.
+    linear = {n: m for n, m in model.named_modules() if type(m) in (nn.Linear, Nf4Linear)}
     targets = lora.targets
     if targets == "all-linear" and is_qwen3_vl(model):
         targets = LORA_TARGETS["qwen3-vl"]
     if targets == "all-linear":
-        return {n for n, m in linear.items() if m is not head}
+        routers = _ROUTERS if has_experts(model.config.get_text_config().to_dict()) else frozenset[str]()
+        return {n for n, m in linear.items() if m is not head and not routers & set(n.split("."))}
     target_modules = {n for n in linear if check_target_module_exists(LoraConfig(target_modules=targets), n)}
     if isinstance(targets, list) and MM_PROJECTOR in targets and is_qwen3_vl(model):
         target_modules |= {n for n in linear if check_target_module_exists(LoraConfig(target_modules=PROJECTOR), n)}

@@ -48,7 +48,7 @@ def measure_nll(
             plan = plan_micro_batches(
                 sequences.lengths(window),
                 budget=job.micro_batch_tokens,
-                packing=job.packing,
+                packing=policy.layout,
                 num_ranks=process_group.size,
             )
             micro_batches = process_group.shard_micro_batches(plan)
@@ -57,7 +57,7 @@ def measure_nll(
                 micro = collate(
                     part,
                     list(range(len(indices))),
-                    packing=job.packing,
+                    packing=policy.layout,
                     device=policy.device,
                     images=policy.images,
                     dummy=dummy,

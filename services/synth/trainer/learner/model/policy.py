@@ -29,6 +29,7 @@ from synth.trainer.learner.distributed.dtensor import distribute_like, gather_fu
 from synth.trainer.learner.distributed.process_group import SINGLE_PROCESS, ProcessGroup
 from synth.trainer.learner.model.activation_checkpointing import ops_saved_by_checkpointing
 from synth.trainer.learner.model.base_model import load_base_model
+from synth.trainer.learner.model.layout import Layout, choose_layout
 from synth.trainer.learner.model.logprobs import token_logprobs
 from synth.trainer.learner.model.lora import add_adapter, merge_adapter
 from synth.trainer.learner.model.qlora import replace_with_nf4
@@ -45,6 +46,9 @@ if TYPE_CHECKING:
 _WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".index.json")
 _TOKENIZER_FILES = ("tokenizer", "special_tokens", "added_tokens", "vocab", "merges", "chat_template")
 
+#: Attributes with the width of a noise on the input of experts.
+_INPUT_NOISE = ("jitter_noise", "input_jitter_noise")
+
 
 @dataclass
 class Policy:
@@ -52,7 +56,7 @@ class Policy:
 
     model: the Hugging Face model, with LoRA layers in place unless the mode is "full" (`peft_model` wraps it then).
     process_group: the ranks that train it, set by `shard`; then every rank calls each method that computes, gathers or
-    writes. images: the loader of the images in its prompts; None for a model without vision.
+    writes. layout: of the rows of its forwards. images: the loader of the images in its prompts; None for a model without vision.
     """
 
     model: Any
@@ -60,6 +64,7 @@ class Policy:
     model_dir: Path
     job: TrainingJob
     machine: Machine
+    layout: Layout
     process_group: ProcessGroup = SINGLE_PROCESS
     images: ImageLoader | None = None
     _sharded_model: ShardedModel | None = field(default=None, repr=False)
@@ -158,10 +163,7 @@ class Policy:
         return compute(micro, temperature=temperature)
 
     def _compute_logprobs(self, micro: MicroBatch, *, temperature: float) -> tuple[Tensor, Tensor]:
-        # There is no attention mask: rows are padded on the right, which causal attention never reads, and packed
-        # sequences are separated by their ends, or by position ids that restart.
-        with self._autocast():
-            hidden_BLD = self._seen(micro) if is_qwen3_vl(self.model) else self._read(micro)
+        hidden_BLD = self.hidden_states(micro)
         hidden_ND, head_VD = hidden_BLD.flatten(0, 1)[micro.predict_N], self.model.get_output_embeddings().weight
         if self.job.low_precision_head:
             # A ratio of two policies needs the precision that float32 masters leave in the hidden state; SFT does not.
@@ -170,6 +172,13 @@ class Policy:
         return token_logprobs(
             hidden_ND, head_VD, micro.target_N, temperature=temperature, allowed=micro.allowed, banned=micro.banned
         )
+
+    def hidden_states(self, micro: MicroBatch) -> Tensor:
+        """Return the last hidden states [B, L, D]."""
+        # There is no attention mask: rows are padded on the right, which causal attention never reads, and packed
+        # sequences are separated by their ends, or by position ids that restart.
+        with self._autocast():
+            return self._seen(micro) if is_qwen3_vl(self.model) else self._read(micro)
 
     def _read(self, micro: MicroBatch) -> Tensor:
         out = self.model.base_model(
@@ -314,6 +323,16 @@ def load_policy(
     peft_model = add_adapter(model, job.lora, machine, adapter_dir, dropout=dropout) if job.lora is not None else None
     if not dropout:
         _disable_dropout(model)
+    policy = Policy(
+        model=model,
+        peft_model=peft_model,
+        model_dir=model_dir,
+        job=job,
+        machine=machine,
+        layout=job.packing,
+        images=images,
+    )
+    policy.layout = choose_layout(policy)
     if not machine.shards(job):
         # A sharded model moves block by block, and only its shard stays on the device.
         model.to(machine.device)
@@ -325,15 +344,21 @@ def load_policy(
         )
         # Otherwise the first block's input has no gradient, and with a frozen base nothing would be trained.
         model.enable_input_require_grads()
-    return Policy(model=model, peft_model=peft_model, model_dir=model_dir, job=job, machine=machine, images=images)
+    return policy
 
 
 def _disable_dropout(model: Any) -> None:
+    """Leave nothing random in a forward in training."""
     for module in model.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0
-        if isinstance(getattr(module, "attention_dropout", None), float):
-            vars(module)["attention_dropout"] = 0.0
+        # Of those that call the function.
+        for name, value in vars(module).items():
+            if isinstance(value, float) and (name.endswith(("dropout", "_pdrop")) or name in _INPUT_NOISE):
+                vars(module)[name] = 0.0
+        if hasattr(module, "router_jitter_noise"):
+            # In training the router of phimoe draws the experts; this one never trains.
+            module.eval().train = lambda mode=True, module=module: module
 
 
 def _compute_dtype(machine: Machine) -> torch.dtype:

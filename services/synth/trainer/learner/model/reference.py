@@ -21,7 +21,7 @@ from synth.trainer.errors import TrainingFailed
 from synth.trainer.learner.data.allowed_tokens import AllowedTokens
 from synth.trainer.learner.data.packing import MicroBatch
 from synth.trainer.learner.distributed.process_group import SINGLE_PROCESS, ProcessGroup
-from synth.trainer.learner.model.base_model import use_attention_of
+from synth.trainer.learner.model.base_model import attention_of, set_attention
 from synth.trainer.learner.model.policy import Policy, load_policy
 
 _REFERENCE_ADAPTER = "reference"
@@ -126,7 +126,7 @@ def load_reference(
     copy.machine = msgspec.structs.replace(machine, device=device.type)
     if device.type == machine.device:
         # Another attention kernel than the policy's would give a KL above 0, and be slower.
-        use_attention_of(copy.model, policy.model)
+        set_attention(copy.model, attention_of(policy.model))
     if not machine.shards(job):
         copy.model.to(device)
     copy.shard(process_group)

@@ -105,7 +105,8 @@ def attention_by_sequence(
         for a, b in itertools.pairwise(bounds)
     ]
     out_BHLD = parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)
-    return out_BHLD.transpose(1, 2), None
+    # Some models take a view of it.
+    return out_BHLD.transpose(1, 2).contiguous(), None
 
 
 def varlen_attention(
