@@ -1,7 +1,8 @@
-"""Causal attention within a window, and with sinks, as in some layers of Gemma 3, Mistral, OLMo 3 and gpt-oss.
+"""Causal attention within a window, with sinks, and with a cap, as in Gemma 2 and 3, Mistral, OLMo 3 and gpt-oss.
 
 q_BHQD, k_BHLD, v_BHLD: H query heads, and as many or fewer heads of keys. A sink is a number for each query head which
-the softmax counts as one more score, and which has no value. Trainer and engine compute both here, so that they agree.
+the softmax counts as one more score, and which has no value. A cap bounds the scores, smoothly. Trainer and
+engine compute all of it here, so that they agree.
 """
 
 from __future__ import annotations
@@ -22,11 +23,12 @@ def causal_attention(
     scale: float | None,
     window: int | None = None,
     sinks_H: Tensor | None = None,
+    cap: float | None = None,
     dropout: float = 0.0,
 ) -> Tensor:
     """Attend from each position to itself and earlier ones, to `window` positions at most. Returns [B, H, L, D]."""
     grouped, length = q_BHLD.shape[1] != k_BHLD.shape[1], q_BHLD.shape[2]
-    if sinks_H is None and (window is None or length <= window):
+    if sinks_H is None and cap is None and (window is None or length <= window):
         return scaled_dot_product_attention(
             q_BHLD, k_BHLD, v_BHLD, is_causal=True, scale=scale, dropout_p=dropout, enable_gqa=grouped
         )
@@ -48,6 +50,7 @@ def causal_attention(
                 mask,
                 scale=scale,
                 sinks_H=sinks_H,
+                cap=cap,
                 dropout=dropout,
             )
         )
@@ -61,21 +64,28 @@ def masked_attention(
     mask: Tensor,
     *,
     scale: float | None,
-    sinks_H: Tensor | None,
+    sinks_H: Tensor | None = None,
+    cap: float | None = None,
     dropout: float = 0.0,
 ) -> Tensor:
     """Attend under an additive mask that broadcasts to [B, H, Q, L]. Returns [B, H, Q, D]."""
     groups = q_BHQD.shape[1] // k_BHLD.shape[1]
-    if sinks_H is None:
+    if sinks_H is None and cap is None:
         return scaled_dot_product_attention(
             q_BHQD, k_BHLD, v_BHLD, attn_mask=mask, scale=scale, dropout_p=dropout, enable_gqa=groups > 1
         )
     if groups > 1:
         k_BHLD, v_BHLD = k_BHLD.repeat_interleave(groups, dim=1), v_BHLD.repeat_interleave(groups, dim=1)
     factor = float(q_BHQD.shape[-1] ** -0.5) if scale is None else scale
-    scores_BHQL = q_BHQD @ k_BHLD.transpose(-1, -2) * factor + mask
-    sink_BHQ1 = sinks_H.to(scores_BHQL.dtype).view(1, -1, 1, 1).expand(*scores_BHQL.shape[:-1], 1)
-    weights = torch.cat([scores_BHQL, sink_BHQ1], dim=-1).float().softmax(-1)[..., :-1].to(q_BHQD.dtype)
+    scores_BHQL = q_BHQD @ k_BHLD.transpose(-1, -2) * factor
+    if cap is not None:
+        scores_BHQL = (scores_BHQL / cap).tanh() * cap
+    scores_BHQL = (scores_BHQL + mask).float()
+    if sinks_H is None:
+        weights = scores_BHQL.softmax(-1).to(q_BHQD.dtype)
+    else:
+        sink_BHQ1 = sinks_H.float().view(1, -1, 1, 1).expand(*scores_BHQL.shape[:-1], 1)
+        weights = torch.cat([scores_BHQL, sink_BHQ1], dim=-1).softmax(-1)[..., :-1].to(q_BHQD.dtype)
     return torch.nn.functional.dropout(weights, dropout) @ v_BHLD if dropout else weights @ v_BHLD
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from synth.errors import Problem
@@ -34,9 +35,6 @@ _CAUSAL = """
 """
 #: Every type that transformers loads as a causal language model; a test compares it with the installed release.
 CAUSAL_TYPES = frozenset(_CAUSAL.split())
-
-#: Keys of a config that change the logits after the head, which trainer and engine take for a plain product.
-_RESCALED = ("final_logit_softcapping", "logit_scale", "logits_scaling", "lm_head_multiplier")
 
 #: Keys of a config that say how many experts a layer has.
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
@@ -92,8 +90,39 @@ def unusual_layers(config: Any) -> str | None:
     if unusual or not hasattr(config, "num_key_value_heads"):
         layers = ", ".join(sorted(unusual)) or "no heads of keys and values"
         return f"has {layers}; expected full or sliding-window attention in every layer"
-    for name in _RESCALED:
-        # 1 does not change the logits.
-        if getattr(config, name, None) not in (None, 1, 1.0):
-            return f"rescales its logits ({name}); expected a plain head"
     return None
+
+
+@dataclass(frozen=True)
+class LogitRule:
+    """What a model computes from the product of its last hidden state and its head: Gemma caps it, Granite divides it.
+
+    logits = cap · tanh(scale · product / cap); without a cap scale · product. Trainer and embedded engine use this, so
+    that they agree.
+    """
+
+    scale: float = 1.0
+    cap: float | None = None
+
+    @classmethod
+    def of(cls, config: Any) -> LogitRule:
+        """Return the rule of a model, by transformers' config of its text model."""
+        names = ("logit_scale", "lm_head_multiplier", "logits_scaling", "logits_mup_width_multiplier")
+        by_logit, by_head, scaling, width = (float(getattr(config, name, None) or 1.0) for name in names)
+        # hyperclovax multiplies by what the other types divide by.
+        divided = (1 / scaling if config.model_type == "hyperclovax" else scaling) * width
+        caps = (getattr(config, name, None) for name in ("final_logit_softcapping", "logits_soft_cap"))
+        return cls(by_logit * by_head / divided, next((float(cap) for cap in caps if cap), None))
+
+    def logits(self, product: Any) -> Any:
+        """Return the logits, a tensor as the product."""
+        scaled = product if self.scale == 1.0 else product * self.scale
+        return scaled if self.cap is None else (scaled / self.cap).tanh() * self.cap
+
+    def slope(self, logits: Any) -> Any:
+        """Return the derivative of the logits by the product, where it has given these logits."""
+        return self.scale if self.cap is None else self.scale * (1 - (logits / self.cap).square())
+
+
+#: The logits are the product.
+PLAIN = LogitRule()

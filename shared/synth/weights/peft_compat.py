@@ -34,15 +34,14 @@ with _hidden("bitsandbytes"):
     )
     from peft.import_utils import is_bnb_4bit_available, is_bnb_available
     from peft.tuners.tuners_utils import check_target_module_exists  # pyright: ignore[reportUnknownVariableType]
-
     from peft.utils import transformers_weight_conversion
 
     # peft remembers the answers.
     is_bnb_available()
     is_bnb_4bit_available()
 
-# For many types with experts peft takes `gate_proj`, `up_proj` and `down_proj` of dense layers and of shared experts for
-# the experts' own, and trains those in their place. Our adapters have the layers that they name.
+# For many types with experts peft takes the `gate_proj`, `up_proj` and `down_proj` of dense layers and shared experts
+# for those of the experts, and trains these in their place. Our adapters have the layers that they name.
 transformers_weight_conversion._convert_peft_config_moe = lambda peft_config, model: None
 
 __all__ = ["LoraConfig", "PeftModel", "check_target_module_exists", "get_peft_model", "get_peft_model_state_dict"]

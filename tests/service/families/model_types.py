@@ -68,15 +68,17 @@ _MAMBA: dict[str, Any] = {
 }
 _EARLY_FFN: dict[str, Any] = {**_X, **_H, "first_k_dense_replace": 1}
 
+_PLAIN = """
+    llama qwen2 phi phi3 olmo olmo2 smollm3 apertus arcee stablelm starcoder2 cohere nanochat bitnet jais2 ministral3
+    cwm diffllama falcon gptj
+"""
+_WITH_HEAD_DIM = "qwen3 gemma glm glm4 seed_oss ernie4_5 hunyuan_v1_dense nemotron helium"
+
 #: `model_type` → what its config has beside the common one.
 TYPES: dict[str, dict[str, Any]] = {
     # Attention alone, in full or in windows.
-    **{
-        name: {}
-        for name in "llama qwen2 phi phi3 olmo olmo2 smollm3 apertus arcee stablelm starcoder2 cohere nanochat bitnet "
-        "jais2 ministral3 cwm diffllama falcon gptj".split()
-    },
-    **{name: _H for name in "qwen3 gemma glm glm4 seed_oss ernie4_5 hunyuan_v1_dense nemotron helium".split()},
+    **{name: {} for name in _PLAIN.split()},
+    **dict.fromkeys(_WITH_HEAD_DIM.split(), _H),
     "mistral": {"sliding_window": 8},
     "olmo3": _W,
     "exaone4": _W,

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
@@ -16,8 +17,8 @@ from synth.inference.chat.prompts import ChatFormat
 from synth.inference.engines.protocol import Delta, Engine, SamplingParams
 from synth.inference.engines.settings import EngineSettings
 from synth.inference.engines.transformers import TransformersEngine
+from synth.trainer.learner.data.packing import Sequences, collate
 from synth.trainer.learner.model.policy import Policy, load_policy
-from synth.trainer.learner.model.varlen_attention import varlen_kwargs
 from synth.trainer.learner.rl import RlTrainer
 from synth.weights.lora_merge import write_merged_model
 from synth.weights.policy_file import read_policy
@@ -90,17 +91,17 @@ def largest_difference(
 
 
 def by_policy(policy: Policy) -> Callable[[list[int]], torch.Tensor]:
-    """The trainer's own forward: two sequences packed end to end, of which the second one counts."""
+    """The trainer's own forward: two sequences in one forward, of which the second one counts."""
 
     def logprobs(ids: list[int]) -> torch.Tensor:
-        packed = torch.tensor([[*ids, *ids]])
-        positions = torch.tensor([[*range(len(ids)), *range(len(ids))]])
+        tokens = np.array([*ids, *ids], np.int32)
+        sequences = Sequences(tokens, np.ones(len(tokens), np.float32), np.array([0, len(ids), len(tokens)]))
+        micro = collate(sequences, [0, 1], packing=policy.layout)
+        head = policy.model.get_output_embeddings()
         with torch.no_grad():
-            out = policy.model.base_model(
-                input_ids=packed, position_ids=positions, use_cache=False, **varlen_kwargs(positions)
-            )
-            hidden_LD = out.last_hidden_state[0, len(ids) :]
-            return (hidden_LD @ policy.model.get_output_embeddings().weight.T).log_softmax(-1)
+            hidden_LD = policy.hidden_states(micro).flatten(0, 1)[-len(ids) :]
+            product_LV = torch.nn.functional.linear(hidden_LD, head.weight, head.bias)
+            return policy.logit_rule.logits(product_LV).log_softmax(-1)
 
     return logprobs
 

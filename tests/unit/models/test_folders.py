@@ -96,7 +96,6 @@ def test_a_model_with_experts_is_told_from_a_dense_one(kind: str, key: str, tmp_
     ("kind", "changes", "words"),
     [
         ("BloomConfig", {}, "no heads of keys and values"),
-        ("Gemma2Config", {}, "rescales its logits (final_logit_softcapping)"),
         ("FalconH1Config", {}, "hybrid"),
         ("Qwen3NextConfig", {}, "linear_attention"),
     ],

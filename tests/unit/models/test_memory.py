@@ -38,15 +38,13 @@ def test_the_cache_holds_as_many_tokens_as_the_arithmetic_says() -> None:
     shape = known_shape("Qwen/Qwen3-4B")
     assert shape is not None
     cache = SequenceCache(
-        layers=2,
-        heads=shape.kv_heads,
-        head_dim=shape.head_dim,
+        layers=dict.fromkeys(range(2), ((shape.kv_heads, shape.head_dim),) * 2),
         dtype=torch.bfloat16,
         device=torch.device("cpu"),
         budget_bytes=64 << 20,
     )
     cache.reserve(2, 64)
-    stored = sum(store.nbytes for store in (*cache._keys, *cache._values))
+    stored = sum(store.nbytes for store in (*cache._keys.values(), *cache._values.values()))
     per_token_and_layer = kv_bytes_per_token(shape) // shape.layers
     assert stored == cache.capacity * cache.positions * 2 * per_token_and_layer
     assert cache.budget_tokens == (64 << 20) // (2 * per_token_and_layer)

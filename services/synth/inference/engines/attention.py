@@ -24,12 +24,14 @@ def grouped_query_attention(
     scaling: float | None = None,
     sliding_window: int | None = None,
     s_aux: Tensor | None = None,
+    softcap: float | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
     """Attend: query [B, Hq, Q, D]; key, value [B, H, L, D]; mask additive [B, 1, 1, L] or None (causal). -> [B, Q, Hq,
     D].
 
     sliding_window: positions that one attends to at most, of a layer that has a window. s_aux: the layer's sinks, [Hq].
+    softcap: of the scores.
 
     In a decode step (Q = 1) the query heads of a group act as the positions of one head, so that keys and values are
     read in place; the library's wrapper first copies them for every query head.
@@ -38,14 +40,15 @@ def grouped_query_attention(
     heads = key.shape[1]
     if attention_mask is not None:
         attention_mask = within_window(attention_mask, sliding_window)
-    if s_aux is not None and attention_mask is not None:
-        out = masked_attention(query, key, value, attention_mask, scale=scaling, sinks_H=s_aux)
+    by_kernel = s_aux is None and softcap is None
+    if not by_kernel and attention_mask is not None:
+        out = masked_attention(query, key, value, attention_mask, scale=scaling, sinks_H=s_aux, cap=softcap)
         return out.transpose(1, 2), None
-    if positions == 1 and s_aux is None:
+    if positions == 1 and by_kernel:
         grouped = query.reshape(batch, heads, query_heads // heads, width)
         out = scaled_dot_product_attention(grouped, key, value, attn_mask=attention_mask, scale=scaling)
-        return out.reshape(batch, 1, query_heads, width), None
-    out = causal_attention(query, key, value, scale=scaling, window=sliding_window, sinks_H=s_aux)
+        return out.reshape(batch, 1, query_heads, value.shape[-1]), None
+    out = causal_attention(query, key, value, scale=scaling, window=sliding_window, sinks_H=s_aux, cap=softcap)
     return out.transpose(1, 2), None
 
 

@@ -6,32 +6,60 @@ left. Cells beyond a row's length are stale; no query attends to them: a decode 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers.cache_utils import Cache
 
+#: The heads of one layer's keys or values, and their width.
+Shape = tuple[int, int]
+
+
+class LayerShapes(Cache):
+    """The shapes of the keys and values that each layer of a model stores, after a forward with this as its cache."""
+
+    def __init__(self) -> None:
+        super().__init__(layers=[])
+        self.layers: dict[int, tuple[Shape, Shape]] = {}
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Note the shapes."""
+        of_key, of_value = ((x.shape[1], x.shape[3]) for x in (key_states, value_states))
+        self.layers[layer_idx] = (of_key, of_value)
+        return key_states, value_states
+
 
 class SequenceCache(Cache):
     """KV cache of S rows (`capacity`) by T positions, grown by doubling within a budget.
 
     Each layer's keys and values are [S, T, H, D] (H: KV heads), so that a token's keys of all heads are one contiguous
-    write. Before each forward the batcher sets the cells to write (`prepare_decode`, `prepare_prefill`).
+    write. The layers need not have the same shapes, and some have no keys of their own. Before each forward the batcher
+    sets the cells to write (`prepare_decode`, `prepare_prefill`).
     """
 
     def __init__(
-        self, *, layers: int, heads: int, head_dim: int, dtype: torch.dtype, device: torch.device, budget_bytes: int
+        self,
+        *,
+        layers: Mapping[int, tuple[Shape, Shape]],
+        dtype: torch.dtype,
+        device: torch.device,
+        budget_bytes: int,
     ) -> None:
+        """layers: by their index in the model, the shapes of keys and of values."""
         super().__init__(layers=[])
-        self._head_shape = (heads, head_dim)
+        self._shapes = ({i: key for i, (key, _) in layers.items()}, {i: value for i, (_, value) in layers.items()})
         self.dtype = dtype
         self._device = device
-        self.budget_tokens = budget_bytes // (2 * layers * heads * head_dim * dtype.itemsize)
+        self.budget_tokens = budget_bytes // (
+            sum(heads * width for by_layer in self._shapes for heads, width in by_layer.values()) * dtype.itemsize
+        )
         self.capacity = 0
         self.positions = 0
-        self._keys = [self._empty(0, 0) for _ in range(layers)]
-        self._values = [self._empty(0, 0) for _ in range(layers)]
+        self._keys, self._values = self._empty_stores()
         self._write_index: Tensor | None = None  # decode: the flat index of the cell of each row's new token [n]
         self._written_rows = slice(0, 0)  # prefill: the rows that are written
         self._source_rows: Tensor | None = None  # prefill: the row of the forward's batch that each of them takes
@@ -49,9 +77,9 @@ class SequenceCache(Cache):
             positions = length
         capacity = max(rows, min(_next_power_of_two(rows, at_least=8), self.budget_tokens // positions))
         s, t = min(capacity, self.capacity), min(positions, self.positions)
-        for store in (self._keys, self._values):
-            for i, old in enumerate(store):  # layer by layer, so that at most one layer is in memory twice
-                new = self._empty(capacity, positions)
+        for store, shapes in zip((self._keys, self._values), self._shapes, strict=True):
+            for i, old in store.items():  # layer by layer, so that at most one layer is in memory twice
+                new = self._empty(capacity, positions, shapes[i])
                 new[:s, :t] = old[:s, :t]
                 store[i] = new
         self.capacity, self.positions = capacity, positions
@@ -75,9 +103,8 @@ class SequenceCache(Cache):
         """Store new keys and values [B, H, Q, D] for the model's attention; returns all that it attends to."""
         keys, values = self._keys[layer_idx], self._values[layer_idx]
         if self._write_index is not None:
-            flat = (-1, *self._head_shape)
-            keys.view(flat).index_copy_(0, self._write_index, key_states[:, :, 0])
-            values.view(flat).index_copy_(0, self._write_index, value_states[:, :, 0])
+            keys.view(-1, *keys.shape[2:]).index_copy_(0, self._write_index, key_states[:, :, 0])
+            values.view(-1, *values.shape[2:]).index_copy_(0, self._write_index, value_states[:, :, 0])
             n = self._written_rows.stop
             return keys[:n, : self._attended].transpose(1, 2), values[:n, : self._attended].transpose(1, 2)
         length = key_states.shape[2]
@@ -89,23 +116,26 @@ class SequenceCache(Cache):
     def drop(self) -> None:
         """Free the memory; `reserve` makes an empty cache of it again."""
         self.capacity = self.positions = 0
-        for store in (self._keys, self._values):
-            store[:] = [self._empty(0, 0) for _ in store]
+        self._keys, self._values = self._empty_stores()
 
     def move(self, source: Tensor, target: Tensor, length: int) -> None:
         """Copy the first `length` positions of rows `source` onto rows `target` (index tensors, disjoint)."""
         if not self.capacity:
             return  # it was dropped, and all of it will be computed again
-        for store in (*self._keys, *self._values):
+        for store in (*self._keys.values(), *self._values.values()):
             store[target, :length] = store[source, :length]
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Raise, always: every row has its own length, and callers pass position ids."""
         raise NotImplementedError("a SequenceCache has no single length; pass position_ids")
 
-    def _empty(self, capacity: int, positions: int) -> Tensor:
+    def _empty_stores(self) -> tuple[dict[int, Tensor], dict[int, Tensor]]:
+        keys, values = ({i: self._empty(0, 0, shape) for i, shape in by_layer.items()} for by_layer in self._shapes)
+        return keys, values
+
+    def _empty(self, capacity: int, positions: int, shape: Shape) -> Tensor:
         # Zeros, not empty: attention still multiplies the values of masked positions by 0, and 0 x NaN is NaN.
-        return torch.zeros((capacity, positions, *self._head_shape), dtype=self.dtype, device=self._device)
+        return torch.zeros((capacity, positions, *shape), dtype=self.dtype, device=self._device)
 
 
 def _next_power_of_two(n: int, *, at_least: int) -> int:

@@ -19,11 +19,11 @@ from synth.images.qwen3_vl import MODEL_TYPES, ImagePatches, hidden_states
 from synth.inference.engines import attention
 from synth.inference.engines.batcher import Batcher, Forward
 from synth.inference.engines.image_prompts import Decode, ImageReader
-from synth.inference.engines.kv_cache import SequenceCache
+from synth.inference.engines.kv_cache import LayerShapes, SequenceCache, Shape
 from synth.inference.engines.live_weights import LiveModel, model_dtype
 from synth.inference.engines.settings import CPU_KV_BYTES, EngineSettings
 from synth.inference.tokenizers import load_tokenizer
-from synth.models.architectures import unusual_layers
+from synth.models.architectures import PLAIN, LogitRule, unusual_layers
 from synth.models.memory import gpu_kv_bytes
 
 # `from_pretrained` patches torch itself while it loads: two at once leave meta tensors, or a head that is not tied to
@@ -81,16 +81,15 @@ def load_model(
                 local_files_only=True,
             )
         processor = ImageProcessor.load(model_dir) if sees else None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, KeyError) as error:  # KeyError: a type with attention functions of its own
         raise Permanent(f"no model can be loaded from {model_dir.name!r}: {error}") from error
     model.to(device).eval()
     live = LiveModel(model, adapter)
     tokenizer = load_tokenizer(model_dir)
     decoder, head = model.get_decoder(), model.get_output_embeddings()
+    forward = _vision_forward(model) if sees else _text_forward(decoder)
     cache = SequenceCache(
-        layers=config.num_hidden_layers,
-        heads=config.num_key_value_heads,
-        head_dim=decoder.layers[0].self_attn.head_dim,
+        layers=_layer_shapes(forward, device, config.model_type),
         dtype=model.dtype,
         device=device,
         budget_bytes=settings.kv_budget_bytes or _kv_budget(device, config.vocab_size, settings),
@@ -105,8 +104,8 @@ def load_model(
             on_read=on_image,
         )
     batcher = Batcher(
-        forward=_vision_forward(model) if sees else _text_forward(decoder),
-        head=float32_head(head),
+        forward=forward,
+        head=float32_head(head, LogitRule.of(config)),
         cache=cache,
         stop_ids=sorted(stop_ids(model.generation_config.eos_token_id, tokenizer.ends)),
         vocabulary=config.vocab_size,
@@ -120,7 +119,7 @@ def load_model(
     return LoadedModel(live, batcher, max_context, config.vocab_size, images)
 
 
-def float32_head(head: Any) -> Callable[[Tensor], Tensor]:
+def float32_head(head: Any, rule: LogitRule = PLAIN) -> Callable[[Tensor], Tensor]:
     """Return a function from hidden states [N, E] to logits [N, V] in float32 for any model dtype, as in the trainer.
 
     In bfloat16 a logit near 20 is rounded to an eighth, which the softmax has no way to undo. A GPU's tensor cores sum
@@ -130,12 +129,12 @@ def float32_head(head: Any) -> Callable[[Tensor], Tensor]:
     def logits(hidden_NE: Tensor) -> Tensor:
         weight_VE = head.weight  # read at each call: new weights are written into it
         if weight_VE.dtype == torch.float32:
-            return head(hidden_NE)
+            return rule.logits(head(hidden_NE))
         if hidden_NE.is_cuda and hidden_NE.dtype == weight_VE.dtype:
             logits_NV = torch.mm(hidden_NE, weight_VE.T, out_dtype=torch.float32)
         else:
             logits_NV = hidden_NE.float() @ weight_VE.float().T
-        return logits_NV if head.bias is None else logits_NV + head.bias.float()
+        return rule.logits(logits_NV if head.bias is None else logits_NV + head.bias.float())
 
     return logits
 
@@ -181,6 +180,22 @@ def stop_ids(configured: int | list[int] | None, ends: frozenset[int]) -> set[in
     """Return the ids that end a completion: of the generation config, and those that end a turn in the template."""
     listed = configured if isinstance(configured, list) else [configured]
     return {*ends, *(i for i in listed if i is not None)}
+
+
+def _layer_shapes(forward: Forward, device: torch.device, model_type: str) -> dict[int, tuple[Shape, Shape]]:
+    """Return the shapes of the keys and values of each layer that stores some, after a forward of one token."""
+    shapes = LayerShapes()
+    first = torch.zeros((1, 1), dtype=torch.int64, device=device)
+    try:
+        with torch.inference_mode():
+            forward(first, first, None, shapes, None)
+    except (AttributeError, IndexError, NotImplementedError, TypeError, ValueError) as error:
+        raise Permanent(
+            f"model type {model_type!r} keeps more than keys and values ({error}); serve it with another engine"
+        ) from error
+    if not shapes.layers:
+        raise Permanent(f"model type {model_type!r} has no keys and values; serve it with another engine")
+    return shapes.layers
 
 
 def _kv_budget(device: torch.device, vocabulary: int, settings: EngineSettings) -> int:

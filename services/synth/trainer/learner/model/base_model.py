@@ -48,13 +48,9 @@ def load_base_model(model_dir: Path, job: TrainingJob, machine: Machine, compute
         raise TrainingFailed(
             "bad_model", f"{model_dir.name} is a {model_config.model_type}, which sees; expected a Qwen3-VL"
         )
-    if getattr(model.get_output_embeddings(), "bias", None) is not None:
-        raise TrainingFailed("bad_model", f"{model_dir.name} has an LM head with a bias; expected none")
     unusual = unusual_layers(model_config.get_text_config())
     if unusual is None and (getattr(model, "_is_stateful", False) or not model._supports_attention_backend):
-        if getattr(model.get_output_embeddings(), "bias", None) is not None:
-        raise TrainingFailed("bad_model", f"{model_dir.name} has an LM head with a bias; expected none")
-    unusual = "computes attention in a way of its own; expected one that takes transformers' attention functions"
+        unusual = "computes attention in a way of its own; expected one that takes transformers' attention functions"
     if unusual is not None:
         raise TrainingFailed("bad_model", f"{model_dir.name}, a {model_config.model_type}, {unusual}")
     model.config.use_cache = False

@@ -9,24 +9,47 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Literal
+from pathlib import Path
+from typing import Any, Literal, Protocol
 
 import msgspec
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from synth.images.qwen3_vl import is_qwen3_vl
+from synth.methods.base import TrainingJob
+from synth.models.architectures import LogitRule
 from synth.trainer.errors import TrainingFailed
-from synth.trainer.learner.data.packing import Sequences, collate
+from synth.trainer.learner.data.packing import MicroBatch, Sequences, collate
 from synth.trainer.learner.model.base_model import attention_of, set_attention
 from synth.trainer.learner.model.varlen_attention import BY_SEQUENCE
-
-if TYPE_CHECKING:
-    from synth.trainer.learner.model.policy import Policy
+from synth.trainer.machine import Machine
 
 log = logging.getLogger(__name__)
 
 Layout = Literal["packed", "padded"]
+
+
+class ComparedModel(Protocol):
+    """What is compared: a policy that was just loaded."""
+
+    model: Any
+    machine: Machine
+
+    @property
+    def model_dir(self) -> Path: ...
+
+    @property
+    def job(self) -> TrainingJob: ...
+
+    @property
+    def logit_rule(self) -> LogitRule: ...
+
+    def autocast(self) -> contextlib.AbstractContextManager[Any]: ...
+
+    def hidden_states(self, micro: MicroBatch) -> Tensor: ...
+
 
 #: Lengths of the two sequences that are compared, and the largest difference of hidden states, by their largest value.
 _LENGTHS = (7, 12)
@@ -34,11 +57,11 @@ _TOLERANCES = {torch.float32: 1e-3, torch.bfloat16: 5e-2}
 
 
 @torch.no_grad()
-def choose_layout(policy: Policy) -> Layout:
-    """Return "packed" or "padded": the layout of the job's forwards, or "padded" if packing changes what is computed.
+def choose_layout(policy: ComparedModel) -> Layout:
+    """Return the layout of the job's forwards: the job's own, or "padded" if packing changes what is computed.
 
-    The model is on the CPU. Its first layers are compared, up to one of each kind. Raises `TrainingFailed` (bad_model) if padding changes it
-    too.
+    The model is on the CPU. Its first layers are compared, up to one of each kind. Raises `TrainingFailed` (bad_model)
+    if padding changes it too, or if the logits are not what the model makes of its hidden states by itself.
     """
     model = policy.model
     vocabulary = model.get_output_embeddings().weight.shape[0]
@@ -51,15 +74,15 @@ def choose_layout(policy: Policy) -> Layout:
             layout: float((_hidden(policy, sequences, [0, 1], layout) - alone).abs().max() / alone.abs().max())
             for layout in ("packed", "padded")
         }
+        logits = _logits_difference(policy, torch.from_numpy(tokens.astype(np.int64))[None])
     model.train()
     tolerance = _TOLERANCES[alone.dtype]
     # A difference that is not a number is none that is small enough.
+    if not logits <= tolerance:
+        raise _refusal(policy, "computes its logits in an unknown way", logits, tolerance)
     if not differences["padded"] <= tolerance:
-        raise TrainingFailed(
-            "bad_model",
-            f"{policy.model_dir.name}, a {model.config.model_type}, computes a sequence in a padded row otherwise than "
-            f"alone: its hidden states differ by {differences['padded']:.2g}; expected at most {tolerance:.2g}",
-        )
+        fault = "computes a sequence in a padded row otherwise than alone"
+        raise _refusal(policy, fault, differences["padded"], tolerance)
     if policy.job.packing == "packed" and not differences["packed"] <= tolerance:
         log.warning(
             "%s, a %s, mixes the sequences of a packed row (hidden states differ by %.2g): rows are padded",
@@ -71,14 +94,32 @@ def choose_layout(policy: Policy) -> Layout:
     return policy.job.packing
 
 
-def _hidden(policy: Policy, sequences: Sequences, indices: list[int], layout: Layout) -> Tensor:
+def _refusal(policy: ComparedModel, fault: str, difference: float, tolerance: float) -> TrainingFailed:
+    name = f"{policy.model_dir.name}, a {policy.model.config.model_type},"
+    values = f"the values differ by {difference:.2g} of the largest; expected at most {tolerance:.2g}"
+    return TrainingFailed("bad_model", f"{name} {fault}: {values}")
+
+
+def _logits_difference(policy: ComparedModel, ids_1L: Tensor) -> float:
+    """Return how far the model's own logits are from those that are trained, by the largest of them."""
+    if is_qwen3_vl(policy.model):
+        return 0.0
+    with policy.autocast():
+        own_1LV = policy.model(input_ids=ids_1L, use_cache=False).logits.float()
+        hidden_1LD = policy.model.base_model(input_ids=ids_1L, use_cache=False).last_hidden_state
+        head = policy.model.get_output_embeddings()
+        product_1LV = torch.nn.functional.linear(hidden_1LD, head.weight, head.bias).float()
+    return float((policy.logit_rule.logits(product_1LV) - own_1LV).abs().max() / own_1LV.abs().max())
+
+
+def _hidden(policy: ComparedModel, sequences: Sequences, indices: list[int], layout: Layout) -> Tensor:
     """Return the hidden states of these sequences but of their last tokens, end to end, [N, D]."""
     micro = collate(sequences, indices, packing=layout)
     return policy.hidden_states(micro).flatten(0, 1)[micro.predict_N]
 
 
 @contextlib.contextmanager
-def _on_cpu(policy: Policy) -> Iterator[None]:
+def _on_cpu(policy: ComparedModel) -> Iterator[None]:
     """Compute on the CPU, also for a policy of a GPU; its attention kernel may be none of a CPU."""
     model, machine = policy.model, policy.machine
     attention = attention_of(model)

@@ -22,6 +22,7 @@ from torch.utils.checkpoint import create_selective_checkpoint_contexts
 from synth.chat.turn_end import turn_ends
 from synth.images.qwen3_vl import ImagePatches, hidden_states, is_qwen3_vl
 from synth.methods.base import TrainingJob
+from synth.models.architectures import LogitRule
 from synth.trainer.learner.data.images import ImageLoader
 from synth.trainer.learner.data.packing import MicroBatch
 from synth.trainer.learner.data.sft_dataset import load_tokenizer
@@ -56,7 +57,8 @@ class Policy:
 
     model: the Hugging Face model, with LoRA layers in place unless the mode is "full" (`peft_model` wraps it then).
     process_group: the ranks that train it, set by `shard`; then every rank calls each method that computes, gathers or
-    writes. layout: of the rows of its forwards. images: the loader of the images in its prompts; None for a model without vision.
+    writes. layout: of the rows of its forwards. images: the loader of the images in its prompts; None for a model
+    without vision.
     """
 
     model: Any
@@ -164,20 +166,33 @@ class Policy:
 
     def _compute_logprobs(self, micro: MicroBatch, *, temperature: float) -> tuple[Tensor, Tensor]:
         hidden_BLD = self.hidden_states(micro)
-        hidden_ND, head_VD = hidden_BLD.flatten(0, 1)[micro.predict_N], self.model.get_output_embeddings().weight
+        head = self.model.get_output_embeddings()
+        hidden_ND, head_VD = hidden_BLD.flatten(0, 1)[micro.predict_N], head.weight
         if self.job.low_precision_head:
             # A ratio of two policies needs the precision that float32 masters leave in the hidden state; SFT does not.
             dtype = _compute_dtype(self.machine)
             hidden_ND, head_VD = hidden_ND.to(dtype), head_VD.to(dtype)
         return token_logprobs(
-            hidden_ND, head_VD, micro.target_N, temperature=temperature, allowed=micro.allowed, banned=micro.banned
+            hidden_ND,
+            head_VD,
+            micro.target_N,
+            bias_V=head.bias,
+            rule=self.logit_rule,
+            temperature=temperature,
+            allowed=micro.allowed,
+            banned=micro.banned,
         )
+
+    @functools.cached_property
+    def logit_rule(self) -> LogitRule:
+        """What the model makes of the product of hidden states and head."""
+        return LogitRule.of(self.model.config.get_text_config())
 
     def hidden_states(self, micro: MicroBatch) -> Tensor:
         """Return the last hidden states [B, L, D]."""
         # There is no attention mask: rows are padded on the right, which causal attention never reads, and packed
         # sequences are separated by their ends, or by position ids that restart.
-        with self._autocast():
+        with self.autocast():
             return self._seen(micro) if is_qwen3_vl(self.model) else self._read(micro)
 
     def _read(self, micro: MicroBatch) -> Tensor:
@@ -261,7 +276,8 @@ class Policy:
     def _served_dtype(self) -> torch.dtype:
         return _compute_dtype(self.machine)
 
-    def _autocast(self) -> contextlib.AbstractContextManager[Any]:
+    def autocast(self) -> contextlib.AbstractContextManager[Any]:
+        """Return the context in which a forward has the dtype of the job's machine."""
         if self.machine.dtype == "fp32":
             return contextlib.nullcontext()
         return torch.autocast(self.machine.device, torch.bfloat16)

@@ -67,6 +67,8 @@ def choose_attention(model_config: Any, device: torch.device, dtype: torch.dtype
         return _log_choice("flash_attention_3", "flash-attn 3 is installed")
     if is_flash_attn_2_available():
         return _log_choice("flash_attention_2", "flash-attn 2 is installed")
+    if getattr(model_config, "attn_logit_softcapping", None):
+        return _log_choice(BY_SEQUENCE, "the model caps its scores")
     fault = _varlen_fault(device)
     if fault is not None:
         return _log_choice(BY_SEQUENCE, f"torch's varlen attention cannot be used: {fault}")
@@ -85,11 +87,13 @@ def attention_by_sequence(
     bounds: tuple[int, ...] | None = None,
     sliding_window: int | None = None,
     s_aux: Tensor | None = None,
+    softcap: float | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
     """Compute causal attention with one call of torch's kernel for each packed sequence. Returns [B, L, H, D].
 
     sliding_window: positions that one attends to at most, of a layer that has a window. s_aux: the layer's sinks, [H].
+    softcap: of the scores.
     """
     bounds = bounds or (0, q_BHLD.shape[2])
     parts = [
@@ -100,6 +104,7 @@ def attention_by_sequence(
             scale=scaling,
             window=sliding_window,
             sinks_H=s_aux,
+            cap=softcap,
             dropout=dropout,
         )
         for a, b in itertools.pairwise(bounds)

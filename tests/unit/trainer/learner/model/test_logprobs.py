@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from synth.models.architectures import PLAIN, LogitRule
 from synth.trainer.learner.data.allowed_tokens import AllowedTokens
 from synth.trainer.learner.model.logprobs import token_logprobs
 from synth.trajectories import TokenMasks, TokenSet
@@ -17,15 +18,20 @@ from synth.trajectories import TokenMasks, TokenSet
 @pytest.mark.parametrize("chunk_elements", [1 << 25, 37 * 4, 37])
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 @pytest.mark.parametrize("constrained", [False, True])
+@pytest.mark.parametrize("rule", [PLAIN, LogitRule(scale=0.25), LogitRule(scale=2.0, cap=3.0)])
 def test_chunks_give_the_logprobs_entropy_and_gradients_of_the_whole(
-    chunk_elements: int, temperature: float, constrained: bool
+    chunk_elements: int, temperature: float, constrained: bool, rule: LogitRule
 ) -> None:
     torch.manual_seed(0)
     hidden = torch.randn(11, 8, dtype=torch.float64, requires_grad=True)
     head = torch.randn(37, 8, dtype=torch.float64, requires_grad=True)
+    bias = torch.randn(37, dtype=torch.float64, requires_grad=True)
     target = torch.randint(0, 37, (11,))
     slope = torch.randn(11, dtype=torch.float64)
-    logits = hidden @ head.T / temperature
+    logits = (hidden @ head.T + bias) * rule.scale
+    if rule.cap is not None:
+        logits = torch.tanh(logits / rule.cap) * rule.cap
+    logits = logits / temperature
     allowed = None
     if constrained:
         # Few tokens at some positions, most at others, all at the rest.
@@ -38,12 +44,19 @@ def test_chunks_give_the_logprobs_entropy_and_gradients_of_the_whole(
         logits = logits.masked_fill(~allowed_NV, -torch.inf)
     full = torch.log_softmax(logits, -1)
     expected = full.gather(1, target[:, None]).squeeze(1)
-    expected_grads = torch.autograd.grad((expected * slope).sum(), (hidden, head), retain_graph=True)
+    expected_grads = torch.autograd.grad((expected * slope).sum(), (hidden, head, bias), retain_graph=True)
 
     logp, entropy = token_logprobs(
-        hidden, head, target, temperature=temperature, allowed=allowed, chunk_elements=chunk_elements
+        hidden,
+        head,
+        target,
+        bias_V=bias,
+        rule=rule,
+        temperature=temperature,
+        allowed=allowed,
+        chunk_elements=chunk_elements,
     )
-    grads = torch.autograd.grad((logp * slope).sum(), (hidden, head))
+    grads = torch.autograd.grad((logp * slope).sum(), (hidden, head, bias))
 
     assert torch.allclose(logp, expected, atol=1e-12)
     assert torch.allclose(entropy, -torch.xlogy(full.exp(), full.exp()).sum(-1), atol=1e-12)
