@@ -87,6 +87,13 @@ def test_a_job_is_found_by_metadata_tags_and_names(log: Log, wanted: JobFilter, 
     assert log.matching(wanted, org="org_b") == []
 
 
+def test_a_list_has_every_job_of_its_organisation_and_none_of_another(log: Log):
+    log.job("job_1")
+    log.job("job_2")
+    assert log.matching(JobFilter()) == ["job_2", "job_1"]
+    assert log.matching(JobFilter(), org="org_b") == []
+
+
 def test_a_deleted_job_is_found_by_nothing(log: Log):
     log.job("job_1", tags={"a": "b"}, team="a")
     log.add("job.deleted", "job_1", JobDeleted(requested_by="k"))

@@ -82,3 +82,13 @@ def test_a_value_that_is_no_number_never_reaches_the_job():
     row = apply_to_job(row, recorded("train.step", bad, seq=3))
     assert row is not None
     assert (row.job.step, row.job.values, row.job.last_seq) == (1, {"loss": 0.5}, 3)
+
+
+def test_the_trained_tokens_of_a_job_are_those_of_all_its_steps():
+    row = projected(
+        *VERIFIED,
+        (100, "job.started", JobStarted(attempt=1, worker="w")),
+        (110, "train.step", TrainStep(step=1, of=2, attempt=1, values={"trained_tokens": 30})),
+        (120, "train.step", TrainStep(step=2, of=2, attempt=1, values={"trained_tokens": 12})),
+    )
+    assert (row.job.step, row.job.trained_tokens) == (2, 42)
