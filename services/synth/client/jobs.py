@@ -231,7 +231,7 @@ class AsyncJobs:
         """Yield rollouts of a job; pages are read as they are needed.
 
         limit: at most so many. filters: the parameters of `GET /api/jobs/{job_id}/rollouts`, such as `mode="eval"`,
-        `sort="worst"` or `outcome="failed"`.
+        `sort="worst"` or `failed=True`.
         """
         path = f"{_path(job_id)}/rollouts"
         async for rollout in self._api.pages(path, RolloutSummary, limit=limit, params=filters, usual=LONG_TIMEOUT_S):
