@@ -36,6 +36,10 @@ _CAUSAL = """
 #: Every type that transformers loads as a causal language model; a test compares it with the installed release.
 CAUSAL_TYPES = frozenset(_CAUSAL.split())
 
+#: Kinds of layers, in a config's `layer_types`: attention, and those with a state of their own or with none.
+_ATTENTION = frozenset({"full_attention", "sliding_attention"})
+_STATES = frozenset({"linear_attention", "conv", "mamba", "mamba2", "hybrid", "moe", "mlp"})
+
 #: Keys of a config that say how many experts a layer has.
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 
@@ -80,13 +84,14 @@ def fault_of_config(model_id: str, config: dict[str, Any], where: str) -> Proble
     )
 
 
-def unusual_layers(config: Any) -> str | None:
-    """Return the parts of a model's layers that neither trainer nor embedded engine computes; None without any.
+def unusual_layers(config: Any, *, states: bool = False) -> str | None:
+    """Return the parts of a model's layers that are not computed here; None without any.
 
-    config: transformers' config of the text model. A layer with a state of its own would carry it from one
-    sequence of a packed row to the next.
+    config: transformers' config of the text model. states: whether layers with a state of their own are computed, as in
+    the trainer, which pads their rows.
     """
-    unusual = set(getattr(config, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
+    known = _ATTENTION | _STATES if states else _ATTENTION
+    unusual = set(getattr(config, "layer_types", None) or ()) - known
     if unusual or not hasattr(config, "num_key_value_heads"):
         layers = ", ".join(sorted(unusual)) or "no heads of keys and values"
         return f"has {layers}; expected full or sliding-window attention in every layer"

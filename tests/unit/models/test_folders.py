@@ -103,3 +103,4 @@ def test_a_model_with_experts_is_told_from_a_dense_one(kind: str, key: str, tmp_
 def test_layers_that_nothing_here_computes_are_named(kind: str, changes: dict[str, Any], words: str) -> None:
     assert words in (unusual_layers(getattr(transformers, kind)(**changes)) or "")
     assert unusual_layers(transformers.Qwen3Config()) is None
+    assert unusual_layers(transformers.Qwen3NextConfig(), states=True) is None

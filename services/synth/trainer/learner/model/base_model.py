@@ -48,9 +48,7 @@ def load_base_model(model_dir: Path, job: TrainingJob, machine: Machine, compute
         raise TrainingFailed(
             "bad_model", f"{model_dir.name} is a {model_config.model_type}, which sees; expected a Qwen3-VL"
         )
-    unusual = unusual_layers(model_config.get_text_config())
-    if unusual is None and (getattr(model, "_is_stateful", False) or not model._supports_attention_backend):
-        unusual = "computes attention in a way of its own; expected one that takes transformers' attention functions"
+    unusual = unusual_layers(model_config.get_text_config(), states=True)
     if unusual is not None:
         raise TrainingFailed("bad_model", f"{model_dir.name}, a {model_config.model_type}, {unusual}")
     model.config.use_cache = False

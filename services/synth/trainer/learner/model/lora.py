@@ -20,6 +20,9 @@ from synth.weights.tensor_file import load_tensors
 
 #: Names of the modules that divide tokens among experts, which an adapter on every linear layer leaves out.
 _ROUTERS = frozenset({"router", "gate", "shared_expert_gate"})
+#: A kernel of these types reads the weight of a layer itself, and peft refuses an adapter there.
+_KERNEL_READS = frozenset({"out_proj"})
+_MAMBA_TYPES = frozenset({"falcon_h1", "falcon_mamba", "mamba", "mamba2", "nemotron_h"})
 
 
 def merge_adapter(model: Any, adapter_dir: Path) -> None:
@@ -95,7 +98,8 @@ def _lora_target_modules(model: Any, lora: LoraSettings) -> set[str]:
         targets = LORA_TARGETS["qwen3-vl"]
     if targets == "all-linear":
         routers = _ROUTERS if has_experts(model.config.get_text_config().to_dict()) else frozenset[str]()
-        return {n for n, m in linear.items() if m is not head and not routers & set(n.split("."))}
+        left_out = routers | (_KERNEL_READS if model.config.model_type in _MAMBA_TYPES else frozenset())
+        return {n for n, m in linear.items() if m is not head and not left_out & set(n.split("."))}
     target_modules = {n for n in linear if check_target_module_exists(LoraConfig(target_modules=targets), n)}
     if isinstance(targets, list) and MM_PROJECTOR in targets and is_qwen3_vl(model):
         target_modules |= {n for n in linear if check_target_module_exists(LoraConfig(target_modules=PROJECTOR), n)}
