@@ -1,4 +1,4 @@
-"""One type of each kind of layer: trainer, embedded engine and transformers compute the same before and after updates."""
+"""One type of each kind of layer: trainer, embedded engine and transformers compute the same, over two updates."""
 
 from __future__ import annotations
 
