@@ -22,7 +22,7 @@ import transformers
 from synth.jobs.memory import TrainingMemory, training_memory
 from synth.jobs.parse.toml import read_toml
 from synth.jobs.resolve.job import Overrides, resolve_job
-from synth.methods.base import TrainingJob
+from synth.methods.base import CPU_FORWARDS, TrainingJob
 from synth.methods.rl import RlJob
 from synth.methods.sft import SftJob
 from synth.models import Registry
@@ -101,7 +101,7 @@ _ADAPTER = "[lora]\nr = 8\nalpha = 16\ndropout = 0.0\n"
 
 @dataclass(frozen=True)
 class Case:
-    """A model and a mode. keys: of the job file. length: tokens of a sequence; tokens: of a micro-batch."""
+    """A model and a mode. keys: of the job file. length: tokens of a sequence; tokens: of a forward."""
 
     family: str
     kind: str = "rl"
@@ -165,10 +165,10 @@ class Compared:
 def compare(case: Case, folder: Path, *, device: str = "cpu") -> Compared:
     """Train one case and measure it. folder: an empty one, for its model."""
     write_model(folder / "model", case)
-    job = _job(case, folder)
+    job = _job(case, folder, forwards=CPU_FORWARDS if device == "cpu" else 1)
     shape = read_shape(folder / "model")
     assert shape is not None
-    settings = TrainerSettings(device=device, dtype=case.dtype, deterministic=False)  # pyright: ignore[reportArgumentType]
+    settings = TrainerSettings(device=device, dtype=case.dtype, deterministic=False, threads=1)  # pyright: ignore[reportArgumentType]
     predicted = training_memory(
         job,
         shape,
@@ -176,8 +176,9 @@ def compare(case: Case, folder: Path, *, device: str = "cpu") -> Compared:
         device=device,  # pyright: ignore[reportArgumentType]
         longest=case.length,
     )
+    rows = 2 * job.micro_batch_tokens // case.length
     machine = machine_of(job, settings)
-    rng.seed_everything(0, threads=1, deterministic=False)
+    rng.seed_everything(0, deterministic=False)
     source = folder / "model"
     if job.mode == "qlora":
         nf4.write_rounded_model(source, folder / "rounded")
@@ -191,12 +192,12 @@ def compare(case: Case, folder: Path, *, device: str = "cpu") -> Compared:
         copies = [policy.model] + ([reference.policy.model] if reference is not None and not job.lora else [])  # pyright: ignore
     else:
         assert isinstance(job, SftJob)
-        trainer = SftTrainer(policy, job, _rows(case))
+        trainer = SftTrainer(policy, job, _rows(case, rows))
         copies = [policy.model]
 
     def train() -> None:
         for step in (1, 2):
-            trainer.step(*([_batch(case, step)] if isinstance(job, RlJob) else []))
+            trainer.step(*([_batch(case, step, rows)] if isinstance(job, RlJob) else []))
 
     loaded = 0 if device == "cuda" else sum(_held(model) for model in copies)
     return Compared(predicted, loaded + _peak(train, policy))
@@ -214,29 +215,28 @@ def write_model(path: Path, case: Case) -> None:
     getattr(transformers, f"{name}ForCausalLM")(config).save_pretrained(path)
 
 
-def _job(case: Case, models: Path) -> TrainingJob:
-    rows = 2 * case.tokens // case.length
+def _job(case: Case, models: Path, *, forwards: int) -> TrainingJob:
+    rows, tokens = 2 * case.tokens // case.length * forwards, case.tokens * forwards
     tables = case.tables + ("" if case.mode == "full" else _ADAPTER)
     keys = "\n".join(case.keys)
     if case.kind == "rl":
-        text = _RL.format(mode=case.mode, tokens=case.tokens, keys=keys, tables=tables)
+        text = _RL.format(mode=case.mode, tokens=tokens, keys=keys, tables=tables)
     else:
         variety = "fft" if case.mode == "full" else case.mode
-        text = _SFT.format(variety=variety, rows=rows, length=case.length, tokens=case.tokens, keys=keys, tables=tables)
+        text = _SFT.format(variety=variety, rows=rows, length=case.length, tokens=tokens, keys=keys, tables=tables)
     job = resolve_job(read_toml(text, name="job.toml"), overrides=Overrides(), registry=Registry(models)).job
     assert isinstance(job, TrainingJob)
     return job
 
 
-def _rows(case: Case) -> SftDataset:
-    count = 2 * case.tokens // case.length
+def _rows(case: Case, count: int) -> SftDataset:
     tokens = np.random.default_rng(0).integers(5, 300, count * case.length).astype(np.int32)
     sequences = Sequences(tokens, np.ones(len(tokens), np.float32), np.arange(count + 1) * case.length)
     return SftDataset(sequences, {"truncated_rows": 0.0, "truncated_tokens": 0.0, "untrained_rows": 0.0})
 
 
-def _batch(case: Case, iteration: int) -> RolloutBatch:
-    count, prompt = 2 * case.tokens // case.length, 8
+def _batch(case: Case, iteration: int, count: int) -> RolloutBatch:
+    prompt = 8
     drawn = np.random.default_rng(iteration)
     mask = np.arange(case.length) >= prompt
     branches = [

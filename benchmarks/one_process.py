@@ -60,7 +60,7 @@ async def run(start: Start) -> None:
     model_dir = Path(start.model_dir)
     engine = await TransformersEngine.load(model_dir, settings=EngineSettings(threads=start.threads, seed=0))
     tokenizer = load_tokenizer(model_dir)
-    rng.seed_everything(job.seed, threads=machine.threads, deterministic=machine.deterministic)
+    rng.seed_everything(job.seed, deterministic=machine.deterministic)
     trainer = RlTrainer(load_policy(model_dir, job, machine, dropout=False), job)
     weights = Path(start.work_dir) / "policy.safetensors"
     for k in range(1, job.iterations + 1):

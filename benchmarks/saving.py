@@ -74,7 +74,7 @@ class Run:
             checkpoint_every=1,
             seed=0,
         )
-        rng.seed_everything(0, threads=1, deterministic=True)
+        rng.seed_everything(0, deterministic=True)
         self._trainer = RlTrainer(load_policy(model, job, dropout=False), job)
         self.state_bytes = self._trainer.state.size
         self.write_s: list[float] = []

@@ -115,7 +115,7 @@ def fine_tune(model_dir: Path, out: Path, *, log: Callable[[str], None]) -> Path
         steps=SFT_STEPS,
         packing="padded",
     )
-    rng.seed_everything(job.seed, threads=1, deterministic=True)
+    rng.seed_everything(job.seed, deterministic=True)
     dataset = msgspec.convert(list(rows(12_000, seed=0)), list[TrainingRow])
     data = encode_rows(dataset, load_tokenizer(model_dir), sequence_length=job.sequence_length)
     policy = load_policy(model_dir, job)
@@ -139,7 +139,7 @@ async def reinforce(engine: TransformersEngine, model_dir: Path, weights: Path, 
         minibatches=2,
         packing="padded",
     )
-    rng.seed_everything(job.seed, threads=1, deterministic=True)
+    rng.seed_everything(job.seed, deterministic=True)
     tokenizer = load_tokenizer(model_dir)
     trainer = RlTrainer(load_policy(model_dir, job, dropout=False), job)
     for iteration in range(1, RL_ITERATIONS + 1):

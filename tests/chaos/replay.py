@@ -28,7 +28,7 @@ async def replay_training(facts: Sequence[Recorded], blobs: BlobStore, work: Pat
     assert isinstance(job, RlJob)
     machine = machine_of(job, TrainerSettings())
     source = await training_source(verified.source, None, blobs, work / "models", hub=False)
-    rng.seed_everything(job.seed, threads=machine.threads, deterministic=machine.deterministic)
+    rng.seed_everything(job.seed, deterministic=machine.deterministic)
     trainer = RlTrainer(load_policy(source.model, job, machine, dropout=False), job)
     for batched in (fact.event for fact in facts if isinstance(fact.event, RolloutBatched)):
         batch = RolloutBatch.from_bytes(await blobs.get_bytes(batched.batch))

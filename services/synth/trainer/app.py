@@ -20,7 +20,7 @@ def main() -> int:
     settings = TrainerSettings()
 
     async def setup(service: Service) -> None:
-        learners = LearnerPool(threads=settings.threads)
+        learners = LearnerPool()
         train = functools.partial(training_run.train, learners=learners)
         trainer = TrainTaskOwner(service.bus, service.blobs, settings, train)
         worker = TaskWorker(

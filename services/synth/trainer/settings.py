@@ -8,6 +8,7 @@ from typing import Literal
 
 from pydantic import Field
 
+from synth.methods.base import CPU_FORWARDS
 from synth.plugins import PluginSettings
 from synth.runtime.gpus import visible_gpus
 from synth.runtime.settings import ServiceSettings
@@ -23,8 +24,10 @@ class TrainerSettings(ServiceSettings, PluginSettings):
     dtype: Literal["fp32", "bf16"] = "fp32"
     """The dtype of the forward pass; master weights, log-probabilities and losses are float32 in any case."""
 
-    threads: int = 1
-    """CPU threads of the training process. One is the default: contended threads spin, and bytes differ by count."""
+    threads: int | None = Field(default=None, ge=1)
+    """Micro-batches that are computed at one time on a CPU, by a thread each, with a gradient of its own in memory. No
+    bit depends on it. Unset: one for each CPU that this service may use, and at most 4. On a GPU, and with several
+    ranks, it is 1."""
 
     deterministic: bool | None = None
     """Bit-identical resume and replay. Unset: yes on a CPU; no on a GPU, because it costs speed there."""
@@ -96,6 +99,11 @@ class TrainerSettings(ServiceSettings, PluginSettings):
     def tokenising(self) -> int:
         """How many processes tokenise."""
         return self.tokenise_processes or min(4, len(os.sched_getaffinity(0)))
+
+    @property
+    def computing(self) -> int:
+        """How many threads compute."""
+        return self.threads or min(CPU_FORWARDS, len(os.sched_getaffinity(0)))
 
     @property
     def computes_deterministically(self) -> bool:

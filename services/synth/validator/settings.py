@@ -6,8 +6,9 @@ from pydantic import Field
 
 from synth.graders.python.settings import PythonGraderSettings
 from synth.jobs.limits import JobLimitSettings
-from synth.jobs.memory import Device, Dtype
+from synth.jobs.memory import Dtype
 from synth.jobs.plan import TrainerDevice
+from synth.methods.base import Device
 from synth.plugins import PluginSettings
 from synth.runtime.settings import ServiceSettings
 

@@ -10,7 +10,7 @@ import msgspec
 from synth.errors import Problem
 from synth.jobs.memory import training_memory
 from synth.jobs.plan import TrainerDevice
-from synth.methods.base import LoraSettings, TrainingJob
+from synth.methods.base import CPU_FORWARDS, LoraSettings, TrainingJob
 from synth.models.memory import in_words
 from synth.models.shape import ModelShape
 
@@ -70,7 +70,7 @@ def _suggestions(job: TrainingJob, shape: ModelShape, on: TrainerDevice, ranks: 
         memory = training_memory(change.job, shape, dtype=on.dtype_of(job), device=on.device, ranks=change.ranks)
         return memory.total - memory.image_activations <= most
 
-    same, tokens = _savings(job, on, ranks), [_fewer_tokens]
+    same, tokens = _savings(job, on, ranks), [_fewer_tokens(on)]
     # Fewer tokens come last, so that the suggestion states how many a forward may still have.
     suggestions = _fewest([*same, *tokens], _Change("", job, ranks), fits)
     for adapter in _adapters(job):
@@ -132,16 +132,20 @@ def _more_ranks(ranks: int) -> _Maker:
     return change
 
 
-def _fewer_tokens(before: _Change, fits: Callable[[_Change], bool]) -> _Change | None:
-    tokens = before.job.forward_tokens
-    while tokens // 2 >= _LEAST_TOKENS:
-        tokens //= 2
-        made = _with_tokens(before, tokens)
-        if made.job.forward_tokens > tokens:
-            return None  # a row of SFT is a forward of its own
-        if fits(made):
-            return made
-    return None
+def _fewer_tokens(on: TrainerDevice) -> _Maker:
+    def change(before: _Change, fits: Callable[[_Change], bool]) -> _Change | None:
+        forwards = 1 if on.device == "cuda" else CPU_FORWARDS
+        tokens = before.job.forward_tokens(on.device)
+        while tokens // 2 >= _LEAST_TOKENS:
+            tokens //= 2
+            made = _with_tokens(before, tokens * forwards)
+            if made.job.forward_tokens(on.device) > tokens:
+                return None  # a row of SFT is a forward of its own
+            if fits(made):
+                return made
+        return None
+
+    return change
 
 
 def _with_tokens(before: _Change, tokens: int) -> _Change:

@@ -9,12 +9,11 @@ from typing import Literal
 import msgspec
 
 from synth.jobs.activations import image_token_bytes, token_bytes, tower_is_trained
-from synth.methods.base import TrainingJob
+from synth.methods.base import Device, TrainingJob
 from synth.models.memory import WIDTHS
 from synth.models.shape import ModelShape
 
 Dtype = Literal["fp32", "bf16"]
-Device = Literal["cpu", "cuda"]
 
 #: Logits of one chunk of the trainer's log-probabilities (`CHUNK_ELEMENTS` and `GPU_CHUNK_ELEMENTS` there).
 LOGITS_CHUNK: dict[Device, int] = {"cpu": 1 << 25, "cuda": 1 << 27}
@@ -76,12 +75,14 @@ def training_memory(
     dtype: Dtype = "bf16",
     device: Device = "cuda",
     ranks: int = 1,
+    threads: int = 1,
     longest: int | None = None,
 ) -> TrainingMemory:
     """Return the memory of a rank of a job's training.
 
-    dtype: of the forward. ranks: processes that train together. longest: tokens of a forward's longest sequence, for
-    layers whose attention is computed by blocks; None is a whole forward, or a row of SFT.
+    dtype: of the forward. ranks: processes that train together. threads: of a CPU, each with a forward and a gradient
+    of its own. longest: tokens of a forward's longest sequence, for layers whose attention is computed by blocks; None
+    is a whole forward, or a row of SFT.
 
     Weights, gradients and moments: "ZeRO" (arXiv 1910.02054), section 3.1, with this trainer's parts: masters,
     gradients and moments in float32 (4 + 4 + 8 bytes a trained weight), bfloat16 copies of the weights of linear layers
@@ -92,7 +93,7 @@ def training_memory(
     `trainer.learner.model.logprobs`.
 
     CUDA's own memory, the kernels' workspaces and the allocator's losses are not included. A forward holds
-    `micro_batch_tokens`; an SFT row or a DPO pair that is longer is a forward of its own.
+    `micro_batch_tokens`, or a fourth of it on a CPU; an SFT row or a DPO pair that is longer is a forward of its own.
     """
     width, sharded = WIDTHS[dtype], ranks > 1 and job.parallelism.sharding != "replicated"
     shards = ranks if sharded else 1
@@ -106,8 +107,8 @@ def training_memory(
     decoded = 0
     if job.mode == "qlora":
         decoded = width * max(rows * columns for _, (rows, columns), _ in shape.modules())  # one weight
-    tokens = job.forward_tokens
-    longest = job.longest_sequence if longest is None else longest
+    tokens = job.forward_tokens(device)
+    longest = job.longest_sequence(device) if longest is None else longest
     kept, again = (tokens * each for each in token_bytes(job, shape, dtype, longest=longest))
     logits = _logits(job, shape, tokens, dtype, device)
     if job.activation_checkpointing:
@@ -125,12 +126,12 @@ def training_memory(
         weights=weights,
         casts=casts + decoded,
         gathered=_gathered(job, shape, dtype) if sharded else 0,
-        gradients=4 * trained // shards,
+        gradients=4 * trained // shards * (1 if threads == 1 else 1 + threads),
         moments=moments - offloaded,
         reference=_reference(job, shape, width, shards),
-        activations=kept,
-        image_activations=tokens * image_token_bytes(job, shape, dtype),
-        logits=logits,
+        activations=kept * threads,
+        image_activations=tokens * image_token_bytes(job, shape, dtype) * threads,
+        logits=logits * threads,
         offloaded=offloaded,
     )
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from synth.jobs.memory import Device, Dtype, TrainingMemory, moment_bytes, trained_parameters, training_memory
-from synth.methods.base import TrainingJob
+from synth.jobs.memory import Dtype, TrainingMemory, moment_bytes, trained_parameters, training_memory
+from synth.methods.base import Device, TrainingJob
 from synth.models.memory import WIDTHS, kv_bytes, kv_bytes_per_token
 from synth.models.shape import ModelShape
 

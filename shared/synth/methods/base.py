@@ -22,9 +22,14 @@ from synth.tables.keys import JobSettings, Positive, keys
 
 Mode = Literal["full", "lora", "qlora"]
 Sharding = Literal["replicated", "gradients", "parameters"]
+Device = Literal["cpu", "cuda"]
 Placement = Literal["none", "shared", "dedicated"]
 
 _PREFIX: dict[Mode, Literal["fft", "peft", "qft"]] = {"full": "fft", "lora": "peft", "qlora": "qft"}
+
+#: Forwards of a CPU that share `micro_batch_tokens`: threads may compute as many at one time. It decides which
+#: micro-batches there are, so that their number must not depend on the machine.
+CPU_FORWARDS = 4
 
 #: Fields of every training job that do not change what a step computes; `recipe` has parts of the last two.
 UNTRAINED = frozenset({"model", "base_model", "checkpoints_kept", "tags", "parallelism", "vision"})
@@ -285,15 +290,17 @@ class TrainingJob(OptimizationKeys, JobMethod, frozen=True, kw_only=True):
         """As `JobMethod`; None for a full fine-tune."""
         return None if self.lora is None else LoraShape(r=self.lora.r, alpha=self.lora.alpha, targets=self.lora.targets)
 
-    @property
-    def forward_tokens(self) -> int:
-        """The tokens of the largest forward, padding included."""
-        return self.micro_batch_tokens
+    def forward_budget(self, device: Device) -> int:
+        """Return the tokens of one forward, padding included, unless one row is longer."""
+        return self.micro_batch_tokens if device == "cuda" else max(1, self.micro_batch_tokens // CPU_FORWARDS)
 
-    @property
-    def longest_sequence(self) -> int:
-        """The tokens of the longest sequence of that forward."""
-        return self.forward_tokens
+    def forward_tokens(self, device: Device) -> int:
+        """Return the tokens of the largest forward, padding included."""
+        return self.forward_budget(device)
+
+    def longest_sequence(self, device: Device) -> int:
+        """Return the tokens of the longest sequence of that forward."""
+        return self.forward_tokens(device)
 
     @property
     def batch_bytes(self) -> int:
@@ -370,14 +377,12 @@ class FileJob(FileKeys, TrainingJob, frozen=True, kw_only=True):
     def evaluated_every(self) -> int:
         return self.validation_every if self.validation_file is not None else 0
 
-    @property
-    def forward_tokens(self) -> int:
+    def forward_tokens(self, device: Device) -> int:
         row = self.sequence_length * self.row_sequences
-        return min(max(self.micro_batch_tokens, row), self.batch_size * row)
+        return min(max(self.forward_budget(device), row), self.batch_size * row)
 
-    @property
-    def longest_sequence(self) -> int:
-        return min(self.forward_tokens, self.sequence_length)
+    def longest_sequence(self, device: Device) -> int:
+        return min(self.forward_tokens(device), self.sequence_length)
 
     def summary(self) -> str:
         length = f"{self.steps} steps" if self.steps else f"{self.epochs} epoch{'s' * (self.epochs > 1)}"

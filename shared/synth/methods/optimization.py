@@ -31,7 +31,7 @@ class OptimizationKeys:
     clip_norm: Annotated[PositiveFloat, Field(alias="grad_clip")] = 1.0
     """largest norm of the gradient"""
     micro_batch_tokens: Positive = 8192
-    """tokens in one forward and backward pass: memory, not mathematics"""
+    """tokens in one forward and backward pass, or on a CPU in four: memory, not mathematics"""
     optimizer: Literal["adamw", "adamw_8bit"] = "adamw"
     """adamw has two moments of a trained weight in float32, 8 bytes; adamw_8bit in 8 bits by blocks, about 2:
     docs/gpu.md"""

@@ -103,7 +103,7 @@ def train(
 ) -> TrainedRun:
     """Train one of `JOBS` to its end. `folder` gets the checkpoint of the middle, the model and the serving file."""
     job, machine = JOBS[name], Machine(world_size=process_group.size)
-    rng.seed_everything(job.seed, threads=1, deterministic=True)
+    rng.seed_everything(job.seed, deterministic=True)
     loader = ImageLoader.load(models.vision, models.images) if name.startswith("vision") else None
     model_dir = models.text if loader is None else models.vision
     policy = load_policy(model_dir, job, machine, images=loader, dropout=not job.without_dropout)

@@ -27,7 +27,7 @@ UNLIMITED_LINE = 1 << 62
 @pytest.fixture(scope="module")
 async def learners() -> AsyncIterator[LearnerPool]:
     """The pool of one service."""
-    pool = LearnerPool(threads=1)
+    pool = LearnerPool()
     keeping = asyncio.create_task(pool.keep_warm())
     yield pool
     keeping.cancel()
@@ -92,7 +92,7 @@ async def test_a_fork_server_that_was_killed_ends_its_processes_and_is_replaced(
 
 async def test_a_process_that_a_dead_server_cannot_start_counts_as_ended() -> None:
     """The server may die between the look at it and the request."""
-    pool = LearnerPool(threads=1)
+    pool = LearnerPool()
     server = await cast(Any, pool)._ensure_server()
     await server.close()
     process = await TrainingFork.start(server)
@@ -101,7 +101,7 @@ async def test_a_process_that_a_dead_server_cannot_start_counts_as_ended() -> No
 
 
 async def test_a_process_that_is_stopped_before_the_server_has_started_it_ends(tmp_path: Path) -> None:
-    pool = LearnerPool(threads=1)
+    pool = LearnerPool()
     async with pool.acquire() as learner:
         assert learner.pid == 0
     assert not learner.alive
@@ -122,7 +122,7 @@ async def test_a_process_that_is_killed_at_work_ends_the_attempt(learners: Learn
 async def test_a_training_process_is_not_given_the_secrets_of_its_service(monkeypatch):
     monkeypatch.setenv("SYNTH_CLUSTER_SECRET", "not-for-children")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "not-for-children")
-    pool = LearnerPool(threads=1)
+    pool = LearnerPool()
     try:
         async with pool.acquire() as learner:
             await has_started(learner)

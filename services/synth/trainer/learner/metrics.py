@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Self
 
 import numpy as np
 import numpy.typing as npt
@@ -11,6 +12,59 @@ from torch import Tensor
 from synth.trainer.learner.distributed.process_group import ProcessGroup, add_metrics
 from synth.trainer.learner.losses.importance_correction import correction_metrics
 from synth.trajectories import RolloutBatch
+
+
+@dataclass(frozen=True)
+class MicroBatchMetrics:
+    """The metrics of one trained micro-batch.
+
+    rejected: the weight of the sequences that were rejected. sums, correction: as in `StepMetrics`.
+    """
+
+    loss: float
+    rejected: float
+    sums: dict[str, float]
+    correction: dict[str, float]
+
+    @classmethod
+    def of(
+        cls,
+        *,
+        loss: float,
+        rejected: float,
+        log_ratio_N: Tensor,
+        entropy_N: Tensor,
+        advantage_U: Tensor,
+        clipped_U: Tensor,
+        correction: dict[str, float],
+        first_minibatch: bool,
+        reference_kl_N: Tensor | None = None,
+    ) -> Self:
+        """Compute them.
+
+        log_ratio_N: log π/π_old, nats. entropy_N: of the distribution at each token, nats. advantage_U, clipped_U: of
+        `LossOutput`, U sequences or tokens, depending on the loss. first_minibatch: whether the micro-batch belongs
+        to the step's first minibatch. reference_kl_N: KL(π ‖ π_ref), if there is a reference.
+        """
+        x = log_ratio_N.double()
+        # Schulman's k3 of KL(π_old ‖ π), in float64: at 1e-4 its terms are below float32's resolution.
+        kl = float((x.expm1() - x).sum())
+        clipped_up = float((clipped_U & (advantage_U > 0)).sum())
+        clipped_down = float((clipped_U & (advantage_U < 0)).sum())
+        sums = {
+            "tokens": float(len(x)),
+            "kl": kl,
+            "entropy": float(entropy_N.double().sum()),
+            "positive": float((advantage_U > 0).sum()),
+            "negative": float((advantage_U < 0).sum()),
+            "clipped_positive": clipped_up,
+            "clipped_negative": clipped_down,
+        }
+        if reference_kl_N is not None:
+            sums["ref_kl"] = float(reference_kl_N.double().sum())
+        if first_minibatch:
+            sums |= {"first_tokens": float(len(x)), "first_kl": kl, "first_clipped": clipped_up + clipped_down}
+        return cls(loss, rejected, sums, correction)
 
 
 @dataclass
@@ -27,45 +81,11 @@ class StepMetrics:
     grad_norms: list[float] = field(default_factory=list)
     minibatch_loss: float = 0.0
 
-    def add_micro_batch(
-        self,
-        *,
-        loss: float,
-        log_ratio_N: Tensor,
-        entropy_N: Tensor,
-        advantage_U: Tensor,
-        clipped_U: Tensor,
-        correction: dict[str, float],
-        first_minibatch: bool,
-        reference_kl_N: Tensor | None = None,
-    ) -> None:
-        """Add one trained micro-batch.
-
-        log_ratio_N: log π/π_old, nats. entropy_N: of the distribution at each token, nats. advantage_U, clipped_U: of
-        `LossOutput`, U sequences or tokens, depending on the loss. first_minibatch: whether the micro-batch belongs
-        to the step's first minibatch. reference_kl_N: KL(π ‖ π_ref), if there is a reference.
-        """
-        x = log_ratio_N.double()
-        # Schulman's k3 of KL(π_old ‖ π), in float64: at 1e-4 its terms are below float32's resolution.
-        kl = float((x.expm1() - x).sum())
-        clipped_up = float((clipped_U & (advantage_U > 0)).sum())
-        clipped_down = float((clipped_U & (advantage_U < 0)).sum())
-        self.minibatch_loss += loss
-        sums = {
-            "tokens": float(len(x)),
-            "kl": kl,
-            "entropy": float(entropy_N.double().sum()),
-            "positive": float((advantage_U > 0).sum()),
-            "negative": float((advantage_U < 0).sum()),
-            "clipped_positive": clipped_up,
-            "clipped_negative": clipped_down,
-        }
-        if reference_kl_N is not None:
-            sums["ref_kl"] = float(reference_kl_N.double().sum())
-        if first_minibatch:
-            sums |= {"first_tokens": float(len(x)), "first_kl": kl, "first_clipped": clipped_up + clipped_down}
-        add_metrics(self.sums, sums)
-        add_metrics(self.correction, correction)
+    def add_micro_batch(self, micro_batch: MicroBatchMetrics) -> None:
+        """Add one trained micro-batch."""
+        self.minibatch_loss += micro_batch.loss
+        add_metrics(self.sums, micro_batch.sums)
+        add_metrics(self.correction, micro_batch.correction)
 
     def add_optimizer_step(self, grad_norm: float, *, scale: float = 1.0) -> None:
         """Add one minibatch. grad_norm: as `Optimizer.step` returned it; 0 if no parameter changed.

@@ -11,6 +11,7 @@ minibatch; the weight of a token is known before the forward, and counts sequenc
 
 from __future__ import annotations
 
+import functools
 import importlib
 import math
 import time
@@ -26,14 +27,14 @@ from synth.methods.rl import RlJob
 from synth.plugins import is_plugin
 from synth.trainer.errors import TrainingFailed
 from synth.trainer.learner.canary import canary_tokens
-from synth.trainer.learner.data.packing import MicroBatch, Sequences, collate, plan_micro_batches
+from synth.trainer.learner.data.packing import MicroBatch, Sequences, collate
 from synth.trainer.learner.losses.base import Clip, LossInputs
 from synth.trainer.learner.losses.importance_correction import correct_importance
 from synth.trainer.learner.losses.plugin import Loss, load_loss
 from synth.trainer.learner.losses.reduction import rejected_weight, rescaling, token_weights
 from synth.trainer.learner.losses.reference_kl import reference_kl
 from synth.trainer.learner.memory import peak_memory_bytes
-from synth.trainer.learner.metrics import StepMetrics, batch_metrics
+from synth.trainer.learner.metrics import MicroBatchMetrics, StepMetrics, batch_metrics
 from synth.trainer.learner.model.policy import Policy
 from synth.trainer.learner.model.reference import Reference
 from synth.trainer.learner.optim.lr_schedule import learning_rate
@@ -109,14 +110,17 @@ class RlTrainer:
         tokens_S = np.asarray([len(sequences.trained_positions(i)) for i in range(len(sequences))], np.int64)
         token_weight_S = self._token_weights(batch, tokens_S, len(parts))
         old_logps = self._old_logps(minibatches, batch.meta.temperature)
+        reference_logps = self._reference_logps(minibatches, batch.meta.temperature)
         old_logps_done = time.perf_counter()
         done, forwards = 0, sum(len(minibatch.micro_batches) for minibatch in minibatches)
-        for k, (minibatch, micro_old_logps) in enumerate(zip(minibatches, old_logps, strict=True)):
+        for k, minibatch in enumerate(minibatches):
             rejected = 0.0
-            for micro, old_logp_N in zip(minibatch.micro_batches, micro_old_logps, strict=True):
-                rejected += self._train_micro_batch(
-                    micro, batch, lag_T, old_logp_N, token_weight_S, step_metrics, first_minibatch=k == 0
-                )
+            compute = functools.partial(self._compute_loss, batch, lag_T, token_weight_S, first_minibatch=k == 0)
+            scored = zip(minibatch.micro_batches, old_logps[k], reference_logps[k], strict=True)
+            for trained in self.policy.threads.backward(compute, scored):
+                if trained is not None:
+                    step_metrics.add_micro_batch(trained)
+                    rejected += trained.rejected
                 done += 1
                 self._progress("train", done, forwards)
             scale = self._scale(float(token_weight_S[minibatch.sequences] @ tokens_S[minibatch.sequences]), rejected)
@@ -221,16 +225,9 @@ class RlTrainer:
 
         One that does not is counted, and not put through the model.
         """
-        process_group = self.policy.process_group
         minibatches: list[_Minibatch] = []
         for part in parts:
             indices = [i for i in part if trains_S[i] and len(sequences.trained_positions(i))]
-            plan = plan_micro_batches(
-                sequences.lengths(indices),
-                budget=self.job.micro_batch_tokens,
-                packing=self.policy.layout,
-                num_ranks=process_group.size,
-            )
             micro_batches = [
                 collate(
                     sequences,
@@ -240,42 +237,54 @@ class RlTrainer:
                     images=self.policy.images,
                     dummy=dummy,
                 )
-                for micro_batch_indices, dummy in process_group.shard_micro_batches(plan)
+                for micro_batch_indices, dummy in self.policy.micro_batches(sequences.lengths(indices))
             ]
             if micro_batches:
                 minibatches.append(_Minibatch(micro_batches, indices, part))
         return minibatches
 
-    @torch.no_grad()
     def _old_logps(self, minibatches: list[_Minibatch], temperature: float) -> list[list[Tensor | None]]:
         """Return log π_old of every micro-batch, [N] each.
 
         None for the first minibatch: it trains on weights that are still π_old, so its own forward is π_old.
         """
-        old_logps: list[list[Tensor | None]] = []
-        for k, minibatch in enumerate(minibatches):
+
+        def compute(micro: MicroBatch) -> Tensor:
+            return self.policy.logprobs(micro, temperature=temperature)[0]
+
+        old_logps: list[list[Tensor | None]] = [[None] * len(part.micro_batches) for part in minibatches[:1]]
+        for minibatch in minibatches[1:]:
             old_logps.append([])
-            for n, micro in enumerate(minibatch.micro_batches):
-                old_logps[-1].append(None if k == 0 else self.policy.logprobs(micro, temperature=temperature)[0])
-                self._progress("old_logprobs", n + 1, len(minibatch.micro_batches))
+            for logp_N in self.policy.threads.map(compute, minibatch.micro_batches):
+                old_logps[-1].append(logp_N)
+                self._progress("old_logprobs", len(old_logps[-1]), len(minibatch.micro_batches))
         return old_logps
 
-    def _train_micro_batch(
+    def _reference_logps(self, minibatches: list[_Minibatch], temperature: float) -> list[list[Tensor | None]]:
+        """Return log π_ref of every micro-batch, [N] each; None without a reference."""
+        reference_logps: list[list[Tensor | None]] = []
+        for minibatch in minibatches:
+            if self._reference is None:
+                reference_logps.append([None] * len(minibatch.micro_batches))
+                continue
+            reference_logps.append([])
+            for logp_N in self._reference.logprobs(minibatch.micro_batches, temperature=temperature):
+                reference_logps[-1].append(logp_N)
+                self._progress("reference", len(reference_logps[-1]), len(minibatch.micro_batches))
+        return reference_logps
+
+    def _compute_loss(
         self,
-        micro: MicroBatch,
         batch: RolloutBatch,
         lag_T: npt.NDArray[np.int32],
-        old_logp_N: Tensor | None,
         token_weight_S: npt.NDArray[np.float64],
-        step_metrics: StepMetrics,
+        scored: tuple[MicroBatch, Tensor | None, Tensor | None],
         *,
         first_minibatch: bool,
-    ) -> float:
-        """Add its gradient. Returns the weight of the sequences that were rejected."""
-        temperature = batch.meta.temperature
-        # This comes before the forward that is differentiated, as a shared reference switches the policy's own adapter.
-        reference_logp_N = self._reference.logprobs(micro, temperature=temperature) if self._reference else None
-        logp_N, entropy_N = self.policy.logprobs(micro, temperature=temperature)
+    ) -> tuple[Tensor, MicroBatchMetrics | None]:
+        """Return the loss of a micro-batch, and its metrics; None for a dummy. scored: it, log π_old and log π_ref."""
+        micro, old_logp_N, reference_logp_N = scored
+        logp_N, entropy_N = self.policy.logprobs(micro, temperature=batch.meta.temperature)
         old_logp_N = logp_N.detach() if old_logp_N is None else old_logp_N
         behaviour_logp_N = micro.gather(batch.logprobs)
         correction = correct_importance(old_logp_N, behaviour_logp_N, micro.gather(lag_T), micro.cu_seqlens, self.job)
@@ -294,8 +303,7 @@ class RlTrainer:
         kl = None if reference_logp_N is None else reference_kl(inputs, reference_logp_N)
         total = out.loss if kl is None else out.loss + self.job.kl_beta * kl.loss
         if micro.dummy:
-            (total * 0.0).backward()
-            return 0.0
+            return total * 0.0, None
         loss = total.item()
         if not math.isfinite(loss):
             raise TrainingFailed(
@@ -303,9 +311,9 @@ class RlTrainer:
                 f"the loss of step {self.state.step + 1} is {loss}; resume from the last checkpoint with a lower "
                 "learning rate, or look at the log-probabilities in the batch",
             )
-        total.backward()
-        step_metrics.add_micro_batch(
+        return total, MicroBatchMetrics.of(
             loss=loss,
+            rejected=rejected_weight(inputs),
             log_ratio_N=logp_N.detach() - old_logp_N,
             entropy_N=entropy_N,
             advantage_U=out.advantage_U,
@@ -314,7 +322,6 @@ class RlTrainer:
             first_minibatch=first_minibatch,
             reference_kl_N=None if kl is None else kl.kl_N,
         )
-        return rejected_weight(inputs)
 
 
 def _has_advantage(batch: RolloutBatch) -> npt.NDArray[np.bool_]:

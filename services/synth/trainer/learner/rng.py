@@ -12,14 +12,14 @@ import numpy.typing as npt
 import torch
 
 
-def seed_everything(seed: int, *, threads: int, deterministic: bool) -> None:
-    """Seed every library, and set what else decides the bytes: threads, and the choice of kernels."""
+def seed_everything(seed: int, *, deterministic: bool) -> None:
+    """Seed every library, and set what else decides the bytes: threads of an operation, and the choice of kernels."""
     # cuBLAS reads this when its first handle is made; later is too late.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     if deterministic:
         # flash-attn's backward ignores torch's setting; transformers passes this one on to it.
         os.environ["FLASH_ATTENTION_DETERMINISTIC"] = "1"
-    torch.set_num_threads(threads)
+    torch.set_num_threads(1)
     torch.use_deterministic_algorithms(deterministic)
     random.seed(seed)
     np.random.seed(seed % 2**32)

@@ -61,7 +61,7 @@ class Session:
         """Load the policy of the job."""
         machine = self.machine
         check_device_memory(self.start, job, machine)
-        rng.seed_everything(job.seed, threads=machine.threads, deterministic=machine.deterministic)
+        rng.seed_everything(job.seed, deterministic=machine.deterministic)
         self.channel.send_progress("load", 0, 1)
         dropout = not job.without_dropout
         loader = self.image_loader()

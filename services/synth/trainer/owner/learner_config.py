@@ -112,7 +112,7 @@ def machine_of(job: TrainingJob, settings: TrainerSettings, *, adapter_base: str
     return Machine(
         device=settings.device,
         dtype=on.dtype_of(job),
-        threads=settings.threads,
+        threads=settings.computing,
         deterministic=settings.computes_deterministically,
         checkpoint_bytes=settings.checkpoint_bytes,
         world_size=on.ranks_of(job),

@@ -7,7 +7,7 @@ import platform
 import msgspec
 import torch
 
-from synth.methods.base import TrainingJob
+from synth.methods.base import CPU_FORWARDS, TrainingJob
 from synth.trainer.errors import TrainingFailed
 from synth.trainer.machine import Machine
 
@@ -15,7 +15,10 @@ _TOLERANCE = {"fp32": 1e-3, "bf16": 2e-2}
 
 
 class Fingerprint(msgspec.Struct, frozen=True, kw_only=True):
-    """The machine and the settings that decide the bytes of a run, beside its job, data and seed (decision 29)."""
+    """The machine and the settings that decide the bytes of a run, beside its job, data and seed (decision 29).
+
+    threads: of one operation; since 2026-12 always 1. forwards: that share `micro_batch_tokens`; before, always 1.
+    """
 
     torch: str
     instruction_set: str
@@ -25,6 +28,7 @@ class Fingerprint(msgspec.Struct, frozen=True, kw_only=True):
     sharding: str
     dtype: str
     deterministic: bool
+    forwards: int = 1
 
 
 def fingerprint(job: TrainingJob, machine: Machine) -> Fingerprint:
@@ -39,6 +43,7 @@ def fingerprint(job: TrainingJob, machine: Machine) -> Fingerprint:
         sharding=job.parallelism.sharding if machine.world_size > 1 else "none",
         dtype=machine.dtype,
         deterministic=machine.deterministic,
+        forwards=1 if on_gpu else CPU_FORWARDS,
     )
 
 

@@ -145,6 +145,9 @@ SourceT_co = TypeVar("SourceT_co", bound=SequenceSource, covariant=True)
 #: each sequence.
 _WINDOW = 1024
 
+#: Tokens below which a bin is not split for another thread: each forward of a tiny model costs as much as 200 tokens.
+_LEAST_TOKENS = 128
+
 
 def windows(count: int) -> Iterator[list[int]]:
     """Yield 0 … count-1, in groups that are planned together."""
@@ -153,29 +156,36 @@ def windows(count: int) -> Iterator[list[int]]:
 
 
 def plan_micro_batches(
-    lengths: dict[int, int], *, budget: int, packing: Literal["packed", "padded"], num_ranks: int = 1
+    lengths: dict[int, int],
+    *,
+    budget: int,
+    packing: Literal["packed", "padded"],
+    num_ranks: int = 1,
+    forwards: int = 1,
 ) -> list[list[int]]:
     """Divide sequences, given by index and length, into micro-batches of at most `budget` tokens.
 
     padded: longest first, so that sequences of about one length share their padding. packed: as few bins as fit,
     balanced by Σ length², which is what attention costs. A sequence longer than the budget is alone in its micro-batch.
-    num_ranks: processes that share the micro-batches. Bins are split until their number is a multiple of it, if
-    there are enough sequences; they are sorted by cost, so that the micro-batches that run at the same time cost about
-    the same.
+    num_ranks: processes that share the micro-batches. forwards: of each rank, that may run at the same time. Bins are
+    split until their number is a multiple of both, if there are enough sequences, and for `forwards` enough tokens;
+    they are sorted by cost, so that the micro-batches that run at the same time cost about the same.
     """
+    while forwards > 1 and sum(lengths.values()) < num_ranks * forwards * _LEAST_TOKENS:
+        forwards //= 2
     by_length = sorted(lengths, key=lambda i: -lengths[i])
     fill_bins = _padded_bins if packing == "padded" else _packed_bins
-    return _split_for_ranks(lengths, fill_bins(lengths, by_length, budget), num_ranks)
+    return _split_bins(lengths, fill_bins(lengths, by_length, budget), num_ranks * forwards)
 
 
-def _split_for_ranks(lengths: dict[int, int], bins: list[list[int]], num_ranks: int) -> list[list[int]]:
-    if num_ranks == 1:
+def _split_bins(lengths: dict[int, int], bins: list[list[int]], multiple: int) -> list[list[int]]:
+    if multiple == 1:
         return bins
 
     def cost(indices: list[int]) -> int:
         return sum(lengths[i] ** 2 for i in indices)
 
-    while len(bins) % num_ranks and any(len(indices) > 1 for indices in bins):
+    while len(bins) % multiple and any(len(indices) > 1 for indices in bins):
         costliest = max((indices for indices in bins if len(indices) > 1), key=cost)
         bins.remove(costliest)
         bins += [costliest[::2], costliest[1::2]]

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from synth.methods.dpo import DpoJob
-from synth.trainer.learner.data.packing import MicroBatch, SequenceSource, plan_micro_batches, windows
+from synth.trainer.learner.data.packing import MicroBatch, SequenceSource, windows
 from synth.trainer.learner.data.pair_dataset import PairDataset, encode_pair_file
 from synth.trainer.learner.distributed.process_group import add_metrics
 from synth.trainer.learner.file_trainer import FileTrainer, train_file
@@ -63,34 +63,35 @@ class DpoTrainer(FileTrainer[PairDataset[SequenceSource], DpoJob]):
     def backward(self, indices: list[int]) -> dict[str, float]:
         """As `FileTrainer`; also the implicit rewards, their margin and how often they prefer the chosen side."""
         reference = self.state.reference["data"]
-        sums: dict[str, float] = {}
-        for batch in self._batches(self.data, indices, lambda done, of: self._progress("train", done, of)):
+        micro_batches = self._micro_batches(self.data, indices)
+
+        def compute(part: tuple[list[int], bool]) -> tuple[Tensor, dict[str, float]]:
+            batch = self._pair_batch(self.data, *part)
             logp_N, _ = self.policy.logprobs(batch.micro)
             logp_P2 = batch.sum_sides(logp_N)
             out = self._loss(logp_P2, reference[batch.pairs])
             loss = out.loss_P.sum() / len(indices)
             if batch.micro.dummy:
-                (loss * 0.0).backward()
-                continue
-            loss.backward()
-            add_metrics(sums, _pair_sums(out, logp_P2.detach()) | {"trained_tokens": float(len(logp_N))})
+                return loss * 0.0, {}
+            return loss, _pair_sums(out, logp_P2.detach()) | {"trained_tokens": float(len(logp_N))}
+
+        sums: dict[str, float] = {}
+        for done, new in enumerate(self.policy.threads.backward(compute, micro_batches), start=1):
+            add_metrics(sums, new)
+            self._progress("train", done, len(micro_batches))
         sums = self.policy.process_group.reduce_metrics(sums)
         tokens = sums.pop("trained_tokens")
         return _means(sums, len(indices)) | {"trained_tokens": tokens}
 
-    @torch.no_grad()
     def validate(self) -> tuple[dict[str, float], Tensor]:
         assert self.validation is not None
         reference = self.state.reference["validation"]
         sums: dict[str, float] = {}
         loss_R = torch.zeros(len(self.validation), dtype=torch.float64)
-        with _evaluating(self.policy):
-            for batch in self._all_batches(self.validation, "validate"):
-                logp_P2 = batch.sum_sides(self.policy.logprobs(batch.micro)[0])
-                if not batch.micro.dummy:
-                    out = self._loss(logp_P2, reference[batch.pairs])
-                    loss_R[batch.pairs] = out.loss_P.double().cpu()
-                    add_metrics(sums, _pair_sums(out, logp_P2))
+        for pairs, logp_P2 in self._scored(self.validation, "validate"):
+            out = self._loss(logp_P2, reference[pairs])
+            loss_R[pairs] = out.loss_P.double().cpu()
+            add_metrics(sums, _pair_sums(out, logp_P2))
         group = self.policy.process_group
         # Each pair was measured by one rank, and is 0 on the others.
         group.all_reduce_([loss_R])
@@ -105,46 +106,39 @@ class DpoTrainer(FileTrainer[PairDataset[SequenceSource], DpoJob]):
             label_smoothing=self.job.dpo.label_smoothing,
         )
 
-    @torch.no_grad()
     def _score(self, data: PairDataset[SequenceSource]) -> Tensor:
         """Return float64 [P, 2], on the CPU: the log-probability of each side of each pair under the current policy."""
         scores = torch.zeros((len(data), 2), dtype=torch.float64)
-        with _evaluating(self.policy):
-            for batch in self._all_batches(data, "reference"):
-                logp_P2 = batch.sum_sides(self.policy.logprobs(batch.micro)[0])
-                if not batch.micro.dummy:
-                    scores[batch.pairs] = logp_P2.cpu()
+        for pairs, logp_P2 in self._scored(data, "reference"):
+            scores[pairs] = logp_P2.cpu()
         # Each pair was scored by one rank, and is 0 on the others.
         self.policy.process_group.all_reduce_([scores])
         return scores
 
-    def _all_batches(self, data: PairDataset[SequenceSource], stage: str) -> Iterator[_PairBatch]:
-        """Yield the micro-batches of all pairs, as `_batches`."""
-        for window in windows(len(data)):
+    def _scored(self, data: PairDataset[SequenceSource], stage: str) -> Iterator[tuple[list[int], Tensor]]:
+        """Yield some pairs of this rank, and `sum_sides` of the policy without dropout, until it had all of them."""
 
-            def progress(done: int, of: int, window: list[int] = window) -> None:
-                self._progress(stage, window[0] + len(window) * done // of, len(data))
+        def compute(part: tuple[list[int], bool]) -> tuple[list[int], Tensor]:
+            batch = self._pair_batch(data, *part)
+            logp_P2 = batch.sum_sides(self.policy.logprobs(batch.micro)[0])
+            return ([] if batch.micro.dummy else batch.pairs), logp_P2
 
-            yield from self._batches(data, window, progress)
+        with _evaluating(self.policy):
+            for window in windows(len(data)):
+                micro_batches = self._micro_batches(data, window)
+                for done, (pairs, logp_P2) in enumerate(self.policy.threads.map(compute, micro_batches), start=1):
+                    if pairs:
+                        yield pairs, logp_P2
+                    self._progress(stage, window[0] + len(window) * done // len(micro_batches), len(data))
 
-    def _batches(
-        self, data: PairDataset[SequenceSource], pairs: list[int], progress: Callable[[int, int], None]
-    ) -> Iterator[_PairBatch]:
-        """Yield the micro-batches of this rank, and report progress after each."""
-        group, packing = self.policy.process_group, self.policy.layout
-        plan = plan_micro_batches(
-            {p: self._tokens(data, p) for p in pairs},
-            budget=self.job.micro_batch_tokens,
-            packing=packing,
-            num_ranks=group.size,
-        )
-        micro_batches = group.shard_micro_batches(plan)
-        for done, (micro_pairs, dummy) in enumerate(micro_batches, start=1):
-            sequences = data.sequences.select(data.sequences_of(micro_pairs))
-            micro = self.collate(sequences, list(range(len(sequences))), dummy=dummy)
-            side_S = torch.tensor(data.sides_of(micro_pairs), device=self.policy.device)
-            yield _PairBatch(micro_pairs, micro, micro.gather(sequences.weights), side_S)
-            progress(done, len(micro_batches))
+    def _micro_batches(self, data: PairDataset[SequenceSource], pairs: list[int]) -> list[tuple[list[int], bool]]:
+        return self.policy.micro_batches({p: self._tokens(data, p) for p in pairs})
+
+    def _pair_batch(self, data: PairDataset[SequenceSource], pairs: list[int], dummy: bool) -> _PairBatch:
+        sequences = data.sequences.select(data.sequences_of(pairs))
+        micro = self.collate(sequences, list(range(len(sequences))), dummy=dummy)
+        side_S = torch.tensor(data.sides_of(pairs), device=self.policy.device)
+        return _PairBatch(pairs, micro, micro.gather(sequences.weights), side_S)
 
     def _tokens(self, data: PairDataset[SequenceSource], pair: int) -> int:
         """Return the tokens that a pair takes in a forward, padding included."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from synth.methods.sft import SftJob
-from synth.trainer.learner.data.packing import SequenceSource, plan_micro_batches
+from synth.trainer.learner.data.packing import SequenceSource
 from synth.trainer.learner.data.sft_dataset import SftDataset, encode_file
 from synth.trainer.learner.distributed.process_group import add_metrics
 from synth.trainer.learner.file_trainer import FileTrainer, train_file
@@ -28,23 +28,19 @@ class SftTrainer(FileTrainer[SftDataset[SequenceSource], SftJob]):
         sequences, group = self.data.sequences.select(indices), self.policy.process_group
         rows = list(range(len(sequences)))
         weight = float(sum(sequences.weights[sequences.trained_positions(i)].sum() for i in rows))
-        plan = plan_micro_batches(
-            sequences.lengths(rows),
-            budget=self.job.micro_batch_tokens,
-            packing=self.policy.layout,
-            num_ranks=group.size,
-        )
-        micro_batches = group.shard_micro_batches(plan)
-        sums = {"loss": 0.0, "trained_tokens": 0.0}
-        for done, (micro_indices, dummy) in enumerate(micro_batches, start=1):
-            micro = self.collate(sequences, micro_indices, dummy=dummy)
+        micro_batches = self.policy.micro_batches(sequences.lengths(rows))
+
+        def compute(part: tuple[list[int], bool]) -> tuple[Tensor, dict[str, float]]:
+            micro = self.collate(sequences, part[0], dummy=part[1])
             logp_N, _ = self.policy.logprobs(micro)
             loss = -(logp_N * micro.gather(sequences.weights)).sum() / weight
             if micro.dummy:
-                (loss * 0.0).backward()
-                continue
-            loss.backward()
-            add_metrics(sums, {"loss": float(loss.detach()), "trained_tokens": float(len(logp_N))})
+                return loss * 0.0, {}
+            return loss, {"loss": float(loss.detach()), "trained_tokens": float(len(logp_N))}
+
+        sums = {"loss": 0.0, "trained_tokens": 0.0}
+        for done, new in enumerate(self.policy.threads.backward(compute, micro_batches), start=1):
+            add_metrics(sums, new)
             self._progress("train", done, len(micro_batches))
         return group.reduce_metrics(sums)
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from synth.trainer.learner.data.packing import SequenceSource, collate, plan_micro_batches, windows
+from synth.trainer.learner.data.packing import SequenceSource, collate, windows
 from synth.trainer.learner.losses.base import segment_sum
 from synth.trainer.learner.model.policy import Policy
 
@@ -23,7 +23,6 @@ def mean_nll(
     return measure_nll(policy, sequences, temperature=temperature, progress=progress)[0]
 
 
-@torch.no_grad()
 def measure_nll(
     policy: Policy,
     sequences: SequenceSource,
@@ -38,38 +37,36 @@ def measure_nll(
     Returns the weighted mean over all tokens, and float64 [S, 2] on the CPU: of each sequence the weighted sum, and the
     sum of its weights.
     """
-    job, process_group = policy.job, policy.process_group
+    process_group = policy.process_group
+
+    def compute(part: tuple[list[int], bool]) -> tuple[list[int], Tensor, Tensor]:
+        indices, dummy = part
+        selected = sequences.select(indices)
+        micro = collate(
+            selected,
+            list(range(len(indices))),
+            packing=policy.layout,
+            device=policy.device,
+            images=policy.images,
+            dummy=dummy,
+        )
+        logp_N, _ = policy.logprobs(micro, temperature=temperature)
+        weight_N = micro.gather(selected.weights)
+        terms_2N = torch.stack([-logp_N * weight_N, weight_N]).double()
+        return ([] if dummy else indices), terms_2N, micro.cu_seqlens
+
     # The mean is added up forward by forward: a resumed job must get the bits that its checkpoint has.
     total = weight = 0.0
     rows_S2 = torch.zeros((len(sequences), 2), dtype=torch.float64)
     policy.model.eval()
     try:
         for window in windows(len(sequences)):
-            plan = plan_micro_batches(
-                sequences.lengths(window),
-                budget=job.micro_batch_tokens,
-                packing=policy.layout,
-                num_ranks=process_group.size,
-            )
-            micro_batches = process_group.shard_micro_batches(plan)
-            for done, (indices, dummy) in enumerate(micro_batches, start=1):
-                part = sequences.select(indices)
-                micro = collate(
-                    part,
-                    list(range(len(indices))),
-                    packing=policy.layout,
-                    device=policy.device,
-                    images=policy.images,
-                    dummy=dummy,
-                )
-                logp_N, _ = policy.logprobs(micro, temperature=temperature)
-                if not micro.dummy:
-                    weight_N = micro.gather(part.weights)
-                    nll_N, token_weight_N = (-logp_N * weight_N).double(), weight_N.double()
-                    total += float(nll_N.sum())
-                    weight += float(token_weight_N.sum())
-                    parts = [segment_sum(values_N, micro.cu_seqlens) for values_N in (nll_N, token_weight_N)]
-                    rows_S2[indices] = torch.stack(parts, dim=1).cpu()
+            micro_batches = policy.micro_batches(sequences.lengths(window))
+            for done, (indices, terms_2N, cu_seqlens) in enumerate(policy.threads.map(compute, micro_batches), start=1):
+                if indices:
+                    total += float(terms_2N[0].sum())
+                    weight += float(terms_2N[1].sum())
+                    rows_S2[indices] = torch.stack([segment_sum(t_N, cu_seqlens) for t_N in terms_2N], dim=1).cpu()
                 if progress is not None:
                     progress(window[0] + len(window) * done // len(micro_batches), len(sequences))
     finally:

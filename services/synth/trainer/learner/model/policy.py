@@ -21,10 +21,10 @@ from torch.utils.checkpoint import create_selective_checkpoint_contexts
 
 from synth.chat.turn_end import turn_ends
 from synth.images.qwen3_vl import ImagePatches, hidden_states, is_qwen3_vl
-from synth.methods.base import TrainingJob
+from synth.methods.base import CPU_FORWARDS, TrainingJob
 from synth.models.architectures import LogitRule
 from synth.trainer.learner.data.images import ImageLoader
-from synth.trainer.learner.data.packing import MicroBatch
+from synth.trainer.learner.data.packing import MicroBatch, plan_micro_batches
 from synth.trainer.learner.data.sft_dataset import load_tokenizer
 from synth.trainer.learner.distributed.dtensor import distribute_like, gather_full
 from synth.trainer.learner.distributed.process_group import SINGLE_PROCESS, ProcessGroup
@@ -33,6 +33,7 @@ from synth.trainer.learner.model.base_model import load_base_model
 from synth.trainer.learner.model.layout import Layout, choose_layout
 from synth.trainer.learner.model.logprobs import token_logprobs
 from synth.trainer.learner.model.lora import add_adapter, merge_adapter
+from synth.trainer.learner.model.micro_batch_threads import MicroBatchThreads
 from synth.trainer.learner.model.qlora import replace_with_nf4
 from synth.trainer.learner.model.varlen_attention import varlen_kwargs
 from synth.trainer.machine import ONE_CPU, Machine
@@ -102,6 +103,30 @@ class Policy:
     def trainable_parameters(self) -> dict[str, nn.Parameter]:
         """Return the trained parameters by name, in the model's own order."""
         return {n: p for n, p in self.model.named_parameters() if p.requires_grad}
+
+    def micro_batches(self, lengths: dict[int, int]) -> list[tuple[list[int], bool]]:
+        """Divide sequences, or pairs, into the micro-batches of this rank, each with whether it is a dummy.
+
+        lengths: the tokens of each, by its index.
+        """
+        job, group, device = self.job, self.process_group, self.machine.device
+        return group.shard_micro_batches(
+            plan_micro_batches(
+                lengths,
+                budget=job.forward_budget(device),
+                packing=self.layout,
+                num_ranks=group.size,
+                forwards=1 if device == "cuda" else CPU_FORWARDS,
+            )
+        )
+
+    @functools.cached_property
+    def threads(self) -> MicroBatchThreads:
+        """The threads that compute the micro-batches: one on a GPU, and one of each rank."""
+        one = self.machine.device == "cuda" or self.process_group.size > 1
+        return MicroBatchThreads(
+            list(self.trainable_parameters().values()), 1 if one else self.machine.threads, draws=_draws(self.model)
+        )
 
     def gathered(self) -> Iterator[tuple[str, Tensor]]:
         """Yield each full tensor of a model folder, by its name in memory: the adapter's, or all of a full model's.
@@ -375,6 +400,14 @@ def _disable_dropout(model: Any) -> None:
         if hasattr(module, "router_jitter_noise"):
             # In training the router of phimoe draws the experts; this one never trains.
             module.eval().train = lambda mode=True, module=module: module
+
+
+def _draws(model: Any) -> bool:
+    """Return whether a forward in training draws random numbers."""
+    return any(
+        (isinstance(module, nn.Dropout) and module.p > 0) or getattr(module, "attention_dropout", 0.0)
+        for module in model.modules()
+    )
 
 
 def _compute_dtype(machine: Machine) -> torch.dtype:

@@ -34,8 +34,11 @@ class Reference(Protocol):
         """Move the tensors that are its own alone."""
         ...
 
-    def logprobs(self, micro: MicroBatch, *, temperature: float) -> Tensor:
-        """Return log π_ref of the micro-batch's trained tokens: float32 [N], nats, on its device, without gradient."""
+    def logprobs(self, micro_batches: list[MicroBatch], *, temperature: float) -> Iterator[Tensor]:
+        """Yield log π_ref of each micro-batch's trained tokens: float32 [N], nats, on its device, without gradient.
+
+        The policy computes nothing else before the last one.
+        """
         ...
 
 
@@ -52,11 +55,14 @@ class SharedBaseReference:
     def move(self, device: torch.device) -> None:
         """Do nothing: it has no tensors of its own."""
 
-    @torch.no_grad()
-    def logprobs(self, micro: MicroBatch, *, temperature: float) -> Tensor:
+    def logprobs(self, micro_batches: list[MicroBatch], *, temperature: float) -> Iterator[Tensor]:
         """As `Reference`."""
-        with self._reference_adapter():
+
+        def compute(micro: MicroBatch) -> Tensor:
             return self.policy.logprobs(micro, temperature=temperature)[0]
+
+        with self._reference_adapter():
+            yield from self.policy.threads.map(compute, micro_batches)
 
     @contextlib.contextmanager
     def _reference_adapter(self) -> Iterator[None]:
@@ -84,11 +90,14 @@ class FrozenCopyReference:
         """As `Reference`."""
         self.policy.move(device)
 
-    @torch.no_grad()
-    def logprobs(self, micro: MicroBatch, *, temperature: float) -> Tensor:
+    def logprobs(self, micro_batches: list[MicroBatch], *, temperature: float) -> Iterator[Tensor]:
         """As `Reference`."""
-        logp_N, _ = self.policy.logprobs(_to_device(micro, self.device), temperature=temperature)
-        return logp_N.to(micro.target_N.device)
+
+        def compute(micro: MicroBatch) -> Tensor:
+            logp_N, _ = self.policy.logprobs(_to_device(micro, self.device), temperature=temperature)
+            return logp_N.to(micro.target_N.device)
+
+        return self.policy.threads.map(compute, micro_batches)
 
 
 def load_reference(

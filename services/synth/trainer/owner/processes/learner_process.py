@@ -172,8 +172,7 @@ class LearnerPool:
     A process runs one job and ends: nothing of a job, not even the state of its allocator, can reach the next one.
     """
 
-    def __init__(self, *, threads: int) -> None:
-        self._threads = threads
+    def __init__(self) -> None:
         self._server: ForkServer | None = None
         self._starting = asyncio.Lock()
 
@@ -203,5 +202,5 @@ class LearnerPool:
     async def _ensure_server(self) -> ForkServer:
         async with self._starting:
             if self._server is None or not self._server.alive:
-                self._server = await start_server(self._threads)
+                self._server = await start_server()
             return self._server

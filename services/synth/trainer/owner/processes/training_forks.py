@@ -41,11 +41,11 @@ class TrainingFork(ForkedProcess):
         await self.wait()
 
 
-def training_environment(threads: int) -> dict[str, str]:
-    """Return the environment of training processes that compute on `threads` threads each."""
+def training_environment() -> dict[str, str]:
+    """Return the environment of training processes."""
     return {
         **child_environment(),
-        "OMP_NUM_THREADS": str(threads),
+        "OMP_NUM_THREADS": "1",
         "TOKENIZERS_PARALLELISM": "false",
         # To ask CUDA itself how many devices there are would initialise it, and no fork could use it.
         "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
@@ -70,10 +70,9 @@ def fork_parent(keys: int) -> None:
 
     keys: the descriptor of a file with keys, which this process has not read, and the parent must not have.
     """
-    threads = os.environ.get("OMP_NUM_THREADS", "")
-    if not threads.isdigit():
-        return  # without the variable, torch has chosen its number of threads at its import
-    environment = training_environment(int(threads))
+    if os.environ.get("OMP_NUM_THREADS") != "1":
+        return  # torch has chosen another number of threads at its import
+    environment = training_environment()
     ours, theirs = socket.socketpair()
     pid = os.fork()
     if pid == 0:
@@ -88,12 +87,12 @@ def fork_parent(keys: int) -> None:
     _ready.append(ReadyParent(pid, ours, environment))
 
 
-async def start_server(threads: int) -> ForkServer:
+async def start_server() -> ForkServer:
     """Return the parent that this process was given, if it has the right environment; otherwise a new one.
 
     A new one begins with its imports, which take seconds.
     """
-    environment = training_environment(threads)
+    environment = training_environment()
     while _ready:
         ready = _ready.pop()
         server = ForkServer(ready.pid, ready.control)

@@ -33,7 +33,7 @@ KINDS: dict[str, dict[str, Any]] = {
 
 def sft(model_dir: Path, **changes: Any) -> SftTrainer:
     job = sft_job(**{"steps": 60, **changes})
-    rng.seed_everything(0, threads=1, deterministic=True)
+    rng.seed_everything(0, deterministic=True)
     policy = load_policy(model_dir, job)
     rows = encode_rows(training_rows(addition_rows(64)), load_tokenizer(model_dir), sequence_length=128)
     return SftTrainer(policy, job, rows)
@@ -41,7 +41,7 @@ def sft(model_dir: Path, **changes: Any) -> SftTrainer:
 
 def dpo(model_dir: Path, **changes: Any) -> DpoTrainer:
     job = dpo_job(steps=60, **changes)
-    rng.seed_everything(0, threads=1, deterministic=True)
+    rng.seed_everything(0, deterministic=True)
     policy = load_policy(model_dir, job, dropout=False)
     pairs = encode_pairs(pair_rows(preference_pairs(16)), load_tokenizer(model_dir), sequence_length=128)
     return DpoTrainer(policy, job, pairs)
@@ -49,7 +49,7 @@ def dpo(model_dir: Path, **changes: Any) -> DpoTrainer:
 
 def rl(model_dir: Path, **changes: Any) -> RlTrainer:
     job = rl_job(minibatches=2, **OPEN_GATES, **changes)
-    rng.seed_everything(0, threads=1, deterministic=True)
+    rng.seed_everything(0, deterministic=True)
     return RlTrainer(load_policy(model_dir, job, dropout=False), job)
 
 
