@@ -26,8 +26,8 @@ class TrainerSettings(ServiceSettings, PluginSettings):
 
     threads: int | None = Field(default=None, ge=1)
     """Micro-batches that are computed at one time on a CPU, by a thread each, with a gradient of its own in memory. No
-    bit depends on it. Unset: one for each CPU that this service may use, and at most 4. On a GPU, and with several
-    ranks, it is 1."""
+    bit depends on it. Unset: one for each CPU that this service may use, and at most 4. It is lower if
+    SYNTH_TRAINER_MEMORY_BYTES cannot hold as many, and 1 on a GPU and with several ranks."""
 
     deterministic: bool | None = None
     """Bit-identical resume and replay. Unset: yes on a CPU; no on a GPU, because it costs speed there."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 
 import msgspec
@@ -10,6 +11,7 @@ from synth.blobs import BlobCorrupt, BlobMissing
 from synth.errors import Problem
 from synth.events import JobValidated, JobVerified
 from synth.jobs.fit import cannot_fit
+from synth.jobs.memory import training_memory
 from synth.jobs.plan import TrainerDevice
 from synth.methods.base import TrainingJob
 from synth.models.config_shape import read_shape
@@ -50,6 +52,7 @@ async def build_start(
                 await attempt.images.fetch_dataset(Path(file.path), most=job.vision.max_images_per_message)
     below = adapter_base(verified.source, job.lora_shape)
     machine = machine_of(job, settings, adapter_base=below.stand_in or below.id)
+    machine = msgspec.structs.replace(machine, threads=threads_of(job, source.model, settings))
     return Start(
         job=msgspec.to_builtins(job),
         machine=msgspec.to_builtins(machine),
@@ -119,6 +122,18 @@ def machine_of(job: TrainingJob, settings: TrainerSettings, *, adapter_base: str
         reference_device=settings.reference_device,
         adapter_base=adapter_base,
     )
+
+
+def threads_of(job: TrainingJob, model_dir: Path, settings: TrainerSettings) -> int:
+    """Return how many threads compute: of the settings, or as many of them as the settings' memory can hold."""
+    shape, on = read_shape(model_dir), trainer_device(settings)
+    threads = settings.computing
+    if shape is None or on.memory is None or on.device == "cuda":
+        return threads
+    needed = functools.partial(training_memory, job, shape, dtype=on.dtype_of(job), device=on.device)
+    while threads > 1 and needed(threads=threads).total > on.memory:
+        threads -= 1
+    return threads
 
 
 def check_plugins(job: TrainingJob, settings: TrainerSettings) -> None:

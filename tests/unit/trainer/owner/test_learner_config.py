@@ -8,15 +8,17 @@ import pytest
 import torch
 
 from synth.events import LoraShape, ModelRef
+from synth.jobs.memory import training_memory
 from synth.jobs.parse.toml import read_toml
 from synth.jobs.resolve.job import Overrides, resolve_job
 from synth.methods.rl import RlJob
 from synth.methods.sft import SftJob
 from synth.models import Registry
+from synth.models.config_shape import read_shape
 from synth.trainer.errors import TrainingFailed
 from synth.trainer.learner.memory import check_device_memory
 from synth.trainer.owner.errors import JobFailure
-from synth.trainer.owner.learner_config import check_memory, check_world_size, machine_of
+from synth.trainer.owner.learner_config import check_memory, check_world_size, machine_of, threads_of
 from synth.trainer.protocol import Start
 from synth.trainer.settings import TrainerSettings
 from synth.weights.local_model import adapter_base
@@ -105,6 +107,18 @@ def test_a_job_that_the_devices_cannot_hold_fails_before_anything_is_loaded(job_
     assert caught.value.problem.where == "j:2 [job].model"
     check_memory(job_of(""), model_dir, TrainerSettings(), where="")
     check_memory(job_of(""), model_dir, TrainerSettings(trainer_memory_bytes=1 << 30), where="")
+
+
+def test_as_many_threads_compute_as_the_memory_can_hold(job_of, model_dir: Path) -> None:
+    job, shape = job_of(""), read_shape(model_dir)
+    assert shape is not None
+    needed = [training_memory(job, shape, dtype="fp32", device="cpu", threads=n).total for n in (1, 2, 3, 4)]
+    for memory, threads in ((needed[0], 1), (needed[1], 2), (needed[3] - 1, 3), (needed[3], 4)):
+        assert threads_of(job, model_dir, TrainerSettings(threads=4, trainer_memory_bytes=memory)) == threads
+    assert threads_of(job, model_dir, TrainerSettings(threads=3)) == 3
+    # A thread has a forward and a gradient of its own, and the sum of the gradients is one more.
+    one, two = (training_memory(job, shape, dtype="fp32", device="cpu", threads=n) for n in (1, 2))
+    assert (two.activations, two.logits, two.gradients) == (2 * one.activations, 2 * one.logits, 3 * one.gradients)
 
 
 def test_a_gpu_that_cannot_hold_a_job_is_asked_before_its_model_is_loaded(
