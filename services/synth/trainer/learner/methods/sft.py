@@ -39,7 +39,8 @@ class SftTrainer(FileTrainer[SftDataset[SequenceSource], SftJob]):
             return loss, {"loss": float(loss.detach()), "trained_tokens": float(len(logp_N))}
 
         sums = {"loss": 0.0, "trained_tokens": 0.0}
-        for done, new in enumerate(self.policy.threads.backward(compute, micro_batches), start=1):
+        key = (self.job.seed, self.state.step, group.rank)
+        for done, new in enumerate(self.policy.threads.backward(compute, micro_batches, key=key), start=1):
             add_metrics(sums, new)
             self._progress("train", done, len(micro_batches))
         return group.reduce_metrics(sums)

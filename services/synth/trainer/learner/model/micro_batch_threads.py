@@ -16,6 +16,8 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
+from synth.trainer.learner.model.dropout import drawing
+
 _ItemT = TypeVar("_ItemT")
 _ResultT = TypeVar("_ResultT")
 
@@ -25,10 +27,10 @@ class MicroBatchThreads:
 
     def __init__(self, parameters: list[nn.Parameter], threads: int, *, draws: bool) -> None:
         """parameters: the trained ones. draws: whether training draws from torch's generator, which all threads share:
-        then one micro-batch is trained after the other."""
+        then one micro-batch is trained after the other. A `KeyedDropout` does not."""
         self._parameters = parameters
         self._threads = threads
-        self._draws = draws
+        self.draws = draws
         self._pool = concurrent.futures.ThreadPoolExecutor(threads) if threads > 1 else None
 
     def map(self, compute: Callable[[_ItemT], _ResultT], micro_batches: Iterable[_ItemT]) -> Iterator[_ResultT]:
@@ -36,29 +38,41 @@ class MicroBatchThreads:
         return self._in_order(torch.no_grad()(compute), micro_batches)
 
     def backward(
-        self, compute: Callable[[_ItemT], tuple[Tensor, _ResultT]], micro_batches: Iterable[_ItemT]
+        self,
+        compute: Callable[[_ItemT], tuple[Tensor, _ResultT]],
+        micro_batches: Iterable[_ItemT],
+        *,
+        key: tuple[int, ...] = (),
     ) -> Iterator[_ResultT]:
         """Add the gradient of each micro-batch's loss to the parameters, and yield its result.
 
-        compute: returns the loss, and the result, which must not need the graph.
+        compute: returns the loss, and the result, which must not need the graph. key: of the step; with the number of
+        the micro-batch it decides the numbers of a `KeyedDropout`.
         """
-        if self._pool is None or self._draws:
-            for micro_batch in micro_batches:
-                loss, result = compute(micro_batch)
-                loss.backward()
+        if self._pool is None or self.draws:
+            for number, micro_batch in enumerate(micro_batches):
+                with drawing(*key, number):
+                    loss, result = compute(micro_batch)
+                    loss.backward()
                 yield result
             return
-        for gradients, result in self._in_order(functools.partial(self._gradients, compute), micro_batches):
+        numbered = enumerate(micro_batches)
+        for gradients, result in self._in_order(functools.partial(self._gradients, compute, key), numbered):
             for parameter, gradient in zip(self._parameters, gradients, strict=True):
                 if gradient is not None:
                     parameter.grad = gradient if parameter.grad is None else parameter.grad.add_(gradient)
             yield result
 
     def _gradients(
-        self, compute: Callable[[_ItemT], tuple[Tensor, _ResultT]], micro_batch: _ItemT
+        self,
+        compute: Callable[[_ItemT], tuple[Tensor, _ResultT]],
+        key: tuple[int, ...],
+        numbered: tuple[int, _ItemT],
     ) -> tuple[tuple[Tensor | None, ...], _ResultT]:
-        loss, result = compute(micro_batch)
-        return torch.autograd.grad(loss, self._parameters, allow_unused=True), result
+        number, micro_batch = numbered
+        with drawing(*key, number):
+            loss, result = compute(micro_batch)
+            return torch.autograd.grad(loss, self._parameters, allow_unused=True), result
 
     def _in_order(self, compute: Callable[[_ItemT], _ResultT], micro_batches: Iterable[_ItemT]) -> Iterator[_ResultT]:
         if self._pool is None:

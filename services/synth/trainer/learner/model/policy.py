@@ -30,6 +30,7 @@ from synth.trainer.learner.distributed.dtensor import distribute_like, gather_fu
 from synth.trainer.learner.distributed.process_group import SINGLE_PROCESS, ProcessGroup
 from synth.trainer.learner.model.activation_checkpointing import ops_saved_by_checkpointing
 from synth.trainer.learner.model.base_model import load_base_model
+from synth.trainer.learner.model.dropout import use_keyed_dropout
 from synth.trainer.learner.model.layout import Layout, choose_layout
 from synth.trainer.learner.model.logprobs import token_logprobs
 from synth.trainer.learner.model.lora import add_adapter, merge_adapter
@@ -377,6 +378,8 @@ def load_policy(
     if not machine.shards(job):
         # A sharded model moves block by block, and only its shard stays on the device.
         model.to(machine.device)
+    if dropout and machine.device == "cpu":
+        use_keyed_dropout(model)
     model.train()
     if job.activation_checkpointing:
         contexts = functools.partial(create_selective_checkpoint_contexts, list(ops_saved_by_checkpointing()))
@@ -395,7 +398,7 @@ def _disable_dropout(model: Any) -> None:
             module.p = 0.0
         # Of those that call the function.
         for name, value in vars(module).items():
-            if isinstance(value, float) and (name.endswith(("dropout", "_pdrop")) or name in _INPUT_NOISE):
+            if isinstance(value, float) and _is_rate(name):
                 vars(module)[name] = 0.0
         if hasattr(module, "router_jitter_noise"):
             # In training the router of phimoe draws the experts; this one never trains.
@@ -404,10 +407,15 @@ def _disable_dropout(model: Any) -> None:
 
 def _draws(model: Any) -> bool:
     """Return whether a forward in training draws random numbers."""
-    return any(
-        (isinstance(module, nn.Dropout) and module.p > 0) or getattr(module, "attention_dropout", 0.0)
-        for module in model.modules()
-    )
+    for module in model.modules():
+        rates = [value for name, value in vars(module).items() if _is_rate(name) and isinstance(value, float)]
+        if any(rates) or hasattr(module, "router_jitter_noise") or (isinstance(module, nn.Dropout) and module.p > 0):
+            return True
+    return False
+
+
+def _is_rate(name: str) -> bool:
+    return name.endswith(("dropout", "_pdrop")) or name in _INPUT_NOISE
 
 
 def _compute_dtype(machine: Machine) -> torch.dtype:

@@ -18,6 +18,7 @@ from synth.trainer.learner.data.pair_dataset import encode_pairs
 from synth.trainer.learner.data.sft_dataset import encode_rows, load_tokenizer
 from synth.trainer.learner.methods.dpo import DpoTrainer
 from synth.trainer.learner.methods.sft import SftTrainer
+from synth.trainer.learner.model.dropout import KeyedDropout, drawing
 from synth.trainer.learner.model.policy import load_policy
 from synth.trainer.learner.model.reference import load_reference
 from synth.trainer.learner.rl import RlTrainer
@@ -28,6 +29,7 @@ from tests.unit.trainer.pair_rows import pair_rows, preference_pairs
 from tests.unit.trainer.sft_rows import addition_rows, training_rows
 
 _LORA = LoraSettings(r=4, alpha=8)
+_DROPOUT = LoraSettings(r=4, alpha=8, dropout=0.1)
 _STEPS = 3
 
 
@@ -82,7 +84,8 @@ CASES: list[tuple[Callable[..., Any], dict[str, Any]]] = [
     (rl, {"mode": "lora", "lora": _LORA, "kl_beta": 0.1, "reference": "shared"}),
     (rl, {"kl_beta": 0.1, "reference": "shared", "rejected": "leave"}),
     (sft, {"packing": "packed"}),
-    (sft, {"packing": "padded", "mode": "lora", "lora": LoraSettings(r=4, alpha=8, dropout=0.1)}),
+    (sft, {"packing": "padded", "mode": "lora", "lora": _DROPOUT}),
+    (sft, {"mode": "lora", "lora": _DROPOUT, "activation_checkpointing": True}),
     (dpo, {"mode": "lora", "lora": _LORA}),
 ]
 
@@ -121,6 +124,31 @@ def test_a_small_step_has_work_for_four_threads(model_dir: Path, make: Callable[
     trainer._progress = lambda stage, at, of: done.append(of) if stage == "train" else None
     train(trainer, to=1)
     assert done[-1] % count == 0
+
+
+def test_a_dropout_draws_by_its_key_and_scales_what_stays() -> None:
+    first, second = (KeyedDropout(0.25, number) for number in (0, 1))
+    x = torch.ones(100, 100)
+    with drawing(0, 1):
+        out, again, other = first(x), first(x), second(x)
+    with drawing(0, 2):
+        later = first(x)
+    assert torch.equal(out, again)
+    assert not torch.equal(out, other)
+    assert not torch.equal(out, later)
+    assert (out == 0).float().mean().item() == pytest.approx(0.25, abs=0.02)
+    assert out.mean().item() == pytest.approx(1, abs=0.03)
+    assert torch.equal(first.eval()(x), x)
+
+
+def test_an_adapter_with_dropout_trains_on_several_threads(model_dir: Path) -> None:
+    ends: list[dict[str, torch.Tensor]] = []
+    for dropout in (0.0, 0.1):
+        trainer = sft(model_dir, 2, mode="lora", lora=LoraSettings(r=4, alpha=8, dropout=dropout))
+        assert not trainer.policy.threads.draws
+        train(trainer)
+        ends.append(trainer.policy.trainable_state_dict())
+    assert any(not torch.equal(ends[0][name], tensor) for name, tensor in ends[1].items())
 
 
 def test_the_first_micro_batch_that_fails_is_the_one_that_is_reported(model_dir: Path) -> None:
