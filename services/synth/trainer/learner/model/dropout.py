@@ -1,4 +1,7 @@
-"""Dropout on a CPU whose numbers belong to a micro-batch, and not to the order in which threads draw them."""
+"""What a forward in training draws: nothing, or on a CPU numbers that belong to a micro-batch.
+
+Then they do not depend on the order in which threads draw them.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,9 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+
+#: Attributes with the width of a noise on the input of experts.
+_INPUT_NOISE = ("jitter_noise", "input_jitter_noise")
 
 _key: contextvars.ContextVar[tuple[int, ...]] = contextvars.ContextVar("key")
 
@@ -52,3 +58,30 @@ def use_keyed_dropout(model: Any) -> None:
     ]
     for number, (parent, name) in enumerate(parents):
         setattr(parent, name, KeyedDropout(getattr(parent, name).p, number))
+
+
+def disable_dropout(model: Any) -> None:
+    """Leave nothing random in a forward in training."""
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+        # Of those that call the function.
+        for name, value in vars(module).items():
+            if isinstance(value, float) and _is_rate(name):
+                vars(module)[name] = 0.0
+        if hasattr(module, "router_jitter_noise"):
+            # In training the router of phimoe draws the experts; this one never trains.
+            module.eval().train = lambda mode=True, module=module: module
+
+
+def draws_numbers(model: Any) -> bool:
+    """Return whether a forward in training draws random numbers."""
+    for module in model.modules():
+        rates = [value for name, value in vars(module).items() if _is_rate(name) and isinstance(value, float)]
+        if any(rates) or hasattr(module, "router_jitter_noise") or (isinstance(module, nn.Dropout) and module.p > 0):
+            return True
+    return False
+
+
+def _is_rate(name: str) -> bool:
+    return name.endswith(("dropout", "_pdrop")) or name in _INPUT_NOISE

@@ -30,7 +30,7 @@ from synth.trainer.learner.distributed.dtensor import distribute_like, gather_fu
 from synth.trainer.learner.distributed.process_group import SINGLE_PROCESS, ProcessGroup
 from synth.trainer.learner.model.activation_checkpointing import ops_saved_by_checkpointing
 from synth.trainer.learner.model.base_model import load_base_model
-from synth.trainer.learner.model.dropout import use_keyed_dropout
+from synth.trainer.learner.model.dropout import disable_dropout, draws_numbers, use_keyed_dropout
 from synth.trainer.learner.model.layout import Layout, choose_layout
 from synth.trainer.learner.model.logprobs import token_logprobs
 from synth.trainer.learner.model.lora import add_adapter, merge_adapter
@@ -48,9 +48,6 @@ if TYPE_CHECKING:
 
 _WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".index.json")
 _TOKENIZER_FILES = ("tokenizer", "special_tokens", "added_tokens", "vocab", "merges", "chat_template")
-
-#: Attributes with the width of a noise on the input of experts.
-_INPUT_NOISE = ("jitter_noise", "input_jitter_noise")
 
 
 @dataclass
@@ -126,7 +123,9 @@ class Policy:
         """The threads that compute the micro-batches: one on a GPU, and one of each rank."""
         one = self.machine.device == "cuda" or self.process_group.size > 1
         return MicroBatchThreads(
-            list(self.trainable_parameters().values()), 1 if one else self.machine.threads, draws=_draws(self.model)
+            list(self.trainable_parameters().values()),
+            1 if one else self.machine.threads,
+            draws=draws_numbers(self.model),
         )
 
     def gathered(self) -> Iterator[tuple[str, Tensor]]:
@@ -364,7 +363,7 @@ def load_policy(
         replace_with_nf4(model, model_dir)
     peft_model = add_adapter(model, job.lora, machine, adapter_dir, dropout=dropout) if job.lora is not None else None
     if not dropout:
-        _disable_dropout(model)
+        disable_dropout(model)
     policy = Policy(
         model=model,
         peft_model=peft_model,
@@ -389,33 +388,6 @@ def load_policy(
         # Otherwise the first block's input has no gradient, and with a frozen base nothing would be trained.
         model.enable_input_require_grads()
     return policy
-
-
-def _disable_dropout(model: Any) -> None:
-    """Leave nothing random in a forward in training."""
-    for module in model.modules():
-        if isinstance(module, nn.Dropout):
-            module.p = 0.0
-        # Of those that call the function.
-        for name, value in vars(module).items():
-            if isinstance(value, float) and _is_rate(name):
-                vars(module)[name] = 0.0
-        if hasattr(module, "router_jitter_noise"):
-            # In training the router of phimoe draws the experts; this one never trains.
-            module.eval().train = lambda mode=True, module=module: module
-
-
-def _draws(model: Any) -> bool:
-    """Return whether a forward in training draws random numbers."""
-    for module in model.modules():
-        rates = [value for name, value in vars(module).items() if _is_rate(name) and isinstance(value, float)]
-        if any(rates) or hasattr(module, "router_jitter_noise") or (isinstance(module, nn.Dropout) and module.p > 0):
-            return True
-    return False
-
-
-def _is_rate(name: str) -> bool:
-    return name.endswith(("dropout", "_pdrop")) or name in _INPUT_NOISE
 
 
 def _compute_dtype(machine: Machine) -> torch.dtype:
