@@ -85,7 +85,7 @@ async def test_a_bus_that_hangs_is_started_again(platform: Platform):
     healthy_s = await asyncio.to_thread(strike, platform.shell, "nats", signal.SIGSTOP)
     figures.info(f"healthy {healthy_s:.1f} s after it hung")
     assert "ended" in (platform.shell.folder / ".synth" / "logs" / "supervisor.log").read_text()
-    await asyncio.to_thread(platform.client.jobs)
+    await asyncio.to_thread(platform.client.jobs.list)
 
 
 async def test_steps_that_a_checkpoint_covers_are_announced_by_whoever_goes_on(

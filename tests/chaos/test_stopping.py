@@ -27,7 +27,7 @@ pytestmark = pytest.mark.timeout(1200)
 
 async def cancelled(platform: Platform, log: EventRecorder, job: str, *, fact: str) -> None:
     """Cancel a job; it must end with `fact`, soon, and say so to the user."""
-    await asyncio.to_thread(platform.client.cancel, job)
+    await asyncio.to_thread(platform.client.jobs.cancel, job)
     asked = datetime.now(UTC)
     ended = await log.until(fact, timeout=30)
     assert (ended.time - asked).total_seconds() < CANCEL_S

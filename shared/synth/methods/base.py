@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 import msgspec
 
@@ -166,6 +166,11 @@ class PlayedJob:
     rollout: RolloutSettings
     rewards: RewardSettings
     vision: VisionSettings | None
+
+    if TYPE_CHECKING:
+
+        @property
+        def graded_rows(self) -> GradedRows | None: ...
 
     @property
     def play(self) -> RolloutSettings:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
@@ -52,7 +53,9 @@ def _in_names_of(base: Path, weights: dict[str, Tensor], adapter: dict[str, Tens
     from transformers import AutoConfig, AutoModelForCausalLM
 
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(base, local_files_only=True))
+        model: Any = AutoModelForCausalLM.from_config(  # pyright: ignore[reportUnknownMemberType]
+            AutoConfig.from_pretrained(base, local_files_only=True)  # pyright: ignore[reportUnknownMemberType]
+        )
     parts = published_parts(model, {name: tensor.shape for name, tensor in model.state_dict().items()})
     names = {name: of_file[0][0].removesuffix(".weight") for name, of_file in parts.items() if of_file}
     return {

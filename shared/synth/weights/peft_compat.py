@@ -42,6 +42,8 @@ with _hidden("bitsandbytes"):
 
 # For many types with experts peft takes the `gate_proj`, `up_proj` and `down_proj` of dense layers and shared experts
 # for those of the experts, and trains these in their place. Our adapters have the layers that they name.
-transformers_weight_conversion._convert_peft_config_moe = lambda peft_config, model: None
+transformers_weight_conversion._convert_peft_config_moe = (  # pyright: ignore[reportPrivateUsage]
+    lambda peft_config, model: None
+)
 
 __all__ = ["LoraConfig", "PeftModel", "check_target_module_exists", "get_peft_model", "get_peft_model_state_dict"]

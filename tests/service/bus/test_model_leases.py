@@ -196,4 +196,4 @@ async def test_a_log_that_cannot_be_read_expires_nothing_and_ends_no_training(
     assert [await parent.has(step) for step in (1, 2, 3)] == [True, False, True]
     await append(f"model.leased.{parent.org}.{parent.job}", body, schema)
     await parent.save(trainer, 4)
-    assert [checkpoint.step for checkpoint in trainer._announced.checkpoints] == [1, 3, 4]
+    assert [checkpoint.step for checkpoint in trainer.announced.checkpoints] == [1, 3, 4]

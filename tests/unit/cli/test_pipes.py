@@ -9,7 +9,6 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -28,10 +27,10 @@ def run(script: str, cwd: Path, *, stdin: int = subprocess.DEVNULL, **env: str) 
     return subprocess.run(command, cwd=cwd, env=CLEAN | env, capture_output=True, timeout=60, check=False, stdin=stdin)
 
 
-def uploaded(script: str, cwd: Path, **options: Any) -> tuple[str, bytes]:
+def uploaded(script: str, cwd: Path, *, stdin: int = subprocess.DEVNULL) -> tuple[str, bytes]:
     """Run a command; return the name and the bytes of the file that it uploads."""
     with backend_that(lambda _: Answer(body=READY)) as (backend, _):
-        done = run(script, cwd, BACKEND_BASE_URL=backend.url, SYNTH_API_KEY="k", **options)
+        done = run(script, cwd, BACKEND_BASE_URL=backend.url, SYNTH_API_KEY="k", stdin=stdin)
     assert done.returncode == 0, done.stderr.decode()
     assert done.stdout == b"file_1\n"
     (request,) = [r for r in backend.requests if r.method == "POST"]
@@ -116,7 +115,9 @@ def test_what_is_no_dataset_is_named(folder: Path, path: str, problem: str):
 
 
 def test_a_pipe_without_a_row_is_empty(folder: Path):
-    done = run("synthctl files upload <(true)", folder, **NO_BACKEND)
+    done = run(
+        "synthctl files upload <(true)", folder, BACKEND_BASE_URL=NO_BACKEND["BACKEND_BASE_URL"], SYNTH_API_KEY="k"
+    )
     assert done.returncode == 2, done.stderr
     assert b"the file is empty" in done.stderr
 

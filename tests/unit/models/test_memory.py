@@ -38,7 +38,7 @@ def test_the_cache_holds_as_many_tokens_as_the_arithmetic_says() -> None:
     shape = known_shape("Qwen/Qwen3-4B")
     assert shape is not None
     cache = SequenceCache(
-        layers=dict.fromkeys(range(2), ((shape.kv_heads, shape.head_dim),) * 2),
+        layers=dict.fromkeys(range(2), ((shape.kv_heads, shape.head_dim), (shape.kv_heads, shape.head_dim))),
         dtype=torch.bfloat16,
         device=torch.device("cpu"),
         budget_bytes=64 << 20,

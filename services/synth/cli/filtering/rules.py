@@ -12,7 +12,7 @@ from synth.jobs.schema.filter import FilterOutputSection, FilterSection, FilterS
 from synth.traces.facts import EpisodeFacts, is_loop, longest_repeat
 
 
-class Rules(FilterSection):
+class Rules(FilterSection, frozen=True):
     """A resolved filter: the keys of `[filter]`, and the other tables. stats: `[output]`."""
 
     sft: FilterSftSection

@@ -20,7 +20,7 @@ from synth.fairness.queue import FairQueue
 from synth.images.qwen3_vl import ImagePatches
 from synth.inference.engines.attention import additive_mask
 from synth.inference.engines.image_prompts import ImageReader, row_positions
-from synth.inference.engines.kv_cache import SequenceCache
+from synth.inference.engines.kv_cache import LayerShapes, SequenceCache
 from synth.inference.engines.protocol import Delta, EngineCounters, EngineStats, FinishReason
 from synth.inference.engines.running_batch import RunningBatch, SequenceRequest
 from synth.inference.engines.sampling import sample_tokens
@@ -32,7 +32,7 @@ _PREFILL_TOKENS = 16384
 # Positions whose logits are in memory at once when a text is scored.
 _SCORE_TOKENS = 256
 
-Forward = Callable[[Tensor, Tensor, Tensor | None, SequenceCache | None, ImagePatches | None], Tensor]
+Forward = Callable[[Tensor, Tensor, Tensor | None, SequenceCache | LayerShapes | None, ImagePatches | None], Tensor]
 """(ids [B, Q], positions, mask [B, 1, 1, L] additive or None for causal, cache, images) -> hidden states [B, Q, E].
 
 positions: [B, Q], or with images among the tokens [3, B, Q]. images: of all rows, in the order of their tokens.

@@ -141,7 +141,11 @@ def float32_head(head: Any, rule: LogitRule = PLAIN) -> Callable[[Tensor], Tenso
 
 def _text_forward(decoder: Any) -> Forward:
     def forward(
-        ids_BQ: Tensor, positions_BQ: Tensor, mask: Tensor | None, kv: SequenceCache | None, _: ImagePatches | None
+        ids_BQ: Tensor,
+        positions_BQ: Tensor,
+        mask: Tensor | None,
+        kv: SequenceCache | LayerShapes | None,
+        _: ImagePatches | None,
     ) -> Tensor:
         return decoder(
             input_ids=ids_BQ,
@@ -159,7 +163,7 @@ def _vision_forward(model: Any) -> Forward:
         ids_BQ: Tensor,
         positions: Tensor,
         mask: Tensor | None,
-        kv: SequenceCache | None,
+        kv: SequenceCache | LayerShapes | None,
         patches: ImagePatches | None,
     ) -> Tensor:
         positions_3BQ = positions if positions.ndim == 3 else positions.expand(3, -1, -1)

@@ -20,7 +20,7 @@ _OVERLONG_PENALTY = 1.0
 
 def resolve_loss(config: RlConfig, context: ResolveContext) -> Loss:
     """Return `[training] loss`, else the loss of `[algorithm] variety`. A plugin has no variety."""
-    if config.training.loss is not None and is_plugin(config.training.loss):
+    if is_plugin(config.training.loss):
         return context.take("loss", config.training, "loss")
     loss = context.first("loss", [(config.training, "loss"), (config.algorithm, "variety")])
     # Another kind's variety is a problem already.

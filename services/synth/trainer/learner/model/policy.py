@@ -208,7 +208,7 @@ class Policy:
             banned=micro.banned,
         )
 
-    @functools.cached_property
+    @property
     def logit_rule(self) -> LogitRule:
         """What the model makes of the product of hidden states and head."""
         return LogitRule.of(self.model.config.get_text_config())
