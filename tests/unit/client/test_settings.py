@@ -61,7 +61,7 @@ def test_the_import_is_light(tmp_path: Path):
     code = """
 import sys
 from synth.client import AsyncClient, Client, ClientError
-heavy = {"nats", "faststream", "torch", "transformers", "numpy", "pydantic", "typer", "aiohttp", "starlette"}
+heavy = {"nats", "faststream", "torch", "transformers", "numpy", "typer", "aiohttp", "starlette"}
 services = ("gateway", "trainer", "inference", "files", "judge", "rollouts", "validator", "verifier", "cli", "local")
 heavy |= {f"synth.{name}" for name in services}
 sys.stdout.write(",".join(sorted(heavy & set(sys.modules))))
