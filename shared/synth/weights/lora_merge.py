@@ -50,12 +50,11 @@ def _in_names_of(base: Path, weights: dict[str, Tensor], adapter: dict[str, Tens
     if all(f"{stem}.weight" in weights for stem in stems.values()):
         return adapter
     import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
+    import transformers
 
+    auto: Any = transformers
     with torch.device("meta"):
-        model: Any = AutoModelForCausalLM.from_config(  # pyright: ignore[reportUnknownMemberType]
-            AutoConfig.from_pretrained(base, local_files_only=True)  # pyright: ignore[reportUnknownMemberType]
-        )
+        model = auto.AutoModelForCausalLM.from_config(auto.AutoConfig.from_pretrained(base, local_files_only=True))
     parts = published_parts(model, {name: tensor.shape for name, tensor in model.state_dict().items()})
     names = {name: of_file[0][0].removesuffix(".weight") for name, of_file in parts.items() if of_file}
     return {

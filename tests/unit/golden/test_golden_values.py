@@ -23,6 +23,7 @@ from tests.golden.log import FOLDER, Line, read_lines, recorded, versions
 #: By the release that did not have them yet: fields of `job.validated`, of its job by kind, of a checkpoint's recipe.
 ADDED_TO_EVENTS: dict[str, dict[str, Any]] = {"0.1.0": {"continues": None}}
 ADDED_TO_JOBS: dict[str, dict[str, dict[str, Any]]] = {}
+ADDED_TO_FINGERPRINTS: dict[str, dict[str, Any]] = {"0.1.0": {"forwards": 1}}
 ADDED_TO_RECIPES: dict[str, dict[str, dict[str, Any]]] = {}
 MANIFESTS = [path.relative_to(FOLDER).as_posix() for path in sorted(FOLDER.glob("*/checkpoint-*.json"))]
 
@@ -66,7 +67,8 @@ def test_an_unknown_and_a_missing_key_of_a_job_are_noticed():
 def test_checkpoint_manifests_are_read_by_value(name: str):
     release, stored = Path(name).parts[0], json.loads((FOLDER / name).read_text())
     manifest = msgspec.json.decode(json.dumps(stored), type=CheckpointManifest)
-    assert plain(manifest) == stored
+    fingerprint = stored["state"]["fingerprint"] | ADDED_TO_FINGERPRINTS.get(release, {})
+    assert plain(manifest) == stored | {"state": stored["state"] | {"fingerprint": fingerprint}}
     kind, saved = manifest.state.kind, manifest.state.config
     machine = Machine(**{field: saved[field] for field in Machine.__struct_fields__ if field in saved})
     jobs = [job_from_data(line.data["job"]) for line in validated(release)]

@@ -161,7 +161,7 @@ def test_the_tree_of_the_architecture_page_is_the_tree_of_the_code():
 
 def test_the_legend_of_shapes_has_every_suffix_of_the_code():
     legend = set(re.findall(r"^\| `([A-Z])` \|", (ROOT / "CONTRIBUTING.md").read_text(), re.MULTILINE))
-    folders = ("services/synth/trainer/learner", "services/synth/inference/engines")
+    folders = ("services/synth/trainer/learner", "services/synth/inference/engines", "shared/synth/images")
     used: set[str] = set()
     for file in python_files(*folders):
         # lora_A and lora_B are peft's names of two matrices.

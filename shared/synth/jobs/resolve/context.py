@@ -273,13 +273,13 @@ class ResolveContext:
         if without_dropout and dropout:
             self.warnings.append(f"{self.origins['lora.dropout']} = {dropout} becomes 0: {without_dropout}")
             dropout = self.record_change("lora.dropout", 0.0, f"{dropout} becomes 0: {without_dropout}")
-        targets: str | list[str] | None = setting("target_modules", None)
+        listed: Sequence[str] | None = setting("target_modules", None)
         origin = self.origins.pop("lora.target_modules")
-        if targets is None:
+        if listed is None:
             targets, origin = spec.lora_targets if spec else "all-linear", "registry"
-        elif targets == ["all-linear"]:
+        else:
             # peft accepts this word as a text; in a list it would search for a module of that name.
-            targets = "all-linear"
+            targets = "all-linear" if list(listed) == ["all-linear"] else list(listed)
         if spec is not None and spec.experts:
             self.warnings.append(
                 f"{origin} the adapter reaches the attention of {spec.id} and not its experts, whose weights are one "
