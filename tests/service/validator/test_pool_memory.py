@@ -25,7 +25,7 @@ async def test_a_job_that_cannot_fit_its_pool_is_rejected_with_what_would_make_i
         "validator",
         settings_of("validator"),
         tmp_path / "log",
-        SYNTH_TRAINER_MEMORY_BYTES=str(40 << 20),
+        SYNTH_TRAINER_MEMORY_BYTES=str(20 << 20),
         SYNTH_TRAINER_DEVICE="cpu",
         SYNTH_TRAINER_DTYPE="fp32",
     ):
@@ -34,7 +34,7 @@ async def test_a_job_that_cannot_fit_its_pool_is_rejected_with_what_would_make_i
         [problem] = refused.problems
         assert problem.where == "rl.toml:9 [model].base"
         assert "training 'tiny-sized' takes" in problem.what
-        assert problem.expected == "a job that takes at most 40.0 MiB"
+        assert problem.expected == "a job that takes at most 20.0 MiB"
         assert "micro_batch_tokens = " in problem.fix
         fewer = config.replace("batch_size = 2", "batch_size = 2\nmicro_batch_tokens = 1024")
         assert isinstance(await outcome(bus_as, fewer), JobValidated)
