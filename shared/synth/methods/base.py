@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import msgspec
 
@@ -167,18 +167,13 @@ class PlayedJob:
     rewards: RewardSettings
     vision: VisionSettings | None
 
-    if TYPE_CHECKING:
-
-        @property
-        def graded_rows(self) -> GradedRows | None: ...
-
     @property
     def play(self) -> RolloutSettings:
         return self.rollout
 
     @property
     def app(self) -> RolloutSettings | None:
-        return self.rollout if self.graded_rows is None else None
+        return self.rollout
 
     @property
     def judging(self) -> Judging | None:

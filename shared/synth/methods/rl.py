@@ -160,6 +160,11 @@ class RlJob(PlayedJob, RlKeys, TrainingJob, frozen=True, kw_only=True, tag="rl")
         return format_finetuned("rl", self.base_model, job_id, checkpoint=checkpoint)
 
     @property
+    def app(self) -> RolloutSettings | None:
+        """As `JobMethod`; None for a job of graded rows."""
+        return self.rollout if self.graded_rows is None else None
+
+    @property
     def graded_rows(self) -> GradedRows | None:
         return self.graded
 
