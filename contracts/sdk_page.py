@@ -28,8 +28,8 @@ _CLIENT_HEAD = """\
 `synth.client` is the Python client of a cluster: `Client`, and `AsyncClient` for asyncio. [python.md](python.md) shows
 how to use them. This page is generated from the code (`make contracts`).
 
-It shows the methods of `Client`. Those of `AsyncClient` have the same names and arguments: its calls are awaited, and
-its iterators are asynchronous. The types of results are those of the API, described in [openapi.json](openapi.json); a
+It shows the methods of `Client`. `AsyncClient` has the same names and arguments: its calls are awaited, and
+its iterators are asynchronous. Results have the types of the API, described in [openapi.json](openapi.json); a
 field of the answer is an attribute.
 """
 #: What the page of the SDK describes: a class with the members that its reader uses, or a function.
@@ -70,7 +70,7 @@ def client_page() -> str:
         members = tuple(member for member in vars(part) if member[0] != "_" and member != "completion")
         lines += _described(part, members, title=f"client.{name}" if name.islower() else name)
     text = "\n".join([*lines, "## Errors\n", f"{inspect.getdoc(errors)}\n"])
-    # The methods of the client are those of the asynchronous one, whose results they return.
+    # The client has the methods of the asynchronous one, and returns their results.
     return text.replace("AsyncGenerator[", "Iterator[").replace("List[", "list[")
 
 

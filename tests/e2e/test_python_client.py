@@ -23,7 +23,7 @@ PAGE = ROOT / "docs" / "python.md"
 
 @pytest.fixture
 def folder(platform: Platform, rows: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder with the key of the cluster and the rows; what it has is all that a client is told."""
+    """The folder with the key of the cluster and the rows; a client gets nothing else."""
     monkeypatch.chdir(platform.shell.folder)
     for name in SETTINGS:
         monkeypatch.delenv(name, raising=False)

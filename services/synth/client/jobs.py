@@ -1,4 +1,4 @@
-"""Jobs: submit, follow, wait, and read what they did."""
+"""Jobs: submit, follow, wait, and read their results."""
 
 from __future__ import annotations
 

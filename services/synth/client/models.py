@@ -16,7 +16,7 @@ from synth.console.errors import CliError
 
 
 class AsyncModels:
-    """The models that can be served or trained from: the cluster's bases, and those that jobs made."""
+    """The models that can be served or trained from: the cluster's bases, and the results of jobs."""
 
     def __init__(self, api: Api) -> None:
         self._api = api
@@ -64,7 +64,7 @@ class AsyncModels:
 
 
 class Models(Blocking):
-    """The models that can be served or trained from: the cluster's bases, and those that jobs made."""
+    """The models that can be served or trained from: the cluster's bases, and the results of jobs."""
 
     list = blocking(AsyncModels.list)
     get = blocking(AsyncModels.get)

@@ -140,7 +140,7 @@ class AsyncOperator:
             yield record
 
     async def dead_letters(self, *, limit: int | None = None, settled: bool = False) -> AsyncGenerator[DeadLetter]:
-        """Yield dead letters, oldest first. settled: include those that an operator has settled."""
+        """Yield dead letters, oldest first. settled: include settled ones."""
         async for letter in self._api.pages("/dead-letters", DeadLetter, limit=limit, params={"settled": settled}):
             yield letter
 

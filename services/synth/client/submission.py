@@ -55,7 +55,7 @@ class PreparedJob:
 
 
 def job_body(text: str, *, config_name: str, **values: Any) -> dict[str, Any]:
-    """Return the body of a submission. values: its other fields; None for those that the file decides.
+    """Return the body of a submission. values: its other fields; None if the file decides.
 
     Only fields with a value are sent: two submissions are the same if their bodies are.
     """

@@ -114,7 +114,7 @@ def run(step: Coroutine[Any, Any, T]) -> T:
 
 
 class Blocking:
-    """A part of the synchronous client. Its methods run those of the asynchronous part."""
+    """A part of the synchronous client. Its methods run the asynchronous part's."""
 
     def __init__(self, part: Any) -> None:
         self._part = part

@@ -35,7 +35,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True)
 class AnswerCache:
-    """The answers of judges, also those that were never delivered. keep_s: seconds for which they are kept."""
+    """The answers of judges, delivered or not. keep_s: seconds for which they are kept."""
 
     blobs: BlobStore
     keep_s: float

@@ -48,7 +48,10 @@ class Leases:
         finally:
             renewing.cancel()
             with suppress(NatsError, TimeoutError):
-                await bucket.delete(_lease(digest))
+                entry = await bucket.get(_lease(digest))
+                # After a long silence of this process the lease may be another replica's.
+                if entry.value == owner:
+                    await bucket.delete(_lease(digest), last=entry.revision)
 
     async def requested_at(self, digest: str) -> float:
         """Return when a question was last waited for at another replica, in Unix seconds; 0 for never."""

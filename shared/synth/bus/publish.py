@@ -163,7 +163,7 @@ class Publisher:
         return await self._send(*_message(event, org, key, id, expect), lost=lost)
 
     async def _send_waiting(self, fence: Fence) -> None:
-        """Append what waits. If it is cancelled, the owner's next publish sends what has no answer yet again."""
+        """Append the waiting events. If it is cancelled, the owner's next publish sends the unanswered ones again."""
         batch = _next_batch(fence.waiting)
         if len(batch) < _LEAST_BATCHED or not await self._send_batch(batch):
             for i, unsent in enumerate(batch):
@@ -269,7 +269,7 @@ def _message(event: Event, org: str, key: str, id: str, expect: dict[str, str]) 
 
 
 def _next_batch(waiting: Iterable[_Unsent]) -> list[_Unsent]:
-    """Return the first of those that wait, as many as one batch may have."""
+    """Return the first waiting events, as many as one batch may have."""
     batch, room = list[_Unsent](), _MOST_BATCHED_BYTES
     for each in itertools.islice(waiting, _MOST_BATCHED):
         room -= len(each.body)

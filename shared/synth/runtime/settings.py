@@ -130,7 +130,7 @@ class ServiceSettings(HttpSettings, WorkerSettings):
         if own and (given or earlier):
             raise UserError(
                 f"the cluster's secret is set beside the secrets of {service}",
-                expected="one of them: who has the cluster's secret has those of every service",
+                expected="one of them: the cluster's secret opens every service's",
                 fix=f"leave {CLUSTER_SECRET} and {CLUSTER_SECRET_EARLIER} out",
                 where=SERVICE_SECRETS,
             )

@@ -41,7 +41,7 @@ with _hidden("bitsandbytes"):
     is_bnb_4bit_available()
 
 # For many types with experts peft takes the `gate_proj`, `up_proj` and `down_proj` of dense layers and shared experts
-# for those of the experts, and trains these in their place. Our adapters have the layers that they name.
+# for the experts' weights, and trains these instead. Our adapters have the layers that they name.
 transformers_weight_conversion._convert_peft_config_moe = (  # pyright: ignore[reportPrivateUsage]
     lambda peft_config, model: None
 )

@@ -1,4 +1,4 @@
-"""The two clients, asked in one way: what is tested holds for both."""
+"""Both clients, called in one way, so that each test holds for both."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ _SHARED_TORCH = ("weights/", "images/", "windowed_attention.py", "runtime/forkin
 
 
 def services() -> Iterator[tuple[Role, set[str], set[str]]]:
-    """Yield each row of the table of services: its name, the events that it reads, and those that it appends."""
+    """Yield each row of the table of services: its name, and the events that it reads and appends."""
     for name, reads, _, appends in re.findall(r"^\| `(\w+)` \| (.*) \| (.*) \| (.*) \|$", ARCHITECTURE, re.MULTILINE):
         yield Role(name), set(_EVENT.findall(reads)), set(_EVENT.findall(appends))
 

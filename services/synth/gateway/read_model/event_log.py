@@ -220,7 +220,7 @@ async def holds_log_of(bus: Connection, model: ProjectedFile) -> bool:
 
 
 async def read_info(bus: Connection, stream: str = EVENTS) -> StreamInfo:
-    """Return what the server knows of a stream. Raises `Transient` if it does not answer."""
+    """Return the server's state of a stream. Raises `Transient` if it does not answer."""
     try:
         return await read_across_reconnects(bus, lambda: bus.js.stream_info(stream))
     except (TimeoutError, NatsError) as error:

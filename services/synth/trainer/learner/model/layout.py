@@ -58,7 +58,7 @@ _TOLERANCES = {torch.float32: 1e-3, torch.bfloat16: 5e-2}
 
 @torch.no_grad()
 def choose_layout(policy: ComparedModel) -> Layout:
-    """Return the layout of the job's forwards: the job's own, or "padded" if packing changes what is computed.
+    """Return the layout of the job's forwards: the job's own, or "padded" if packing changes the results.
 
     The model is on the CPU. Its first layers are compared, up to one of each kind. Raises `TrainingFailed` (bad_model)
     if padding changes it too, or if the logits are not what the model makes of its hidden states by itself.

@@ -1,4 +1,4 @@
-"""Types of models that compute something in a way of their own: what is trained is what the model computes."""
+"""Types of models that compute something in a way of their own. Training computes the same."""
 
 from __future__ import annotations
 
