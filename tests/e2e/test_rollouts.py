@@ -8,6 +8,7 @@ from typing import Any
 
 import httpx
 import pytest
+from rich.cells import cell_len
 
 from synth.console.errors import NotFound
 from synth.taskapp.sdk import Episode, TaskApp
@@ -123,7 +124,7 @@ def test_a_rollout_shows_what_the_tool_really_answered_and_why_nothing_was_learn
 def test_on_a_terminal_of_any_width_nothing_is_lost(platform: Platform, job: str, columns: int):
     asked = (("show", job, "t1_9"), ("ls", job))
     looked = [synthctl(columns, "rollouts", *words, cwd=platform.shell.folder) for words in asked]
-    assert [(found.code, max(map(len, found.lines)) <= columns) for found in looked] == [(0, True)] * 2
+    assert [(found.code, max(map(cell_len, found.lines)) <= columns) for found in looked] == [(0, True)] * 2
     shown, listed = (found.text for found in looked)
     assert '{"error":"KeyError:' in "".join(shown.split())
     assert all(f"t1_{index}" in listed for index in range(16))

@@ -6,8 +6,9 @@ from collections.abc import Iterable
 
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
+from rich.text import Text
 
-from synth.console.plain_text import printable
+from synth.console.plain_text import printable, visible_joiners
 
 
 class SafeConsole(Console):
@@ -17,8 +18,19 @@ class SafeConsole(Console):
     """
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
-        for segment in super().render(renderable, options):
+        shown = wrappable(renderable) if isinstance(renderable, Text) else renderable
+        for segment in super().render(shown, options):
             if segment.control or (safe := printable(segment.text)) == segment.text:
                 yield segment
             else:
                 yield Segment(safe, segment.style)
+
+
+def wrappable(text: Text) -> Text:
+    """Return the text with visible joiners, so that rich can wrap it."""
+    visible = visible_joiners(text.plain)
+    if visible == text.plain:
+        return text
+    changed = text.copy()
+    changed.plain = visible
+    return changed

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import io
+import random
 from typing import Any
 
 import pytest
+from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
 from synth.cli.tui.output import named_values, number
 from synth.cli.tui.tables.labelled import labelled
 from synth.cli.tui.tables.rows import Rows, flow
+from synth.cli.tui.tables.side_by_side import SideBySide
+from synth.console.safe import SafeConsole
 
 ID = "rl:tiny-qwen3:job_c603e2c28543c336"
 
@@ -99,3 +103,15 @@ def test_figures_are_short_for_people_and_whole_for_programs():
     assert values == "loss=1.235  memory=384M"
     assert getattr(values, "raw", "") == "loss=1.23456789 memory=383991808.0"
     assert [number(v) for v in (999_999.4, 1e6, 2.5e9, 1e12)] == ["999,999", "1M", "2.5G", "1e+12"]
+
+
+@pytest.mark.parametrize("alphabet", ["日本語 ab", "é̂̀ ab", "👩👨\u200d🏿🦱 ab", "❤\ufe0f\u200d\u200d ab"])
+def test_text_of_any_script_is_wrapped_by_the_columns_that_its_characters_take(alphabet: str):
+    random_ = random.Random(alphabet)
+    for _ in range(300):
+        text = "".join(random_.choices(alphabet, k=random_.randrange(1, 80)))
+        width = random_.choice([12, 30, 44])
+        rows = Rows(("id", "text"), [["1", text], ["2", "b"]], wrap="text")
+        console = SafeConsole(width=width, file=io.StringIO(), record=True)
+        console.print(rows, *labelled([(Text("reply"), Text(text))]), SideBySide(["A"], [("reply", [text])], [""]))
+        assert max(map(cell_len, console.export_text().splitlines())) <= width, repr(text)

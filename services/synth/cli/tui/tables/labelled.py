@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.padding import Padding
 from rich.table import Table
@@ -25,8 +26,8 @@ class Labelled:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         room = options.max_width - self.column
-        longest = max((len(word) for word in self.value.plain.split()), default=0)
-        fits = max(map(len, self.value.plain.split("\n"))) <= room
+        longest = max((cell_len(word) for word in self.value.plain.split()), default=0)
+        fits = max(map(cell_len, self.value.plain.split("\n"))) <= room
         if not fits and (room < _NARROWEST or room < longest <= options.max_width - _GAP):
             yield self.label
             yield Padding(self.value, (0, 0, 0, _GAP), expand=False)

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.padding import Padding
 from rich.text import Text
+
+from synth.console.safe import wrappable
 
 #: Columns between two cells.
 GAP = 2
@@ -31,12 +34,11 @@ class Rows:
         self, columns: Sequence[str], rows: Sequence[Sequence[Value]], *, wrap: str = "", style: Style = lambda text: ""
     ) -> None:
         self._columns = columns
-        self._rows = rows
+        self._rows = [[wrappable(v if isinstance(v, Text) else Text(v, style=style(v))) for v in row] for row in rows]
         self._wrap = columns.index(wrap) if wrap else None
-        self._style = style
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        widths = [max(map(len, cells)) for cells in zip(self._columns, *self._rows, strict=True)]
+        widths = [max(cell_len(str(cell)) for cell in cells) for cells in zip(self._columns, *self._rows, strict=True)]
         left = options.max_width - width_of(widths)
         at = self._wrap
         if left >= 0:
@@ -52,7 +54,7 @@ class Rows:
 
     def _wraps(self, column: int, width: int) -> bool:
         """Return whether a value of this column can be read in so little room."""
-        values = [str(row[column]) for row in self._rows]
+        values = [row[column].plain for row in self._rows]
         return width >= _NARROWEST and any(_longest_word(v) <= width for v in values if v not in _NOTHING)
 
     def _table(self, console: Console, widths: Sequence[int], *, left_out: int | None = None) -> RenderResult:
@@ -60,28 +62,25 @@ class Rows:
         shown = [i for i in range(len(widths)) if i != left_out]
         yield _line([Text(self._columns[i].upper(), style="bold dim") for i in shown], [widths[i] for i in shown])
         for row in self._rows:
-            below = [i for i, value in enumerate(row) if i == left_out or _longest_word(str(value)) > widths[i]]
-            cells = [(Text() if i in below else self._text(row[i])).wrap(console, widths[i]) for i in shown]
+            below = [i for i, value in enumerate(row) if i == left_out or _longest_word(value.plain) > widths[i]]
+            cells = [(Text() if i in below else row[i]).wrap(console, widths[i]) for i in shown]
             for n in range(max(map(len, cells))):
                 yield _line([cell[n] if n < len(cell) else Text() for cell in cells], [widths[i] for i in shown])
             for i in below:
-                if str(row[i]) not in _NOTHING:
+                if row[i].plain not in _NOTHING:
                     yield Padding(self._named(i, row[i]), (0, 0, 0, _INDENT), expand=False)
 
-    def _card(self, console: Console, row: Sequence[Value], width: int) -> Text:
+    def _card(self, console: Console, row: Sequence[Text], width: int) -> Text:
         """Return the first value and then the others with their names, those left out that there are not."""
-        first = Text(str(row[0]), style="bold")
+        first = Text(row[0].plain, style="bold")
         # A number alone does not show its meaning.
         if first.plain.isdigit():
             first = Text(f"{self._columns[0]} ", style="dim").append_text(first)
-        others = [self._named(i, value) for i, value in enumerate(row) if i and str(value) not in _NOTHING]
+        others = [self._named(i, value) for i, value in enumerate(row) if i and value.plain not in _NOTHING]
         return flow([first, *others], width, indent=_INDENT, console=console)
 
-    def _named(self, column: int, value: Value) -> Text:
-        return Text.assemble((f"{self._columns[column]} ", "dim"), self._text(value))
-
-    def _text(self, value: Value) -> Text:
-        return value if isinstance(value, Text) else Text(value, style=self._style(value))
+    def _named(self, column: int, value: Text) -> Text:
+        return Text.assemble((f"{self._columns[column]} ", "dim"), value)
 
 
 def width_of(widths: Sequence[int]) -> int:
@@ -123,4 +122,4 @@ def _line(cells: Sequence[Text], widths: Sequence[int]) -> Text:
 
 
 def _longest_word(text: str) -> int:
-    return max(map(len, text.split()), default=0)
+    return max(map(cell_len, text.split()), default=0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import groupby
 
+from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 from rich.text import Text
@@ -24,12 +25,12 @@ class SideBySide:
         self._styles = styles
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        label = max((len(name) for name, _ in self._rows), default=0)
+        label = max((cell_len(name) for name, _ in self._rows), default=0)
         room = max(0, options.max_width - label - _GAP * len(self._marks))
         share = room // len(self._marks)
         # A value that no column can hold stands below its label, and takes no room from the others.
         fitting = [row for row in self._rows if _fits(row[1], share)]
-        natural = [max(len(mark), *(len(v[i]) for _, v in fitting), 0) for i, mark in enumerate(self._marks)]
+        natural = [max(len(mark), *(cell_len(v[i]) for _, v in fitting), 0) for i, mark in enumerate(self._marks)]
         widths = natural if sum(natural) <= room else _shared(natural, room)
         if fitting:
             yield self._columns([("", self._marks)], widths, label, headed=True)
@@ -65,8 +66,8 @@ class SideBySide:
 
 def _fits(values: Sequence[str], width: int) -> bool:
     """Return whether each value fits into a column of this width, or is wrapped there between words alone."""
-    word = max((len(word) for value in values for word in value.split()), default=0)
-    return width >= max(map(len, values), default=0) or width >= max(_NARROWEST, word)
+    word = max((cell_len(word) for value in values for word in value.split()), default=0)
+    return width >= max(map(cell_len, values), default=0) or width >= max(_NARROWEST, word)
 
 
 def _shared(natural: Sequence[int], room: int) -> list[int]:
